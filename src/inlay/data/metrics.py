@@ -1,0 +1,319 @@
+"""Scores of predictions, and a report with confidence intervals.
+
+Each metric is one function over a sample summed up: counts per label for classify and multilabel, weighted rows for
+regress. The same function scores one sample and a thousand resamples, so an interval cannot drift from its metric.
+Degenerate samples (one class, constant predictions) score 0, never NaN.
+
+Shapes: leading axes `...` are resamples; the last axis of counts is the label, of weighted rows the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from inlay.errors import BadConfig, UnknownName
+
+CHUNK_CELLS = 2_000_000  # of the resampled weights held at a time
+
+
+class Counts(NamedTuple):
+    """A sample of classified rows: per label, rows both predicted and true, true rows and predicted rows."""
+
+    hits: np.ndarray  # [..., labels]
+    support: np.ndarray  # [..., labels]
+    predicted: np.ndarray  # [..., labels]
+    num_right: np.ndarray  # [...], rows right as a whole
+    num_rows: int
+
+
+class Weighted(NamedTuple):
+    """A sample of predicted numbers, each row counted as often as its weight says."""
+
+    predictions: np.ndarray  # [rows]
+    targets: np.ndarray  # [rows]
+    weights: np.ndarray  # [..., rows]
+
+
+def accuracy(sample: Counts) -> np.ndarray:
+    """Share of rows that are right; for multilabel rows, right in every label."""
+    return sample.num_right / max(sample.num_rows, 1)
+
+
+def f1(sample: Counts) -> np.ndarray:
+    """F1 of the second label, the positive one of a binary task (GLUE's `1`)."""
+    return _f1_by_label(sample)[..., 1]
+
+
+def macro_f1(sample: Counts) -> np.ndarray:
+    """Mean F1 over the labels that occur, as predicted or as true ones."""
+    occurs = (sample.support + sample.predicted) > 0
+    return _ratio((_f1_by_label(sample) * occurs).sum(axis=-1), occurs.sum(axis=-1))
+
+
+def micro_f1(sample: Counts) -> np.ndarray:
+    """F1 over all (row, label) decisions together."""
+    return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
+
+
+def matthews(sample: Counts) -> np.ndarray:
+    """Matthews' correlation of classes; for more than two, Gorodkin's R_K."""
+    total = float(sample.num_rows)
+    support, predicted = sample.support.astype(float), sample.predicted.astype(float)
+    covariance = sample.hits.sum(axis=-1) * total - (support * predicted).sum(axis=-1)
+    spread = (total**2 - (support**2).sum(axis=-1)) * (total**2 - (predicted**2).sum(axis=-1))
+    return _ratio(covariance, np.sqrt(spread))
+
+
+def pearson(sample: Weighted) -> np.ndarray:
+    """Correlation of predictions and targets."""
+    return _correlate(sample.predictions, sample.targets, sample.weights)
+
+
+def spearman(sample: Weighted) -> np.ndarray:
+    """Correlation of ranks; ties share their mean rank."""
+    predicted, true = (_rank(values, sample.weights) for values in (sample.predictions, sample.targets))
+    return _correlate(predicted, true, sample.weights)
+
+
+def rmse(sample: Weighted) -> np.ndarray:
+    """Root of the mean squared error."""
+    error = (sample.predictions - sample.targets) ** 2
+    return np.sqrt(_ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1)))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """An entry of the metric table."""
+
+    function: Callable[[Any], np.ndarray]
+    kinds: tuple[str, ...]
+    higher_is_better: bool = True
+    is_binary: bool = False  # only for tasks of two labels
+
+
+METRICS = {
+    "accuracy": Metric(accuracy, ("classify", "multilabel")),
+    "f1": Metric(f1, ("classify",), is_binary=True),
+    "macro_f1": Metric(macro_f1, ("classify", "multilabel")),
+    "micro_f1": Metric(micro_f1, ("multilabel",)),
+    "matthews": Metric(matthews, ("classify",)),
+    "pearson": Metric(pearson, ("regress",)),
+    "spearman": Metric(spearman, ("regress",)),
+    "rmse": Metric(rmse, ("regress",), higher_is_better=False),
+}
+DEFAULT_METRIC = {"classify": "accuracy", "multilabel": "micro_f1", "regress": "spearman"}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A score with its 95% confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LabelScore:
+    """How one label fares."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `evaluate` says about predictions."""
+
+    kind: str
+    num_rows: int
+    metrics: dict[str, Interval]
+    labels: tuple[LabelScore, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] | None = None  # [true][predicted], for classify
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+
+def resolve_metric(name: str, kind: str, num_labels: int) -> str:
+    """The metric of a task, `auto` being the default of its kind; one that does not suit it is refused."""
+    if name == "auto":
+        return DEFAULT_METRIC[kind]
+    if name not in METRICS:
+        raise UnknownName("metric", name, METRICS)
+    suitable = list_metrics(kind, num_labels)
+    if name not in suitable:
+        what = f"a {kind} task" + (f" with {num_labels} labels" if kind == "classify" else "")
+        raise BadConfig(f"metric `{name}` does not suit {what}", f"use one of: {', '.join(suitable)}")
+    return name
+
+
+def list_metrics(kind: str, num_labels: int) -> list[str]:
+    """The metrics that suit a task."""
+    return [
+        name for name, metric in METRICS.items() if kind in metric.kinds and (num_labels == 2 or not metric.is_binary)
+    ]
+
+
+def decide(kind: str, outputs: np.ndarray) -> np.ndarray:
+    """What a head's outputs predict: the likeliest class, the labels above one half, or the number itself."""
+    outputs = np.asarray(outputs)
+    if kind == "classify":
+        return outputs.argmax(axis=-1) if outputs.ndim == 2 else outputs.astype(np.int64)
+    return (outputs > 0).astype(np.int64) if kind == "multilabel" else outputs.reshape(len(outputs)).astype(np.float64)
+
+
+def score(metric: str, outputs: np.ndarray, targets: np.ndarray) -> float:
+    """The score of logits, or of predictions already decided, against targets."""
+    if metric not in METRICS:
+        raise UnknownName("metric", metric, METRICS)
+    entry, targets = METRICS[metric], np.asarray(targets)
+    kind = "multilabel" if targets.ndim == 2 and "multilabel" in entry.kinds else entry.kinds[0]
+    predictions = decide(kind, outputs)
+    num_labels = np.shape(outputs)[-1] if np.ndim(outputs) == 2 else 0
+    return float(entry.function(_sum_up(kind, predictions, targets, num_labels)))
+
+
+def is_better(metric: str, value: float, best: float | None) -> bool:
+    """Whether a score beats the best so far; NaN beats nothing."""
+    if best is None or best != best:
+        return value == value
+    return value > best if METRICS[metric].higher_is_better else value < best
+
+
+def evaluate_report(
+    kind: str, labels: tuple[str, ...], targets: np.ndarray, outputs: np.ndarray, *, num_resamples: int = 1000
+) -> Report:
+    """All metrics of a kind with 95% intervals (percentile bootstrap over rows, seeded), labels and confusion."""
+    targets = np.asarray(targets)
+    predictions = decide(kind, outputs)
+    sample = _sum_up(kind, predictions, targets, len(labels))
+    names = list_metrics(kind, len(labels))
+    resampled: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for resample in _resample(kind, predictions, targets, len(labels), num_resamples):
+        for name in names:
+            resampled[name].append(METRICS[name].function(resample))
+    intervals = {}
+    for name in names:
+        low, high = np.quantile(np.concatenate(resampled[name]), [0.025, 0.975])
+        intervals[name] = Interval(float(METRICS[name].function(sample)), float(low), float(high))
+    if isinstance(sample, Weighted):
+        return Report(kind, len(targets), intervals)
+    confusion = None
+    if kind == "classify":
+        confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
+    return Report(kind, len(targets), intervals, _score_labels(labels, sample), confusion)
+
+
+def _score_labels(labels: tuple[str, ...], sample: Counts) -> tuple[LabelScore, ...]:
+    precision, recall = _ratio(sample.hits, sample.predicted), _ratio(sample.hits, sample.support)
+    columns = zip(labels, precision, recall, _f1_by_label(sample), sample.support, strict=True)
+    return tuple(LabelScore(name, float(p), float(r), float(f), int(n)) for name, p, r, f, n in columns)
+
+
+def _confuse(predictions: np.ndarray, targets: np.ndarray, num_labels: int) -> np.ndarray:
+    cells = np.bincount(targets * num_labels + predictions, minlength=num_labels**2)
+    return cells.reshape(num_labels, num_labels)
+
+
+def _sum_up(kind: str, predictions: np.ndarray, targets: np.ndarray, num_labels: int) -> Counts | Weighted:
+    if kind == "regress":
+        return Weighted(predictions, targets.reshape(len(targets)).astype(np.float64), np.ones(len(targets)))
+    if kind == "multilabel":
+        return _count_sets(predictions, targets, np.ones(len(targets)))
+    num_labels = max(num_labels, 2, int(max(predictions.max(initial=0), targets.max(initial=0))) + 1)
+    confusion = _confuse(predictions, targets, num_labels)
+    hits = confusion.diagonal()
+    return Counts(hits, confusion.sum(axis=1), confusion.sum(axis=0), hits.sum(), len(targets))
+
+
+def _count_sets(predictions: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Counts:
+    true = targets > 0
+    predicted = predictions > 0
+    right = (true == predicted).all(axis=1).astype(np.float64)
+    hits, support, proposed = (weights @ part.astype(np.float64) for part in (true & predicted, true, predicted))
+    return Counts(hits, support, proposed, weights @ right, len(targets))
+
+
+def _resample(
+    kind: str, predictions: np.ndarray, targets: np.ndarray, num_labels: int, num_resamples: int
+) -> Iterator[Counts | Weighted]:
+    """Bootstrap samples in chunks. Rows of one confusion cell are alike, so drawing rows is drawing cells."""
+    generator = np.random.default_rng(0)
+    if kind != "classify":
+        for weights in _draw_weights(generator, len(targets), num_resamples):
+            if kind == "multilabel":
+                yield _count_sets(predictions, targets, weights)
+            else:
+                yield Weighted(predictions, targets.reshape(len(targets)).astype(np.float64), weights)
+        return
+    confusion = _confuse(predictions, targets, num_labels)
+    true, predicted = np.nonzero(confusion)
+    shares = confusion[true, predicted] / max(len(targets), 1)
+    labels = np.arange(num_labels)
+    is_true, is_predicted = (
+        (true[:, None] == labels).astype(np.float64),
+        (predicted[:, None] == labels).astype(np.float64),
+    )
+    draws = generator.multinomial(len(targets), shares, size=num_resamples).astype(np.float64)
+    hits = draws @ (is_true * is_predicted)
+    yield Counts(hits, draws @ is_true, draws @ is_predicted, hits.sum(axis=-1), len(targets))
+
+
+def _draw_weights(generator: np.random.Generator, num_rows: int, num_resamples: int) -> Iterator[np.ndarray]:
+    """How often each row is drawn, [resamples, rows], a chunk of resamples at a time."""
+    chunk_size = max(1, CHUNK_CELLS // max(num_rows, 1))
+    for start in range(0, num_resamples, chunk_size):
+        size = min(chunk_size, num_resamples - start)
+        drawn = generator.integers(num_rows, size=(size, num_rows)) + np.arange(size)[:, None] * num_rows
+        yield np.bincount(drawn.ravel(), minlength=size * num_rows).reshape(size, num_rows).astype(np.float64)
+
+
+def _f1_by_label(sample: Counts) -> np.ndarray:
+    return _ratio(2 * sample.hits, sample.support + sample.predicted)
+
+
+def _rank(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The mean rank of each row among the rows drawn, [..., rows]."""
+    order = np.argsort(values, kind="stable")
+    is_new = np.concatenate([[True], values[order][1:] != values[order][:-1]])
+    starts = np.flatnonzero(is_new)
+    counts = np.add.reduceat(weights[..., order], starts, axis=-1)
+    ranks = np.cumsum(counts, axis=-1) - counts / 2 + 0.5
+    group = np.empty(len(values), dtype=np.int64)
+    group[order] = np.cumsum(is_new) - 1
+    return np.where(np.isnan(values), np.nan, ranks[..., group])
+
+
+def _correlate(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weighted correlation over the last axis, in two passes: a one-pass variance loses its digits to cancellation."""
+    with np.errstate(invalid="ignore", over="ignore"):  # a diverged run may predict infinities; it scores 0
+        (first, first_spread), (second, second_spread) = (_centre(side, weights) for side in (first, second))
+        covariance = (weights * first * second).sum(axis=-1)
+        correlation = _ratio(covariance, np.sqrt(first_spread * second_spread))
+    return np.clip(np.nan_to_num(correlation), -1.0, 1.0)
+
+
+def _centre(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values less their weighted mean, and the sum of their squares."""
+    total = weights.sum(axis=-1, keepdims=True)
+    mean = _ratio((weights * values).sum(axis=-1, keepdims=True), total)
+    centred = values - mean
+    spread = (weights * centred**2).sum(axis=-1)
+    # A constant leaves rounding dust after its mean is taken away, and dust correlates with anything.
+    is_dust = spread <= (total * (1e-12 * mean) ** 2)[..., 0]
+    return centred, np.where(is_dust, 0.0, spread)
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    """top / bottom, and 0 where that says nothing."""
+    top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    return np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom != 0)

@@ -1,0 +1,102 @@
+"""Which rows train, which rows judge: a seeded stratified split, and what repeats across it.
+
+Texts that are the same but for case and blanks form a group, and a group is never torn: a dev row whose twin was
+trained on measures memory. The order in which groups are drawn comes from a hash of seed and text, not from a
+generator, so a split depends on no library version and not on the order of the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+TRAIN, DEV, TEST = 0, 1, 2
+NUM_BINS = 10  # of a regression target, so that both sides cover its range
+
+
+def group_keys(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
+    """What makes two rows the same text: letters apart from case, and blanks apart from their number."""
+    if pairs is None:
+        return [_normalise(text) for text in texts]
+    return [f"{_normalise(text)}\0{_normalise(pair)}" for text, pair in zip(texts, pairs, strict=True)]
+
+
+def _normalise(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def find_strata(kind: str, targets: np.ndarray) -> np.ndarray:
+    """The stratum of each row: its class, the rarest of its labels, or the bin of its target."""
+    if kind == "classify":
+        return targets
+    if kind == "multilabel":
+        rarity = np.where(targets > 0, targets.sum(axis=0), np.inf)
+        return np.where(targets.any(axis=1), rarity.argmin(axis=1), -1) if targets.shape[1] else np.zeros(len(targets))
+    edges = np.quantile(targets, np.linspace(0, 1, NUM_BINS + 1)[1:-1])
+    return np.searchsorted(edges, targets, side="right")
+
+
+def assign_sides(keys: Sequence[str], strata: np.ndarray, shares: tuple[float, float], seed: int) -> np.ndarray:
+    """TRAIN, DEV or TEST for each row, so that dev and test hold their `shares` of the rows and of each stratum.
+
+    Every stratum keeps a group for training. A side whose share is above 0 gets at least one group if there are enough
+    different texts; it is for the caller to see whether it did.
+    """
+    groups: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    by_stratum: dict[int, list[list[int]]] = {}
+    for key in sorted(groups, key=lambda key: _rank(seed, key)):
+        rows = groups[key]
+        by_stratum.setdefault(int(strata[rows[0]]), []).append(rows)
+    wanted = {
+        side: max(1, _round(share * len(keys))) if share else 0 for side, share in zip((DEV, TEST), shares, strict=True)
+    }
+    sides = np.full(len(keys), TRAIN, dtype=np.int8)
+    num_seen, num_taken = 0, {DEV: 0, TEST: 0}
+    for stratum in sorted(by_stratum):
+        num_seen += sum(len(rows) for rows in by_stratum[stratum])
+        # The running total is rounded, not each stratum: many small classes would all round to nothing.
+        open_places = {side: _round(wanted[side] * num_seen / len(keys)) - num_taken[side] for side in wanted}
+        for rows in by_stratum[stratum][1:]:
+            side = next((side for side in wanted if len(rows) <= open_places[side]), None)
+            if side is not None:
+                sides[rows] = side
+                open_places[side] -= len(rows)
+                num_taken[side] += len(rows)
+    for side in wanted:
+        if wanted[side] and not num_taken[side]:
+            _fill(side, sides, by_stratum)
+    return sides
+
+
+def _fill(side: int, sides: np.ndarray, by_stratum: dict[int, list[list[int]]]) -> None:
+    """Give an empty side the smallest group that training can spare."""
+    spare = [rows for groups in by_stratum.values() for rows in groups[1:] if sides[rows[0]] == TRAIN]
+    if spare:
+        sides[min(spare, key=len)] = side
+
+
+def _rank(seed: int, key: str) -> bytes:
+    return hashlib.blake2b(f"{seed}\0{key}".encode(), digest_size=16).digest()
+
+
+def _round(value: float) -> int:
+    return int(value + 0.5)
+
+
+def find_repeats(keys: Sequence[str], targets: np.ndarray) -> tuple[int, list[tuple[int, int]]]:
+    """How many rows repeat an earlier text; and for each text whose targets differ, two rows that show it."""
+    first: dict[str, int] = {}
+    conflicts: dict[str, tuple[int, int]] = {}
+    num_repeats = 0
+    for row, key in enumerate(keys):
+        earlier = first.setdefault(key, row)
+        if earlier == row:
+            continue
+        num_repeats += 1
+        if key not in conflicts and not np.array_equal(targets[earlier], targets[row]):
+            conflicts[key] = (earlier, row)
+    return num_repeats, list(conflicts.values())

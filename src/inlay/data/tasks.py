@@ -1,0 +1,294 @@
+"""A task: its kind, labels and metric, and the rows that train, judge and test it.
+
+Every way in (a file, a folder, GLUE, a hub, a DataFrame) goes through the same checks. What was found or decided on the
+way is in the task's notes, so that nothing is silently assumed; the digests cover what was read, never where it lay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inlay.config import DataConfig
+from inlay.data.columns import Columns, Header, Scheme, find_columns, find_scheme, find_separator
+from inlay.data.glue import open_glue
+from inlay.data.metrics import resolve_metric
+from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
+from inlay.data.sources import Source, Table, open_folder, open_hub, read_table
+from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_repeats, find_strata, group_keys
+from inlay.errors import BadConfig, BadData, Missing
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Rows of one side, by column."""
+
+    texts: list[str]
+    pairs: list[str] | None  # None: single texts
+    targets: np.ndarray | None  # int64 [n], float32 [n, labels] of 0 and 1, or float64 [n]; None: unlabelled
+    lines: list[int]  # the line (or row) in `path`, counted from 1
+    path: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> Split:
+        """The rows at these positions, in this order."""
+        return replace(
+            self,
+            texts=[self.texts[row] for row in rows],
+            pairs=None if self.pairs is None else [self.pairs[row] for row in rows],
+            targets=None if self.targets is None else self.targets[np.asarray(rows, dtype=np.int64)],
+            lines=[self.lines[row] for row in rows],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a run learns. `metric` picks the best epoch on `dev`; `dev_digest` says which versions may be compared."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]  # () for regress
+    metric: str
+    train: Split
+    dev: Split
+    test: Split | None
+    notes: tuple[str, ...]
+    digest: str
+    dev_digest: str
+
+
+def load_task(config: DataConfig, name: str) -> Task:
+    """The task of `config.source`: a file, a folder with train.* (dev.*, test.*), `glue/NAME` or `hub:NAME`."""
+    return _build_task(open_source(config), name)
+
+
+def make_task(frame: pandas.DataFrame, name: str, config: DataConfig = DataConfig()) -> Task:
+    """The task of a DataFrame, with the same checks; a message's line is the row, counted from 1."""
+    if len(frame) == 0:
+        raise BadData("the frame has no rows", "give a frame with rows", path="dataframe")
+    columns = []
+    for index in range(frame.shape[1]):
+        cells = frame.iloc[:, index]
+        columns.append([None if gone else cell for cell, gone in zip(cells.tolist(), cells.isna(), strict=True)])
+    rows = [list(cells) for cells in zip(*columns, strict=True)]
+    header = Header("dataframe", tuple(str(column) for column in frame.columns), None)
+    table = Table(header, rows, list(range(1, len(rows) + 1)))
+    return _build_task(Source("dataframe", {"train": lambda: table}, config), name)
+
+
+def read_split(source: str | Path, labels: Sequence[str], kind: str, config: DataConfig = DataConfig()) -> Split:
+    """Labelled rows to evaluate a trained task on. A label not in `labels` is a `BadData` that names its line.
+
+    Of a folder, of GLUE or the hub these are the test rows if they have labels, otherwise dev; of a file with a split
+    column likewise; of any other file all rows.
+    """
+    opened = open_source(replace(config, source=str(source)))
+    bad = BadRows(config.on_bad_row)
+    order = ("train",) if set(opened.sides) == {"train"} and not opened.place else ("test", "dev")
+    for side in order:
+        if side not in opened.sides:
+            continue
+        table = opened.read(side)
+        rows = read_rows(table, _find_own_columns(table, opened.config, labelled=side != "test"), bad)
+        parts = rows.by_side()
+        rows = next((parts[part] for part in ("test", "dev", "train") if part in parts), rows)
+        if side == "test" and not rows.is_labelled:
+            continue
+        scheme = Scheme(kind, tuple(labels), find_separator(rows.labels or []))
+        split = _make_split(rows, scheme, bad)
+        note = f"evaluated on {len(split)} of {len(table.rows)} rows of {table.header.path}"
+        return replace(split, notes=(*table.notes, note, *bad.notes()))
+    raise Missing(f"{opened.name}: no labelled dev or test rows", "give a file with labels")
+
+
+def open_source(config: DataConfig) -> Source:
+    """The source named in `config`, not read yet."""
+    name = config.source
+    if not name:
+        raise BadConfig("`data.source` is empty", "give a file, a folder, glue/NAME or hub:NAME")
+    if name.startswith("glue/"):
+        return open_glue(name.removeprefix("glue/"), config)
+    if name.startswith("hub:"):
+        return open_hub(name.removeprefix("hub:"), config)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return open_folder(path, config)
+    return Source(name, {"train": lambda: read_table(path, config)}, config)
+
+
+def _build_task(source: Source, name: str) -> Task:
+    config, bad = source.config, BadRows(source.config.on_bad_row)
+    notes: list[str] = []
+    parts = _read_parts(source, bad, notes)
+    shares = (0.0 if "dev" in parts else config.dev_share, 0.0 if "test" in parts else config.test_share)
+    if "dev" not in parts and not config.dev_share:
+        raise BadConfig("no dev rows", "give a file with `--dev`, or set `data.dev_share` above 0")
+    scheme = find_scheme(parts["train"].labels or [], config)
+    if scheme.kind == "classify" and any(shares):
+        parts["train"] = drop_single_rows(parts["train"], bad)
+        scheme = find_scheme(parts["train"].labels or [], config)
+    splits = {side: _make_split(rows, scheme, bad) for side, rows in parts.items()}
+    notes.append(_describe_kind(scheme, splits["train"], is_inferred=config.kind == "auto"))
+    _check_labels(scheme, splits["train"])
+    notes += _describe_repeats(splits)
+    if any(shares):
+        splits = _cut_sides(splits, scheme.kind, shares, config)
+        notes.append(_describe_split(splits, shares, config))
+    train, dev, test = splits["train"], splits["dev"], splits.get("test")
+    if config.limit is not None and config.limit < len(train):
+        notes.append(f"training on {config.limit} of {len(train)} rows (limit, seed {config.split_seed})")
+        order = np.random.default_rng(config.split_seed % 2**63).permutation(len(train))
+        train = train.take(np.sort(order[: config.limit]))
+    metric = resolve_metric(config.metric, scheme.kind, len(scheme.labels))
+    head = [scheme.kind, *scheme.labels, metric]
+    digest = _digest_rows(head, {"train": train, "dev": dev} | ({"test": test} if test else {}))
+    dev_digest = _digest_rows(head, {"dev": dev})
+    notes += bad.notes()
+    return Task(name, scheme.kind, scheme.labels, metric, train, dev, test, tuple(notes), digest, dev_digest)
+
+
+def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> dict[str, Rows]:
+    """The rows of every side that is given; an unlabelled test side is left out with a note."""
+    config = source.config
+    table = source.read("train")
+    columns = _find_own_columns(table, config)
+    notes += [*table.notes, columns.describe()]
+    parts = read_rows(table, columns, bad).by_side()
+    if "train" not in parts:
+        raise BadData("no usable training rows", "see that the file has rows with texts", path=table.header.path)
+    for side in ("dev", "test"):
+        given = config.dev if side == "dev" else config.test
+        if given is None and side not in source.sides and side not in source.required:
+            continue
+        if side in parts:
+            raise BadConfig(f"{side} rows are given both by column `{columns.split}` and by a file", "give one of them")
+        table = source.read(side) if given is None else read_table(given, config)
+        notes += table.notes
+        parts[side] = read_rows(table, _match_columns(table.header, columns, config, side), bad)
+    if "test" in parts and not parts["test"].is_labelled:
+        notes.append(f"test rows of {parts.pop('test').path} have no labels: left out")
+    return parts
+
+
+def _find_own_columns(table: Table, config: DataConfig, *, labelled: bool = True) -> Columns:
+    """The columns of a table; one called `split` counts only if it was named or holds nothing but words for sides."""
+    if not labelled and config.label is not None and config.label not in table.header.names:
+        config = replace(config, label=None)
+    columns = find_columns(table.header, config, labelled=labelled)
+    if config.split is None and columns.split is not None and not all(map(is_side, table.column(columns.split))):
+        return replace(columns, split=None)
+    return columns
+
+
+def _match_columns(header: Header, columns: Columns, config: DataConfig, side: str) -> Columns:
+    """The columns of a dev or test file: those of the training file, or else recognised; only test may lack labels."""
+    label = columns.label if columns.label in header.names else None
+    has_texts = columns.text in header.names and (columns.pair is None or columns.pair in header.names)
+    if has_texts and (label is not None or side == "test"):
+        return replace(columns, label=label, split=None)
+    config = replace(config, split=None, label=None if side == "test" and label is None else config.label)
+    found = replace(find_columns(header, config, labelled=side == "dev" or label is not None), split=None)
+    if (found.pair is None) != (columns.pair is None):
+        wanted = "single texts" if columns.pair is None else "pairs"
+        hint = f"columns there are: {', '.join(header.names)}"
+        raise BadData(f"no {wanted}, unlike the training rows", hint, path=header.path, line=header.line)
+    return found
+
+
+def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
+    path = rows.path
+    rows, targets = read_targets(rows, scheme, bad)
+    if not len(rows):
+        raise BadData("no usable rows", "see what is wrong with them by `--on-bad-row refuse`", path=path)
+    return Split(rows.texts, rows.pairs, targets, rows.lines, path)
+
+
+def _check_labels(scheme: Scheme, train: Split) -> None:
+    if scheme.kind != "regress" and not scheme.labels:
+        raise BadData("no row has a label", "name the label column with `--label`", path=train.path)
+    if scheme.kind == "classify" and len(scheme.labels) == 1:
+        hint = "a classifier needs two labels; name another column with `--label`"
+        raise BadData(f"every row has the label `{scheme.labels[0]}`", hint, path=train.path)
+
+
+def _cut_sides(
+    splits: dict[str, Split], kind: str, shares: tuple[float, float], config: DataConfig
+) -> dict[str, Split]:
+    """The splits with dev, test or both cut from the training rows."""
+    train = splits["train"]
+    assert train.targets is not None
+    keys = group_keys(train.texts, train.pairs)
+    sides = assign_sides(keys, find_strata(kind, train.targets), shares, config.split_seed)
+    cut = {"train": train.take(np.flatnonzero(sides == TRAIN))}
+    for name, side, share in zip(("dev", "test"), (DEV, TEST), shares, strict=True):
+        if share and not (sides == side).any():
+            hint = f"add rows, or give {name} rows in a file with `--{name}`"
+            raise BadData(f"too few different texts to split off {name} rows", hint, path=train.path)
+        if share:
+            cut[name] = train.take(np.flatnonzero(sides == side))
+    return splits | cut
+
+
+def _describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
+    kind = f"kind: {scheme.kind}{' (inferred)' if is_inferred else ''}"
+    assert train.targets is not None
+    if scheme.kind == "regress":
+        return f"{kind}, targets from {train.targets.min():g} to {train.targets.max():g}"
+    if scheme.kind == "classify":
+        counts = np.bincount(train.targets, minlength=len(scheme.labels))
+    else:
+        counts = train.targets.sum(axis=0).astype(int)
+    shown = [f"{label} ({count})" for label, count in zip(scheme.labels, counts, strict=True)]
+    more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
+    separator = f", separated by `{scheme.separator}`" if scheme.separator else ""
+    return f"{kind}, {len(shown)} labels{separator}: {', '.join(shown[:20])}{more}"
+
+
+def _describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:
+    made = " and ".join(side for side, share in zip(("dev", "test"), shares, strict=True) if share)
+    sizes = ", ".join(f"{len(splits[side])} {side}" for side in ("train", "dev", "test") if side in splits)
+    return f"split: {sizes} rows; {made} made with seed {config.split_seed}, stratified, same texts on one side"
+
+
+def _describe_repeats(splits: dict[str, Split]) -> list[str]:
+    """Notes on repeated texts, on texts whose labels conflict, and on given dev or test texts that are trained on."""
+    notes, train = [], splits["train"]
+    assert train.targets is not None
+    keys = group_keys(train.texts, train.pairs)
+    num_repeats, conflicts = find_repeats(keys, train.targets)
+    if num_repeats:
+        notes.append(f"{num_repeats} rows repeat the text of an earlier row")
+    if conflicts:
+        shown = ", ".join(f"{train.lines[first]} and {train.lines[second]}" for first, second in conflicts[:3])
+        notes.append(f"{len(conflicts)} texts have conflicting labels, such as in lines {shown}")
+    trained = set(keys)
+    for side in ("dev", "test"):
+        if side in splits:
+            num_shared = sum(key in trained for key in group_keys(splits[side].texts, splits[side].pairs))
+            if num_shared:
+                notes.append(f"{num_shared} of {len(splits[side])} {side} texts are also in the training rows")
+    return notes
+
+
+def _digest_rows(head: Iterable[str], splits: dict[str, Split]) -> str:
+    """sha256 over kind, labels, metric and rows, each framed by JSON so that no two tasks can spell the same bytes."""
+    state = hashlib.sha256(json.dumps(list(head)).encode())
+    for side, split in splits.items():
+        state.update(json.dumps([side, len(split), split.pairs is not None]).encode())
+        assert split.targets is not None
+        pairs = split.pairs if split.pairs is not None else [""] * len(split)
+        for text, pair, target in zip(split.texts, pairs, split.targets.tolist(), strict=True):
+            state.update(json.dumps([text, pair, target]).encode())
+    return state.hexdigest()

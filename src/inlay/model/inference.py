@@ -1,0 +1,93 @@
+"""The one inference forward, used by evaluation and serving alike, and the canonical path that probes are proved on."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inlay.model.backbone import Backbone, load_backbone
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.route import Row, collate
+
+TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
+"""Tokens of one forward pass, padding included: enough to fill the device, small enough to stay in its caches."""
+
+
+def infer(bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | None = None) -> list[Tensor]:
+    """The logits of every row, float32 on the CPU, in order. `on_batch` hears how many rows were just answered."""
+    backbone = bank.backbone
+    answers: list[Tensor | None] = [None] * len(rows)
+    for indices in batches_by_length([len(row.ids) for row in rows], TOKEN_BUDGET[backbone.device.type]):
+        batch = collate([rows[index] for index in indices], backbone.pad_id, backbone.device)
+        with torch.inference_mode(), bank.routed(batch.route):
+            segments = bank.logits(batch)
+        logits = [row for segment in segments for row in segment.float().cpu().unbind(0)]
+        for position, row in zip(batch.order, logits, strict=True):
+            answers[indices[position]] = row
+        if on_batch is not None:
+            on_batch(len(indices))
+    return [answer for answer in answers if answer is not None]
+
+
+def batches_by_length(lengths: Sequence[int], token_budget: int) -> Iterator[list[int]]:
+    """Indices in batches of similar length, each at most `token_budget` tokens with padding (or one row)."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > token_budget:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def infer_canonically(
+    backbone: Backbone, spec: SlotSpec, tensors: Mapping[str, Tensor], rows: Sequence[Row]
+) -> list[Tensor]:
+    """Logits on the canonical path: reference kernels, float32, CPU, one thread, one row at a time, a bank of one.
+
+    On one machine with the same library versions they are the same to the last bit, whatever else was trained since.
+    """
+    assert backbone.device.type == "cpu", "the canonical path runs on the CPU"
+    bank = Bank(backbone, 1)
+    bank.put(0, spec, tensors)
+    with single_thread():
+        return [infer(bank, [Row(row.ids, 0, row.segments)])[0] for row in rows]
+
+
+def canonical_backbone(backbone: Backbone) -> Backbone:
+    """The same backbone in float32 on the CPU, where the canonical path runs."""
+    if backbone.device.type == "cpu" and next(backbone.model.parameters()).dtype == torch.float32:
+        return backbone
+    return load_backbone(backbone.name, device="cpu", dtype=torch.float32)
+
+
+def canonical_environment() -> dict[str, str]:
+    """What must be equal for canonical answers to be equal to the last bit."""
+    import transformers
+
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "processor": models[0].split(":", 1)[1].strip() if models else platform.processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """One compute thread inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

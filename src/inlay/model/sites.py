@@ -1,0 +1,254 @@
+"""Where a task may write in each backbone family: the one table that knows transformers' module names.
+
+A family says where its blocks are, which submodule each place of a block stands for, and which layer norms work on
+tokens. `survey` reads it off a model (real or on the meta device); `mount` sets thin wrappers there. A wrapper asks
+its `Mount` for the active bank at every forward pass; with none active the backbone is exactly itself.
+
+Adding a family: one entry in FAMILIES, and its name in the contract tests runs them all over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from inlay.errors import Unsupported
+
+
+@dataclass(frozen=True)
+class Family:
+    """The places of one backbone architecture, as dotted submodule names."""
+
+    stack: str
+    """the list of blocks"""
+    places: Mapping[str, str]
+    """place -> submodule of a block; "output" is the block's last norm where it ends in one, else the block itself"""
+    norms: Mapping[str, str]
+    """name -> token-wise layer norm of a block"""
+    outer_norms: Mapping[str, str]
+    """name -> token-wise layer norm outside the blocks"""
+    frozen_norms: Mapping[str, str] = field(default_factory=dict)
+    """norm that does not work on tokens -> why it stays frozen"""
+    pooler: str | None = None
+    """the pretrained pooling layer, where the family has one"""
+    prefix: str = ""
+    """what a checkpoint with a pretraining head puts before the backbone's tensor names"""
+
+
+# Adapted after the output dropout of each sublayer, before the residual sum, as Houlsby et al. do in BERT. DistilBERT
+# has no dropout after its attention and ModernBERT none after its feed-forward layer: there it is the sublayer's output.
+_BERT = Family(
+    stack="encoder.layer",
+    places={"attention": "attention.output.dropout", "feedforward": "output.dropout", "output": "output.LayerNorm"},
+    norms={"attention": "attention.output.LayerNorm", "feedforward": "output.LayerNorm"},
+    outer_norms={"embeddings": "embeddings.LayerNorm"},
+    pooler="pooler",
+    prefix="bert",
+)
+_ROBERTA = Family(_BERT.stack, _BERT.places, _BERT.norms, _BERT.outer_norms, pooler="pooler", prefix="roberta")
+FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "electra": Family(_BERT.stack, _BERT.places, _BERT.norms, _BERT.outer_norms, prefix="electra"),
+    "mpnet": Family(
+        stack="encoder.layer",
+        places={"attention": "attention.dropout", "feedforward": "output.dropout", "output": "output.LayerNorm"},
+        norms={"attention": "attention.LayerNorm", "feedforward": "output.LayerNorm"},
+        outer_norms={"embeddings": "embeddings.LayerNorm"},
+        pooler="pooler",
+        prefix="mpnet",
+    ),
+    "distilbert": Family(
+        stack="transformer.layer",
+        places={"attention": "attention.out_lin", "feedforward": "ffn.dropout", "output": "output_layer_norm"},
+        norms={"attention": "sa_layer_norm", "feedforward": "output_layer_norm"},
+        outer_norms={"embeddings": "embeddings.LayerNorm"},
+        prefix="distilbert",
+    ),
+    "deberta-v2": Family(
+        stack="encoder.layer",
+        places=_BERT.places,
+        norms=_BERT.norms,
+        outer_norms={"embeddings": "embeddings.LayerNorm", "convolution": "encoder.conv.LayerNorm"},
+        frozen_norms={"encoder.LayerNorm": "it normalises relative-position embeddings, not tokens"},
+        prefix="deberta",
+    ),
+    "modernbert": Family(
+        stack="layers",
+        places={"attention": "attn.out_drop", "feedforward": "mlp", "output": ""},
+        norms={"attention": "attn_norm", "feedforward": "mlp_norm"},
+        outer_norms={"embeddings": "embeddings.norm", "final": "final_norm"},
+        prefix="model",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A submodule whose output a task may rewrite."""
+
+    layer: int
+    place: str
+    path: str
+    """dotted, as `model.get_submodule` takes it"""
+    is_norm: bool = False
+    """the adapter stands at a layer norm and reads what it gives (Pfeiffer's place)"""
+
+    @property
+    def key(self) -> str:
+        """The site's name in stored tensors: free of transformers' module names."""
+        return f"{self.layer}.{self.place}"
+
+
+@dataclass(frozen=True)
+class NormSite:
+    """A token-wise layer norm."""
+
+    key: str
+    """stable name: "embeddings", "3.attention", …"""
+    path: str
+    width: int
+    has_shift: bool
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.key != "embeddings"
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """All that the methods need to know of a backbone: its sites, norms and width."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    sites: tuple[Site, ...]
+    norms: tuple[NormSite, ...]
+    frozen_norms: Mapping[str, str]
+
+
+def find_family(model_type: str) -> Family:
+    """The family of a transformers `model_type`, or an error that lists the families there are."""
+    if model_type not in FAMILIES:
+        raise Unsupported(
+            f"no backbone family for the architecture `{model_type}`",
+            f"supported: {', '.join(sorted(FAMILIES))}; a new one is an entry in FAMILIES in inlay/model/sites.py "
+            "(CONTRIBUTING.md, 'Add a family')",
+        )
+    return FAMILIES[model_type]
+
+
+def survey(model: nn.Module) -> Anatomy:
+    """Every site and token-wise norm of an unmounted backbone, in forward order."""
+    config: Any = model.config
+    family = find_family(config.model_type)
+    num_layers = len(model.get_submodule(family.stack))  # type: ignore[arg-type]
+    norm_paths = {f"{family.stack}.{i}.{path}" for i in range(num_layers) for path in family.norms.values()}
+    sites = []
+    for layer in range(num_layers):
+        for place, path in family.places.items():
+            full = f"{family.stack}.{layer}.{path}".rstrip(".")
+            model.get_submodule(full)  # fail here, not in the first forward pass, if transformers renamed it
+            sites.append(Site(layer, place, full, is_norm=full in norm_paths))
+    found = {name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    norms = tuple(
+        NormSite(key, path, found[path].normalized_shape[0], found[path].bias is not None)
+        for key, path in _norm_paths(family, num_layers)
+        if path in found  # ModernBERT's first block has none; DeBERTa's convolution is optional
+    )
+    frozen = {path: why for path, why in family.frozen_norms.items() if path in found}
+    unknown = set(found) - {norm.path for norm in norms} - set(frozen)
+    assert not unknown, f"layer norms that the family table does not name: {sorted(unknown)}"
+    return Anatomy(config.model_type, num_layers, config.hidden_size, tuple(sites), norms, frozen)
+
+
+def _norm_paths(family: Family, num_layers: int) -> Iterator[tuple[str, str]]:
+    yield from family.outer_norms.items()
+    for layer in range(num_layers):
+        for name, path in family.norms.items():
+            yield f"{layer}.{name}", f"{family.stack}.{layer}.{path}"
+
+
+class SlotOperations(Protocol):
+    """What a wrapper asks of the active bank; the route is already bound."""
+
+    def rewrite(self, key: str, output: Tensor) -> Tensor: ...
+
+    def normalize(self, norm_key: str, site_key: str | None, inner: nn.LayerNorm, x: Tensor) -> Tensor: ...
+
+
+class Mount:
+    """The wrappers of one backbone, and the bank and route that are active in them."""
+
+    def __init__(self) -> None:
+        self.active: SlotOperations | None = None
+
+    @contextmanager
+    def routed(self, operations: SlotOperations) -> Iterator[None]:
+        """Send every forward pass inside the block through `operations`.
+
+        Call `backward` inside the block too: activation checkpointing runs the forward
+        pass again during backward and needs the route to be there.
+        """
+        outer, self.active = self.active, operations
+        try:
+            yield
+        finally:
+            self.active = outer
+
+
+class _Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module, mount: Mount) -> None:
+        super().__init__()
+        self.inner = inner
+        self._mount = mount
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # a block's attributes, such as ModernBERT's `attention_type`, are read from outside
+            return getattr(super().__getattr__("inner"), name)
+
+
+class OutputSite(_Wrapper):
+    """A submodule whose output goes through the adapters of the active bank."""
+
+    def __init__(self, inner: nn.Module, mount: Mount, key: str) -> None:
+        super().__init__(inner, mount)
+        self.key = key
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.inner(*args, **kwargs)
+        active = self._mount.active
+        return output if active is None else active.rewrite(self.key, output)
+
+
+class NormWrapper(_Wrapper):
+    """A layer norm with every slot's own scale and shift, and Pfeiffer's adapter where the norm ends a block."""
+
+    def __init__(self, inner: nn.Module, mount: Mount, norm_key: str, site_key: str | None) -> None:
+        super().__init__(inner, mount)
+        self.norm_key, self.site_key = norm_key, site_key
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self._mount.active
+        return self.inner(x) if active is None else active.normalize(self.norm_key, self.site_key, self.inner, x)
+
+
+def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
+    """Set wrappers at every site and norm of `model`, in place; they do nothing until a bank is routed."""
+    mounted = Mount()
+    at_norms = {site.path: site.key for site in anatomy.sites if site.is_norm}
+    for norm in anatomy.norms:
+        inner = model.get_submodule(norm.path)
+        model.set_submodule(norm.path, NormWrapper(inner, mounted, norm.key, at_norms.get(norm.path)))
+    for site in anatomy.sites:
+        if not site.is_norm:
+            model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), mounted, site.key))
+    return mounted

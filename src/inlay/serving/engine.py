@@ -1,0 +1,197 @@
+"""The engine: answers requests for any mix of tasks in shared batches.
+
+Slots are the hot tasks: a version is loaded into a slot when it is first asked for and leaves it when others need the
+place. Only the slots of a batch are visited. A bad request gets an answer that says what is wrong and spoils no other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from inlay.data.encode import encode
+from inlay.errors import BadData, InlayError, WrongBackbone
+from inlay.model.backbone import Backbone
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.heads import Outcome, find_head
+from inlay.model.inference import infer
+from inlay.model.route import Row
+from inlay.store import Manifest, Store, Version
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text (or pair of texts) for a task: `sms`, `sms@3` or `sms@best`."""
+
+    task: str
+    text: str
+    pair: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a task says to a request, or what is wrong with the request."""
+
+    task: str
+    version: str | None = None
+    """the version that answered, such as `sms@3`"""
+    outcome: Outcome | None = None
+    logits: Tensor | None = None
+    error: InlayError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as data, errors included."""
+        if self.error is not None:
+            return {"task": self.task, "error": self.error.to_json()}
+        assert self.outcome is not None
+        return {"task": self.task, "version": self.version, **self.outcome.to_json()}
+
+
+@dataclass(frozen=True)
+class Hot:
+    """A version in its slot."""
+
+    version: Version
+    manifest: Manifest
+    spec: SlotSpec
+    slot: int
+
+
+@dataclass(frozen=True)
+class _Checked:
+    position: int
+    request: Request
+    version: Version
+
+
+class Engine:
+    """Holds up to `num_slots` versions ready on one backbone. `predict` answers for any number of tasks."""
+
+    def __init__(self, backbone: Backbone, store: Store, *, num_slots: int = 64) -> None:
+        self.backbone, self.store = backbone, store
+        self._bank = Bank(backbone, num_slots)
+        self._hot: OrderedDict[str, Hot] = OrderedDict()  # by digest, the coldest first
+        self._free = list(range(num_slots))
+
+    def predict(self, requests: Sequence[Request]) -> list[Answer]:
+        """Answer requests for any mix of tasks, in order; a bad one spoils no other."""
+        answers: list[Answer | None] = [None] * len(requests)
+        resolved: dict[str, Version | InlayError] = {}
+        checked = []
+        for position, request in enumerate(requests):
+            try:
+                checked.append(_Checked(position, request, self._check(request, resolved)))
+            except InlayError as error:
+                answers[position] = Answer(request.task, error=error)
+        for group in self._groups(checked):
+            for item, answer in zip(group, self._answer(group), strict=True):
+                answers[item.position] = answer
+        return [answer for answer in answers if answer is not None]
+
+    def load(self, version: Version) -> Hot:
+        """Bring a version into a slot, checking its digest and its backbone; the least recently used one leaves."""
+        if version.digest in self._hot:
+            self._hot.move_to_end(version.digest)
+            return self._hot[version.digest]
+        loaded = self.store.load(version)
+        check_backbone(version, loaded.manifest, self.backbone)
+        spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
+        if not self._free:
+            coldest = self._hot.popitem(last=False)[1]
+            self._free.append(coldest.slot)
+        self._bank.put(self._free[-1], spec, loaded.tensors)  # raises before it changes anything
+        hot = self._hot[version.digest] = Hot(version, loaded.manifest, spec, self._free.pop())
+        return hot
+
+    def _check(self, request: Request, resolved: dict[str, Version | InlayError]) -> Version:
+        """The version that will answer; whatever is wrong with the request is raised here, before its batch."""
+        if request.task not in resolved:
+            try:
+                version = self.store.resolve(request.task)
+                check_backbone(version, self.store.manifest(version), self.backbone)
+                resolved[request.task] = version
+            except InlayError as error:
+                resolved[request.task] = error
+        found = resolved[request.task]
+        if isinstance(found, InlayError):
+            raise found
+        if not isinstance(request.text, str) or not request.text.strip():
+            raise BadData("the text is empty", "give a text with at least one character that is not white space")
+        manifest = self._hot[found.digest].manifest if found.digest in self._hot else self.store.manifest(found)
+        wants_pair = bool(manifest.extra.get("pairs"))
+        if wants_pair != (request.pair is not None):
+            has, wants = ("one text", "a pair") if wants_pair else ("a pair", "one text")
+            hint = "give the second text with `--pair`" if wants_pair else "leave out the second text"
+            raise BadData(f"the request has {has}, but task `{request.task}` reads {wants}", hint)
+        return found
+
+    def _groups(self, checked: list[_Checked]) -> Iterator[list[_Checked]]:
+        """Requests in groups that need no more versions at once than there are slots."""
+        groups: list[tuple[set[str], list[_Checked]]] = []
+        places: dict[str, int] = {}
+        for item in checked:
+            digest = item.version.digest
+            if digest not in places:
+                if not groups or len(groups[-1][0]) == self._bank.num_slots:
+                    groups.append((set(), []))
+                groups[-1][0].add(digest)
+                places[digest] = len(groups) - 1
+            groups[places[digest]][1].append(item)
+        return (items for _, items in groups)
+
+    def _answer(self, group: list[_Checked]) -> list[Answer]:
+        states: dict[str, Hot | InlayError] = {}
+        for item in group:
+            if item.version.digest not in states:
+                try:
+                    states[item.version.digest] = self.load(item.version)
+                except InlayError as error:
+                    states[item.version.digest] = error
+        rows, good = [], []
+        for item, row in zip(group, self._encode(group, states), strict=True):
+            if row is not None:
+                rows.append(row)
+                good.append(item)
+        logits = dict(zip((item.position for item in good), infer(self._bank, rows), strict=True))
+        return [self._phrase(item, states[item.version.digest], logits.get(item.position)) for item in group]
+
+    def _encode(self, group: list[_Checked], states: dict[str, Hot | InlayError]) -> list[Row | None]:
+        """Rows of the requests whose version stands, tokenised together where they are cut at the same length."""
+        rows: list[Row | None] = [None] * len(group)
+        shapes: dict[tuple[int, bool], list[int]] = {}
+        for index, item in enumerate(group):
+            state = states[item.version.digest]
+            if isinstance(state, Hot):
+                shapes.setdefault((state.manifest.max_length, item.request.pair is not None), []).append(index)
+        for (max_length, has_pairs), indices in shapes.items():
+            texts = [group[index].request.text for index in indices]
+            pairs = [group[index].request.pair or "" for index in indices] if has_pairs else None
+            encoded = encode(self.backbone.tokenizer, texts, pairs, max_length)
+            for place, index in enumerate(indices):
+                state = states[group[index].version.digest]
+                assert isinstance(state, Hot)
+                segments = None if encoded.segments is None else encoded.segments[place]
+                rows[index] = Row(encoded.ids[place], state.slot, segments)
+        return rows
+
+    def _phrase(self, item: _Checked, state: Hot | InlayError, logits: Tensor | None) -> Answer:
+        if isinstance(state, InlayError):
+            return Answer(item.request.task, error=state)
+        assert logits is not None
+        outcome = find_head(state.spec.head.kind).answer(logits, state.spec.head, state.manifest.labels)
+        return Answer(item.request.task, item.version.reference, outcome, logits)
+
+
+def check_backbone(version: Version, manifest: Manifest, backbone: Backbone) -> None:
+    """Refuse a version that was trained on another backbone, naming both."""
+    trained_on = manifest.backbone
+    if trained_on["fingerprint"] != backbone.fingerprint:
+        raise WrongBackbone(
+            f"`{version.reference}` was trained on the backbone `{trained_on['name']}` "
+            f"({trained_on['fingerprint'][:12]}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
+            f"use `--backbone {trained_on['name']}`, or train the task on `{backbone.name}`",
+        )

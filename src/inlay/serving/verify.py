@@ -1,0 +1,138 @@
+"""Proof that published versions still stand: bytes, backbone, probes on the canonical path and through the engine.
+
+Bit for bit where machine and libraries are those the probes were answered on; with a tolerance elsewhere, and the check
+says which it used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inlay.data.encode import encode
+from inlay.errors import InlayError
+from inlay.model.backbone import Backbone
+from inlay.model.bank import SlotSpec
+from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
+from inlay.model.route import Row
+from inlay.serving.engine import Engine, Request, check_backbone
+from inlay.store import Manifest, Store, Version
+
+CANONICAL_TOLERANCE = 1e-4
+"""of the largest logit, for canonical answers on another machine or with other libraries"""
+ENGINE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""likewise, for answers in a mixed batch"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found for one version. `problem` is empty if it stands."""
+
+    version: Version
+    is_exact: bool = False
+    """the probes were compared bit for bit"""
+    canonical_difference: float = 0.0
+    engine_difference: float = 0.0
+    problem: str = ""
+
+    @property
+    def stands(self) -> bool:
+        return not self.problem
+
+
+def verify(
+    versions: Sequence[Version],
+    backbone: Backbone,
+    store: Store,
+    on_check: Callable[[Check], None] | None = None,
+    engine: Engine | None = None,
+) -> list[Check]:
+    """Check versions trained on `backbone`: digest, fingerprint, probes alone and mixed with each other's.
+
+    `on_check` hears each finding as it is made.
+    """
+    engine = engine or Engine(backbone, store)
+    prover = _Prover(store, canonical_backbone(backbone), backbone, _mixed_answers(versions, engine, store))
+    checks = []
+    for version in versions:
+        try:
+            check = prover.check(version)
+        except InlayError as error:
+            check = Check(version, problem=str(error))
+        checks.append(check)
+        if on_check is not None:
+            on_check(check)
+    return checks
+
+
+def _mixed_answers(versions: Sequence[Version], engine: Engine, store: Store) -> dict[str, list[Tensor] | InlayError]:
+    """Every version's probes through the engine, in batches that mix all the versions."""
+    requests, owners = [], []
+    for version in versions:
+        try:
+            probes = store.manifest(version).probes
+        except InlayError:
+            continue  # found again, and reported, by the check of that version
+        requests += [Request(version.reference, probe.text, probe.pair) for probe in probes]
+        owners += [version.reference] * len(probes)
+    found: dict[str, list[Tensor] | InlayError] = {}
+    for owner, answer in zip(owners, engine.predict(requests), strict=True):
+        if answer.error is not None or answer.logits is None:
+            found[owner] = answer.error or InlayError("no answer")
+        elif isinstance(state := found.setdefault(owner, []), list):
+            state.append(answer.logits)
+    return found
+
+
+class _Prover:
+    """Checks one version after the other against what it answered when it was published."""
+
+    def __init__(
+        self, store: Store, plain: Backbone, backbone: Backbone, mixed: dict[str, list[Tensor] | InlayError]
+    ) -> None:
+        self._store, self._plain, self._backbone, self._mixed = store, plain, backbone, mixed
+        self._environment = canonical_environment()
+        self._tolerance = ENGINE_TOLERANCE[next(backbone.model.parameters()).dtype]
+
+    def check(self, version: Version) -> Check:
+        self._store.check(version)
+        manifest = self._store.manifest(version)
+        check_backbone(version, manifest, self._backbone)
+        mixed = self._mixed[version.reference]
+        if isinstance(mixed, InlayError):
+            raise mixed
+        expected = [torch.tensor(probe.logits) for probe in manifest.probes]
+        alone = self._answer_alone(version, manifest)
+        is_exact = (self._store.sidecar(version) or {}).get("environment") == self._environment
+        canonical, through = _difference(expected, alone), _difference(expected, mixed)
+        problem = ""
+        if is_exact and any(not torch.equal(a, b) for a, b in zip(expected, alone, strict=True)):
+            problem = f"a probe's canonical answer is not the published one to the last bit (off by {canonical:.2g})"
+        elif not canonical <= CANONICAL_TOLERANCE:  # so that NaN is a problem too
+            problem = f"a probe's canonical answer is off by {canonical:.2g} of its size"
+        elif not through <= self._tolerance:
+            problem = f"a probe's answer in a mixed batch is off by {through:.2g} of its size"
+        elif manifest.kind == "classify" and any(
+            int(a.argmax()) != int(b.argmax()) and float(a.max() - a[int(b.argmax())]) > self._tolerance
+            for a, b in zip(expected, mixed, strict=True)
+        ):
+            problem = "a probe gets another label in a mixed batch"
+        return Check(version, is_exact, canonical, through, problem)
+
+    def _answer_alone(self, version: Version, manifest: Manifest) -> list[Tensor]:
+        texts = [probe.text for probe in manifest.probes]
+        pairs = [probe.pair or "" for probe in manifest.probes] if manifest.extra.get("pairs") else None
+        encoded = encode(self._plain.tokenizer, texts, pairs, manifest.max_length)
+        segments = encoded.segments or [None] * len(texts)
+        rows = [Row(ids, 0, types) for ids, types in zip(encoded.ids, segments, strict=True)]
+        spec = SlotSpec.from_stored(manifest.method, manifest.head)
+        return infer_canonically(self._plain, spec, self._store.load(version).tensors, rows)
+
+
+def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """The largest difference, as a share of the largest expected value (or of 1)."""
+    pairs = list(zip(expected, found, strict=True))
+    return max((float((a - b).abs().max() / max(1.0, float(a.abs().max()))) for a, b in pairs), default=0.0)

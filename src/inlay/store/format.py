@@ -1,0 +1,395 @@
+"""What a stored version is made of, as bytes: the manifest, the object that carries it, the reference, the export.
+
+Nothing here touches the store's folders. Reading is strict: an unknown, missing or mistyped key is damage, not a
+default. The same content always gives the same bytes, so that their sha256 can be the version's identity. torch is
+imported only by the two functions that turn tensors into bytes and back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from inlay.errors import BadConfig, BadData, StoreDamaged, Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+FORMAT = 1
+_MAX_JSON_BYTES = 100_000_000  # what safetensors allows a header; anything larger is damage or malice
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One immutable stored result: the number belongs to the name, the digest to the content."""
+
+    name: str
+    number: int
+    digest: str
+
+    @property
+    def reference(self) -> str:
+        """How a user names this version: `sst2@3`."""
+        return f"{self.name}@{self.number}"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A row and the answer the version gave on the canonical path when it was published."""
+
+    text: str
+    pair: str | None
+    logits: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a version is besides its tensors. All of it is under the digest, so no times, hosts or paths."""
+
+    kind: str  # of task: classify, multilabel, regress
+    labels: tuple[str, ...]
+    metric: str  # the one that picked the best epoch, and picks `NAME@best`
+    method: dict[str, Any]  # method settings, `name` and `size` among them
+    head: dict[str, Any]  # kind, num_labels, pooling; for regress the targets' mean and standard deviation
+    max_length: int
+    metrics: dict[str, dict[str, float]]  # split -> metric -> value
+    data_digest: str
+    dev_digest: str  # "" where there were no dev rows
+    backbone: dict[str, Any]  # name, fingerprint, family, num_parameters, exact_digest, precision
+    run_id: str
+    num_parameters: int  # trained ones, head included
+    probes: tuple[Probe, ...]
+    config: dict[str, Any]  # the resolved settings of the run
+    higher_is_better: bool = True  # of `metric`
+    extra: dict[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        # Plain JSON values, and copies: what was read equals what was written, and the caller's dicts may change.
+        for name in ("method", "head", "backbone", "config", "extra"):
+            object.__setattr__(self, name, json.loads(_dump(getattr(self, name))))
+        metrics = {split: {name: float(value) for name, value in row.items()} for split, row in self.metrics.items()}
+        object.__setattr__(self, "metrics", metrics)
+        object.__setattr__(self, "labels", tuple(self.labels))
+        object.__setattr__(self, "probes", tuple(self.probes))
+
+    def to_json(self) -> str:
+        """Canonical JSON. Logits are hexadecimal floats, which keep every bit."""
+        tree = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        tree["metrics"] = _write_metrics(self.metrics)
+        tree["probes"] = [
+            {"text": probe.text, "pair": probe.pair, "logits": [float(value).hex() for value in probe.logits]}
+            for probe in self.probes
+        ]
+        return _dump(tree)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "manifest") -> Manifest:
+        """The manifest that was written; `where` names its file in errors."""
+        tree = parse_json(text, where)
+        _check_format(tree, where)
+        if isinstance(tree.get("probes"), list):
+            tree["probes"] = [_read_probe(probe, where) for probe in tree["probes"]]
+        return _read_fields(cls, tree, where)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a list of tasks shows of a version, kept in its reference so that no object need be opened."""
+
+    kind: str
+    num_labels: int
+    metric: str
+    higher_is_better: bool
+    metrics: dict[str, dict[str, float]]
+    method: dict[str, Any]
+    num_parameters: int
+    data_digest: str
+    dev_digest: str
+    backbone: dict[str, Any]
+    run_id: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Summary:
+        """The summary of a manifest."""
+        shared: dict[str, Any] = {name: vars(manifest)[name] for name in cls.__annotations__ if name != "num_labels"}
+        return cls(num_labels=len(manifest.labels), **shared)
+
+    def score(self, metric: str) -> float | None:
+        """The dev value of a metric, or None where there is none to compare."""
+        value = self.metrics.get("dev", {}).get(metric)
+        return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """A version as a list shows it."""
+
+    version: Version
+    published_at: str  # UTC, ISO 8601
+    size_bytes: int
+    summary: Summary
+
+    def to_json(self) -> str:
+        """The content of a reference file. Name and number are the file's own."""
+        summary = {**vars(self.summary), "metrics": _write_metrics(self.summary.metrics)}
+        tree = {"digest": self.version.digest, "published_at": self.published_at, "size_bytes": self.size_bytes}
+        return _dump({"format": FORMAT, **tree, "summary": summary})
+
+    @classmethod
+    def from_json(cls, text: bytes, where: str, name: str, number: int) -> VersionInfo:
+        """Read a reference file that stands under `name` and `number`."""
+        tree = parse_json(text, where)
+        _check_format(tree, where)
+        reference = _read_fields(_Reference, tree, where)
+        if not is_digest(reference.digest):
+            raise StoreDamaged(f"{where}: `{reference.digest}` is no digest")
+        summary = _read_fields(Summary, reference.summary, where)
+        return cls(Version(name, number, reference.digest), reference.published_at, reference.size_bytes, summary)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    format: int
+    digest: str
+    published_at: str
+    size_bytes: int
+    summary: dict[str, Any]
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can name a task. Such a text is safe as a file name, on any file system."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text has the form of a sha256."""
+    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
+def legal_name(text: str) -> str:
+    """A legal task name as near as can be to a text: `GLUE/CoLA v2` gives `glue-cola-v2`."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).lstrip("._-")[:64].rstrip("._-")
+    return name or "task"
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot name a task."""
+    if not is_name(name):
+        rule = "lower-case letters, digits, `.`, `_`, `-`, a letter or digit first, at most 64 in all"
+        raise BadConfig(f"`{name}` cannot name a task", f"a name has {rule}; `{legal_name(name)}` would do")
+
+
+def parse_reference(reference: str) -> tuple[str, str | None]:
+    """Split `NAME`, `NAME@3` or `NAME@best` into the name and what follows it."""
+    name, at, selector = reference.partition("@")
+    if not name or (at and not _SELECTOR.fullmatch(selector)):
+        raise BadConfig(
+            f"`{reference}` is no version of a task",
+            "write `NAME` for the latest version, `NAME@3` for one number, `NAME@best` for the best dev score",
+        )
+    return name, selector if at else None
+
+
+def encode_object(tensors: Mapping[str, Tensor], manifest: Manifest) -> bytes:
+    """A version's content: the same tensors and manifest give the same bytes, whatever order they came in."""
+    import torch
+    from safetensors.torch import save
+
+    plain = {}
+    for name in sorted(tensors):
+        if tensors[name].dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise TypeError(f"`{name}` is {tensors[name].dtype}; only what float32 holds exactly can be stored")
+        # A clone: rows of one stacked bank share their memory, which safetensors refuses.
+        plain[name] = tensors[name].detach().to("cpu", torch.float32, copy=True).contiguous()
+    # One metadata key: safetensors does not keep the order of several, and the digest must not depend on it.
+    return save(plain, {"manifest": manifest.to_json()})
+
+
+def decode_tensors(content: bytes, where: str) -> dict[str, Tensor]:
+    """The tensors of an object."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise StoreDamaged(f"{where}: not a safetensors file: {error}") from None
+
+
+def read_manifest(file: BinaryIO, size_bytes: int, where: str) -> Manifest:
+    """The manifest of an object of `size_bytes`, from its header alone. The digest is not checked here."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size_bytes - 8, _MAX_JSON_BYTES):
+        raise StoreDamaged(f"{where}: not a safetensors file: its header cannot be {length} bytes long")
+    metadata = parse_json(file.read(length), where).get("__metadata__")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("manifest"), str):
+        raise StoreDamaged(f"{where}: a safetensors file without an Inlay manifest")
+    return Manifest.from_json(metadata["manifest"], where)
+
+
+def check_object(content: bytes, where: str) -> Manifest:
+    """The manifest of bytes from outside, after checking that the whole is an object. Needs no torch."""
+    from safetensors import SafetensorError, deserialize
+
+    manifest = read_manifest(io.BytesIO(content), len(content), where)
+    try:
+        tensors = deserialize(content)
+    except SafetensorError as error:
+        raise StoreDamaged(f"{where}: not a safetensors file: {error}") from None
+    for name, tensor in tensors:
+        if tensor["dtype"] != "F32":
+            raise StoreDamaged(f"{where}: tensor `{name}` is {tensor['dtype']}, not F32")
+    return manifest
+
+
+@dataclass(frozen=True)
+class Export:
+    """A task as one file: a zip of uncompressed entries, none of which is ever unpacked to a path."""
+
+    name: str
+    digest: str
+    content: bytes
+    sidecar: dict[str, Any] | None
+
+    def to_bytes(self) -> bytes:
+        """The file. The same version gives the same bytes."""
+        task = {"format": FORMAT, "name": self.name, "digest": self.digest}
+        entries = {"task.json": _dump(task).encode(), "object.safetensors": self.content}
+        if self.sidecar is not None:
+            entries["sidecar.json"] = _dump(self.sidecar).encode()
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+            for name, content in entries.items():
+                archive.writestr(zipfile.ZipInfo(name), content)  # a ZipInfo of its own has a fixed date
+        return buffer.getvalue()
+
+
+def read_export(path: Path) -> Export:
+    """The export in a file; anything that is not exactly one is refused as `BadData`, with the reason."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_entries(archive, path)
+            entries = {name: archive.read(name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise BadData(f"not an export of Inlay: {error}", "make one with `inlay export TASK`", path=path) from None
+    task = parse_json(entries["task.json"], f"{path}: task.json")
+    _check_format(task, f"{path}: task.json")
+    if task.keys() != {"format", "name", "digest"} or not all(isinstance(task[key], str) for key in ("name", "digest")):
+        raise BadData("task.json: wants a name and a digest, nothing else", path=path)
+    sidecar = parse_json(entries["sidecar.json"], f"{path}: sidecar.json") if "sidecar.json" in entries else None
+    return Export(task["name"], task["digest"], entries["object.safetensors"], sidecar)
+
+
+def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
+    required, optional = {"task.json", "object.safetensors"}, {"sidecar.json"}
+    names = archive.namelist()
+    if len(names) != len(set(names)) or not required <= set(names) <= required | optional:
+        raise BadData(
+            f"not an export of Inlay: it holds {len(names)} entries: {', '.join(names[:5])}",
+            "an export holds task.json, object.safetensors and perhaps sidecar.json",
+            path=path,
+        )
+    size_bytes = path.stat().st_size
+    for entry in archive.infolist():
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise BadData(f"{entry.filename} is compressed; an export is not", path=path)
+        if entry.file_size > size_bytes or (entry.filename.endswith(".json") and entry.file_size > 1_000_000):
+            raise BadData(f"{entry.filename} claims {entry.file_size:,} bytes, which cannot be", path=path)
+
+
+def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
+    """A JSON object, or StoreDamaged."""
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreDamaged(f"{where}: not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise StoreDamaged(f"{where}: not a JSON object")
+    return tree
+
+
+def _dump(value: Any) -> str:
+    """Canonical JSON: sorted, compact, ASCII (so that any text a dataset may hold can be written), no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _check_format(tree: Mapping[str, Any], where: str) -> None:
+    number = tree.get("format")
+    if type(number) is not int or number < 1:
+        raise StoreDamaged(f"{where}: its format is `{number}`, which never was")
+    if number > FORMAT:
+        raise Unsupported(
+            f"{where}: written in format {number}; this Inlay reads up to {FORMAT}", "upgrade: `pip install -U inlay`"
+        )
+
+
+# The annotation of a field -> the types its JSON value may have. Exact types: `true` is not a number here.
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "int": (int,),
+    "bool": (bool,),
+    "dict[str, Any]": (dict,),
+    "dict[str, dict[str, float]]": (dict,),
+    "tuple[str, ...]": (list,),
+    "tuple[float, ...]": (list,),
+    "tuple[Probe, ...]": (list,),
+}
+
+
+def _read_fields(kind: type[T], tree: Mapping[str, Any], where: str) -> T:
+    annotations = kind.__annotations__
+    if tree.keys() != annotations.keys():
+        names = ", ".join(f"`{name}`" for name in sorted(tree.keys() ^ annotations.keys()))
+        raise StoreDamaged(f"{where}: unknown or missing: {names}")
+    for name, annotation in annotations.items():
+        if type(tree[name]) not in _JSON_TYPES[annotation]:
+            raise StoreDamaged(f"{where}: `{name}` is {type(tree[name]).__name__}, not {annotation}")
+    if not all(isinstance(label, str) for label in tree.get("labels", ())):
+        raise StoreDamaged(f"{where}: a label is not a string")
+    values = {**tree, "metrics": _read_metrics(tree["metrics"], where)} if "metrics" in annotations else tree
+    try:
+        return kind(**values)
+    except (ValueError, RecursionError) as error:  # a number beyond floats, or nesting beyond reason
+        raise StoreDamaged(f"{where}: {error}") from None
+
+
+def _read_probe(tree: Any, where: str) -> Probe:
+    if not isinstance(tree, dict):
+        raise StoreDamaged(f"{where}: a probe is not a JSON object")
+    probe = _read_fields(Probe, tree, where)
+    try:
+        return dataclasses.replace(probe, logits=tuple(float.fromhex(value) for value in tree["logits"]))
+    except (ValueError, TypeError, OverflowError):
+        raise StoreDamaged(f"{where}: a probe's logits are not hexadecimal floats") from None
+
+
+def _write_metrics(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
+    # JSON has no NaN; a metric that is not a number (a correlation of a constant) must not stop a version.
+    return {
+        split: {name: value if math.isfinite(value) else None for name, value in row.items()}
+        for split, row in metrics.items()
+    }
+
+
+def _read_metrics(tree: dict[str, Any], where: str) -> dict[str, dict[str, float]]:
+    for row in tree.values():
+        if type(row) is not dict or not all(value is None or type(value) in (int, float) for value in row.values()):
+            raise StoreDamaged(f"{where}: `metrics` must be numbers by split and name")
+    return {
+        split: {name: math.nan if value is None else float(value) for name, value in row.items()}
+        for split, row in tree.items()
+    }

@@ -1,0 +1,273 @@
+"""A cohort: runs trained together, one slot each, in one loop with one backbone forward per step.
+
+Each run keeps its own data order, learning rate, schedule, size, early stop and step count, so that it ends as if it
+had been trained alone. A run that ends or diverges leaves the loop; the others go on. Everything that decides the next
+step is in the resume state: killed at any moment, the loop goes on from the last state and, on a CPU, ends with the
+same weights to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.data.encode import Encoded, encode, epoch_batches
+from inlay.data.metrics import is_better
+from inlay.model.backbone import Backbone
+from inlay.model.bank import Bank
+from inlay.model.heads import find_head
+from inlay.model.inference import batches_by_length, infer
+from inlay.model.route import Row, collate
+from inlay.training.evaluate import score_dev
+from inlay.training.optimizer import SlotOptimizer, learning_rate
+from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
+
+_EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
+
+
+@dataclass(frozen=True)
+class CohortSettings:
+    """What is not a run's own: written before the first step, so that a resumed cohort steps as the first one did."""
+
+    token_budget: int
+    """tokens of one forward pass at most, padding included; a step that needs more accumulates gradients over several"""
+    num_threads: int
+    save_every: int
+    """steps between resume states"""
+
+
+class Watcher:
+    """Hears how training goes. This one is deaf; the command line's draws progress."""
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Training is about to begin, or to go on."""
+
+    def on_step(self, cohort: Cohort, num_rows: int) -> None:
+        """One step was taken."""
+
+    def on_epoch(self, member: Member, record: dict[str, Any]) -> None:
+        """A run finished an epoch and was scored on its dev rows."""
+
+    def on_end(self, member: Member) -> None:
+        """A run left the cohort."""
+
+
+@dataclass
+class Progress:
+    """What of a run changes while it trains, apart from its weights: exactly what the resume state keeps of it."""
+
+    epoch: int = 0
+    cursor: int = 0
+    """batches of this epoch already taken"""
+    step: int = 0
+    loss_sum: float = 0.0
+    """over this epoch's steps"""
+    first_loss: float | None = None
+    best_epoch: int = 0
+    best_metric: float | None = None
+    status: str = ""
+    message: str = ""
+    losses: list[float] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Member:
+    """A run in its slot: encoded rows, targets and progress."""
+
+    def __init__(self, run: Run, slot: int, train: Encoded, dev: Encoded, device: torch.device) -> None:
+        self.run, self.slot, self.train, self.dev = run, slot, train, dev
+        self.progress = Progress()
+        self.best_tensors: dict[str, Tensor] = {}
+        self._batches: tuple[int, list[np.ndarray]] = (-1, [])
+        self._head = find_head(run.task.kind)
+        self._targets, self._weights = _targets(run, device)
+
+    @property
+    def is_active(self) -> bool:
+        return not self.progress.status
+
+    def next_batch(self) -> np.ndarray:
+        """Row numbers of the step to come. The order is a function of seed and epoch, so a cursor is all its state."""
+        train, progress = self.run.config.train, self.progress
+        if self._batches[0] != progress.epoch:
+            batches = epoch_batches(self.train.lengths, train.batch_size, train.seed, progress.epoch)
+            self._batches = (progress.epoch, batches)
+        return self._batches[1][progress.cursor]
+
+    def row(self, index: int) -> Row:
+        segments = None if self.train.segments is None else self.train.segments[index]
+        return Row(self.train.ids[index], self.slot, segments)
+
+    def loss(self, logits: Tensor, indices: Sequence[int], batch: np.ndarray) -> Tensor:
+        """The part of the step's loss that the rows `indices` of `batch` make; the parts add up to the mean."""
+        device = logits.device
+        chosen = torch.as_tensor(np.asarray(indices), device=device)
+        weights, total = self._weights[chosen], self._weights[torch.as_tensor(batch, device=device)].sum()
+        return (self._head.row_losses(logits, self._targets[chosen]) * weights).sum() / total
+
+
+class Cohort:
+    """The bank, optimizer and members of runs trained together."""
+
+    def __init__(self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings) -> None:
+        self.backbone, self.settings = backbone, settings
+        self.bank = Bank(backbone, len(runs), trainable=True)
+        for slot, run in enumerate(runs):
+            self.bank.initialise(slot, run.spec, run.config.train.seed)
+        encoder = _Encoder(backbone)
+        self.members = [
+            Member(run, slot, encoder.encode(run, "train"), encoder.encode(run, "dev"), backbone.device)
+            for slot, run in enumerate(runs)
+        ]
+        decays = {name: self.bank.decays(name) for name in self.bank.stacks}
+        self.optimizer = SlotOptimizer(self.bank.stacks, decays, [run.config.train for run in runs])
+        self.num_steps = 0
+        self.seconds = 0.0
+
+    @property
+    def active(self) -> list[Member]:
+        return [member for member in self.members if member.is_active]
+
+    @property
+    def dropout(self) -> float | None:
+        return self.members[0].run.config.train.dropout
+
+    def step(self) -> int:
+        """One step of every active run; returns the number of rows seen."""
+        active = self.active
+        batches = {member.slot: member.next_batch() for member in active}
+        losses = self._accumulate(active, batches)
+        norms = self.optimizer.clip()
+        numbers = torch.stack([torch.stack([losses[m.slot], norms[m.slot]]) for m in active]).tolist()
+        rates = {}
+        for member, (loss, norm) in zip(active, numbers, strict=True):
+            progress = member.progress
+            if _has_diverged(member, loss, norm):
+                continue
+            rates[member.slot] = learning_rate(member.run.config.train, progress.step, member.run.num_steps)
+            progress.step, progress.cursor = progress.step + 1, progress.cursor + 1
+            progress.loss_sum += loss
+            progress.losses.append(round(loss, 5))
+        if rates:
+            self.optimizer.step(rates)
+        self.num_steps += 1
+        return sum(len(batch) for batch in batches.values())
+
+    def _accumulate(self, active: Sequence[Member], batches: dict[int, np.ndarray]) -> dict[int, Tensor]:
+        """Gradients of every active run's mean loss, and the losses. One forward, or several where memory is small."""
+        self.optimizer.zero_grad()
+        members = {member.slot: member for member in active}
+        picks = [(member.slot, int(index)) for member in active for index in batches[member.slot]]
+        rows = [members[slot].row(index) for slot, index in picks]
+        rates = {member.slot: member.run.config.train.head_dropout for member in active}
+        losses = {slot: torch.zeros((), device=self.backbone.device) for slot in members}
+        for chunk in batches_by_length([len(row.ids) for row in rows], self.settings.token_budget):
+            batch = collate([rows[position] for position in chunk], self.backbone.pad_id, self.backbone.device)
+            with self.bank.routed(batch.route):
+                parts = []
+                for segment, logits in zip(batch.route.segments, self.bank.logits(batch, dropout=rates), strict=True):
+                    indices = [picks[chunk[i]][1] for i in batch.order[segment.start : segment.stop]]
+                    part = members[segment.slot].loss(logits, indices, batches[segment.slot])
+                    losses[segment.slot] = losses[segment.slot] + part.detach()
+                    parts.append(part)
+                torch.stack(parts).sum().backward()
+        return losses
+
+    def finish_epochs(self) -> list[tuple[Member, dict[str, Any]]]:
+        """Score the runs that just ended an epoch, all in one pass; keep the best weights; end the runs that are done."""
+        ended = [member for member in self.active if member.progress.cursor == member.run.steps_per_epoch]
+        if not ended:
+            return []
+        rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in _pairs(member.dev)]
+        logits = iter(infer(self.bank, rows))
+        records = []
+        for member in ended:
+            scores = score_dev(member.run, [next(logits) for _ in member.dev.ids])
+            records.append((member, self._close_epoch(member, scores)))
+        return records
+
+    def _close_epoch(self, member: Member, scores: dict[str, float]) -> dict[str, Any]:
+        progress, task, train = member.progress, member.run.task, member.run.config.train
+        progress.epoch, progress.cursor = progress.epoch + 1, 0
+        loss, progress.loss_sum = progress.loss_sum / member.run.steps_per_epoch, 0.0
+        record = {
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "train_loss": loss,
+            "lr": learning_rate(train, progress.step - 1, member.run.num_steps),
+            "dev": scores,
+            "seconds": round(self.seconds, 3),
+        }
+        progress.history.append(record)
+        if is_better(task.metric, scores[task.metric], progress.best_metric):
+            progress.best_epoch, progress.best_metric = progress.epoch, scores[task.metric]
+            member.best_tensors = self.bank.read(member.slot)
+        if progress.epoch == train.epochs:
+            progress.status = FINISHED
+        elif train.patience and progress.epoch - progress.best_epoch >= train.patience:
+            progress.status = STOPPED_EARLY
+            progress.message = f"no better dev {task.metric} for {train.patience} epochs"
+        return record
+
+
+def _has_diverged(member: Member, loss: float, norm: float) -> bool:
+    progress = member.progress
+    if progress.first_loss is None and math.isfinite(loss):
+        progress.first_loss = loss
+    if not math.isfinite(loss) or not math.isfinite(norm):
+        reason = f"loss {loss:g}, gradient norm {norm:g}"
+    elif loss > _EXPLODED * max(1.0, progress.first_loss or 0.0):
+        reason = f"loss {loss:g} after a first loss of {progress.first_loss:g}"
+    else:
+        return False
+    progress.status = DIVERGED
+    progress.message = f"diverged at step {progress.step + 1}: {reason}; try a smaller learning rate than "
+    progress.message += f"{member.run.config.train.lr:g}"
+    return True
+
+
+class _Encoder:
+    """Tokenises each (task, split, length) once, however many runs share it."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._known: dict[tuple[str, str, int], Encoded] = {}
+
+    def encode(self, run: Run, split: str) -> Encoded:
+        max_length = run.config.train.max_length
+        key = (run.task.digest, split, max_length)
+        if key not in self._known:
+            rows = run.task.train if split == "train" else run.task.dev
+            self._known[key] = encode(self._backbone.tokenizer, rows.texts, rows.pairs, max_length)
+        return self._known[key]
+
+
+def _targets(run: Run, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The training targets as the head's loss takes them, and each row's weight."""
+    raw, head = run.task.train.targets, run.spec.head
+    assert raw is not None
+    weights = np.ones(len(raw))
+    if run.task.kind == "regress":
+        raw = ((raw - head.target_mean) / head.target_std).astype(np.float32)
+    elif run.config.train.class_weights == "balanced":
+        counts = np.bincount(raw, minlength=len(run.task.labels))
+        weights = (len(raw) / (len(counts) * np.maximum(counts, 1)))[raw]
+    return torch.as_tensor(raw, device=device), torch.as_tensor(weights, dtype=torch.float32, device=device)
+
+
+def _pairs(encoded: Encoded) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    return list(zip(encoded.ids, encoded.segments or [None] * len(encoded.ids), strict=True))
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory used so far: the GPU's, or this process's resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,42 @@
+"""The learning curve of a run, as a picture: training loss by step, dev score by epoch."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from inlay.store import write_atomically
+from inlay.training.cohort import Progress
+from inlay.training.run import Run
+
+
+def draw_curve(path: Path, run: Run, progress: Progress) -> None:
+    """Write the picture as PNG. A run that never finished an epoch has a loss curve only."""
+    from matplotlib.figure import Figure  # half a second to import, and only at the end of a run
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(
+        range(1, len(progress.losses) + 1), progress.losses, color="#9bb8d3", linewidth=0.8, label="loss per step"
+    )
+    if progress.history:
+        steps = [line["step"] for line in progress.history]
+        axes.plot(steps, [line["train_loss"] for line in progress.history], color="#1f4e79", label="loss per epoch")
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss")
+    axes.set_ylim(bottom=0)
+    lines, names = axes.get_legend_handles_labels()
+    if progress.history:
+        metric = run.task.metric
+        scores = axes.twinx()
+        (line,) = scores.plot(steps, [item["dev"][metric] for item in progress.history], "o-", color="#c0504d")
+        best = progress.history[progress.best_epoch - 1]
+        scores.plot(best["step"], best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
+        scores.set_ylabel(f"dev {metric} (best: {best['dev'][metric]:.4f}, epoch {best['epoch']})", color="#c0504d")
+        lines, names = [*lines, line], [*names, f"dev {metric}"]
+    axes.legend(lines, names, loc="center right")
+    method, train = run.config.method, run.config.train
+    axes.set_title(f"{run.task.name}: {method.name}, size {method.size}, lr {train.lr:g}, seed {train.seed}")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,63 @@
+"""Scores: a run on its dev rows, trained tensors on any labelled rows, all through the one inference forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.data.encode import encode
+from inlay.data.metrics import list_metrics, score
+from inlay.data.tasks import Split
+from inlay.model.backbone import Backbone
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.heads import HeadSpec
+from inlay.model.inference import infer
+from inlay.model.route import Row
+from inlay.training.run import Run
+
+
+def score_dev(run: Run, logits: Sequence[Tensor]) -> dict[str, float]:
+    """Every metric of the task's kind, from the logits of its dev rows."""
+    return _score(run, run.task.dev, read_outputs(run.spec.head, logits))
+
+
+def score_split(run: Run, tensors: Mapping[str, Tensor], backbone: Backbone, split: Split) -> dict[str, float]:
+    """Every metric of the task's kind for trained tensors on labelled rows."""
+    logits = predict_split(run.spec, tensors, backbone, split, run.config.train.max_length)
+    return _score(run, split, read_outputs(run.spec.head, logits))
+
+
+def predict_split(
+    spec: SlotSpec,
+    tensors: Mapping[str, Tensor],
+    backbone: Backbone,
+    split: Split,
+    max_length: int,
+    on_batch: Callable[[int], None] | None = None,
+) -> list[Tensor]:
+    """The logits of every row of a split."""
+    bank = Bank(backbone, 1)
+    bank.put(0, spec, tensors)
+    return infer(bank, encode_rows(backbone, split, max_length), on_batch=on_batch)
+
+
+def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
+    """A split's rows for slot 0, ready for `infer`."""
+    encoded = encode(backbone.tokenizer, split.texts, split.pairs, max_length)
+    segments = encoded.segments or [None] * len(encoded.ids)
+    return [Row(ids, 0, types) for ids, types in zip(encoded.ids, segments, strict=True)]
+
+
+def read_outputs(head: HeadSpec, logits: Sequence[Tensor]) -> np.ndarray:
+    """Logits as the metrics take them: [n, L], or for regression numbers [n] on the targets' own scale."""
+    outputs = torch.stack(list(logits)).double().numpy()
+    return outputs[:, 0] * head.target_std + head.target_mean if head.kind == "regress" else outputs
+
+
+def _score(run: Run, split: Split, outputs: np.ndarray) -> dict[str, float]:
+    assert split.targets is not None
+    names = list_metrics(run.task.kind, len(run.task.labels))
+    return {name: score(name, outputs, split.targets) for name in names}

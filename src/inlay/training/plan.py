@@ -1,0 +1,160 @@
+"""What a run will cost, before it is trained: parameters from shapes, time and memory from a few measured steps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from inlay.data.encode import epoch_batches
+from inlay.model.backbone import Backbone
+from inlay.model.inference import infer
+from inlay.model.route import Row, collate
+from inlay.training.cohort import Cohort, CohortSettings, Member, peak_memory_bytes
+from inlay.training.fit import TOKEN_BUDGET
+from inlay.training.run import Run
+
+_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+_DEV_SAMPLE = 128
+_TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one way to train the task."""
+
+    trained_parameters: int
+    stored_bytes: int
+    seconds: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's cost beside that of fine-tuning the whole backbone for the same task."""
+
+    run_id: str
+    parameters_by_part: dict[str, int]
+    backbone_parameters: int
+    num_train: int
+    num_dev: int
+    num_steps: int
+    truncated_share: float
+    inlay: Cost
+    full: Cost
+    frozen_norms: dict[str, str]
+    """layer norms that stay frozen, and why"""
+
+    @property
+    def trained_share(self) -> float:
+        return self.inlay.trained_parameters / self.backbone_parameters
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as data."""
+        return {**dataclasses.asdict(self), "trained_share": self.trained_share}
+
+
+def make_plan(run: Run, backbone: Backbone) -> Plan:
+    """Count, take a few steps on throw-away slots, and estimate. The backbone is as before afterwards."""
+    by_part: dict[str, int] = {}
+    for item in run.spec.layout(backbone.anatomy):
+        by_part[item.part] = by_part.get(item.part, 0) + item.num_parameters
+    total = sum(by_part.values())
+    settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
+    with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
+        cohort = Cohort([run], backbone, settings)
+        member = cohort.members[0]
+        steps = _Steps(member)
+        with backbone.training(cohort.dropout):
+            epoch_seconds = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
+        peak = peak_memory_bytes(backbone.device)
+        dev_seconds = _measure_dev(cohort, member)
+        full_seconds = steps.estimate(_full_step(member, backbone))
+    epochs, backbone_total = run.config.train.epochs, backbone.num_parameters
+    return Plan(
+        run_id=run.id,
+        parameters_by_part=by_part,
+        backbone_parameters=backbone_total,
+        num_train=len(run.task.train),
+        num_dev=len(run.task.dev),
+        num_steps=run.num_steps,
+        truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
+        inlay=Cost(total, 4 * total, epochs * (epoch_seconds + dev_seconds), peak),
+        full=Cost(
+            backbone_total + by_part["head"],
+            4 * (backbone_total + by_part["head"]),
+            epochs * (full_seconds + dev_seconds),
+            peak + _TRAINED_BYTES * backbone_total,
+        ),
+        frozen_norms=dict(backbone.anatomy.frozen_norms),
+    )
+
+
+class _Steps:
+    """Time per epoch from a few steps: time goes with padded tokens, so batches of several widths are measured."""
+
+    def __init__(self, member: Member) -> None:
+        train = member.run.config.train
+        batches = epoch_batches(member.train.lengths, train.batch_size, train.seed, 0)
+        self.tokens = np.array([len(batch) * member.train.lengths[batch].max() for batch in batches], dtype=float)
+        order = np.argsort(self.tokens, kind="stable")
+        self.heaviest = int(order[-1])
+        self.sample = sorted({int(order[int(q * (len(order) - 1))]) for q in _QUANTILES})
+
+    def estimate(self, step: Callable[[int], float]) -> float:
+        step(self.heaviest)  # warms up, and shows the largest memory
+        seconds = np.array([step(cursor) for cursor in self.sample])
+        tokens = self.tokens[self.sample]
+        if len(set(tokens)) < 2:
+            return float(seconds.mean() * len(self.tokens))
+        slope, base = np.polyfit(tokens, seconds, 1)
+        if slope <= 0 or base < 0:  # noise: fall back on proportion
+            slope, base = seconds.sum() / tokens.sum(), 0.0
+        return float((base + slope * self.tokens).sum())
+
+
+def _step_at(cohort: Cohort, member: Member, cursor: int, device: torch.device) -> float:
+    member.progress.cursor, member.progress.status = cursor, ""
+    return _timed(cohort.step, device)
+
+
+def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
+    """One step of fine-tuning a copy of the whole backbone, on the same batch."""
+    model = copy.deepcopy(backbone.model).train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+
+    def step() -> None:
+        rows = [member.row(int(index)) for index in member.next_batch()]
+        batch = collate(rows, backbone.pad_id, backbone.device)
+        hidden = model(input_ids=batch.input_ids_BT, attention_mask=batch.mask_BT).last_hidden_state
+        hidden.float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def step_at(cursor: int) -> float:
+        member.progress.epoch, member.progress.cursor = 0, cursor
+        return _timed(step, backbone.device)
+
+    return step_at
+
+
+def _measure_dev(cohort: Cohort, member: Member) -> float:
+    """Seconds to score the dev rows once, from an even sample of them."""
+    chosen = np.unique(np.linspace(0, len(member.dev.ids) - 1, min(_DEV_SAMPLE, len(member.dev.ids))).astype(int))
+    rows = [Row(member.dev.ids[i], 0) for i in chosen]
+    seconds = _timed(lambda: infer(cohort.bank, rows), cohort.backbone.device)
+    return seconds * len(member.dev.ids) / len(rows)
+
+
+def _timed(work: Callable[[], Any], device: torch.device) -> float:
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began

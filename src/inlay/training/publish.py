@@ -1,0 +1,102 @@
+"""Publishing: what a run trained becomes an immutable version, with probes that prove it later."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inlay.data.metrics import METRICS
+from inlay.data.tasks import Split
+from inlay.errors import Diverged
+from inlay.model.backbone import Backbone
+from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
+from inlay.store import Manifest, Probe, Store, Version
+from inlay.training.evaluate import encode_rows, score_split
+from inlay.training.run import Result, Run
+
+NUM_PROBES = 8
+
+
+def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: str | None = None) -> Version:
+    """Add a run's best weights to the store under `name` (the task's own by default).
+
+    Scores the test rows, where there are some, and answers the probe rows on the canonical path.
+    """
+    if not result.tensors:
+        raise Diverged(
+            f"run `{run.id}` has no weights to publish: {result.message or result.status}",
+            "train it again with a smaller learning rate",
+        )
+    metrics = {"dev": result.dev_metrics}
+    if run.task.test is not None and run.task.test.targets is not None:
+        metrics["test"] = score_split(run, result.tensors, backbone, run.task.test)
+    manifest = Manifest(
+        kind=run.task.kind,
+        labels=run.task.labels,
+        metric=run.task.metric,
+        higher_is_better=METRICS[run.task.metric].higher_is_better,
+        method=dataclasses.asdict(run.spec.method),
+        head=dataclasses.asdict(run.spec.head),
+        max_length=run.config.train.max_length,
+        metrics=metrics,
+        data_digest=run.task.digest,
+        dev_digest=run.task.dev_digest,
+        backbone=describe_backbone(backbone),
+        run_id=run.id,
+        num_parameters=sum(tensor.numel() for tensor in result.tensors.values()),
+        probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
+        config=dataclasses.asdict(run.config.train),
+        extra={"pairs": run.task.train.pairs is not None},
+    )
+    return store.publish(name or run.task.name, result.tensors, manifest, _sidecar(result))
+
+
+def describe_backbone(backbone: Backbone) -> dict[str, Any]:
+    """What a version keeps of the backbone it stands on."""
+    return {
+        "name": backbone.name,
+        "fingerprint": backbone.fingerprint,
+        "family": backbone.anatomy.family,
+        "num_parameters": backbone.num_parameters,
+        "exact_digest": backbone.exact_digest,
+        "precision": backbone.precision,
+    }
+
+
+def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
+    dev = run.task.dev
+    chosen = np.unique(np.linspace(0, len(dev) - 1, min(NUM_PROBES, len(dev))).astype(int))
+    texts = [dev.texts[index] for index in chosen]
+    pairs = None if dev.pairs is None else [dev.pairs[index] for index in chosen]
+    rows = encode_rows(backbone, Split(texts, pairs, None, []), run.config.train.max_length)
+    answers = infer_canonically(backbone, run.spec, result.tensors, rows)
+    return [
+        Probe(text, pair, tuple(logits.tolist()))
+        for text, pair, logits in zip(texts, pairs or [None] * len(texts), answers, strict=True)
+    ]
+
+
+def _sidecar(result: Result) -> dict[str, Any]:
+    return {
+        "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "seconds": round(result.seconds, 3),
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "commit": current_commit(),
+        "environment": canonical_environment(),
+    }
+
+
+def current_commit() -> str:
+    """The commit of the Inlay checkout in use, or "" where it runs from an installed package."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
+    except OSError:
+        return ""

@@ -1,0 +1,152 @@
+"""A run: one task trained once, with its settings, its folder and its result.
+
+A run's folder is `runs/<id>/`: `config.toml`, `metrics.jsonl` (a line per epoch), `curve.png`, `best.safetensors`,
+`last.safetensors`, and `result.json`, which is written last: a folder that has one is a finished run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load as decode_tensors
+from safetensors.torch import save as encode_tensors
+from torch import Tensor
+
+from inlay.config import RunConfig, write_toml
+from inlay.data.tasks import Task
+from inlay.errors import BadConfig
+from inlay.model.backbone import Backbone
+from inlay.model.bank import SlotSpec
+from inlay.model.heads import HeadSpec, find_head
+from inlay.model.methods import resolve_method
+from inlay.store import write_atomically
+
+FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A task and resolved settings on one backbone. Make it with `make_run`."""
+
+    task: Task
+    config: RunConfig
+    spec: SlotSpec
+    fingerprint: str
+
+    @cached_property
+    def id(self) -> str:
+        return self.config.identify(self.task.digest, self.fingerprint)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.task.train) // self.config.train.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps_per_epoch * self.config.train.epochs
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. `tensors` are the best epoch's, at the slot's own size."""
+
+    run_id: str
+    status: str
+    best_epoch: int
+    dev_metric: float | None
+    """of the task's metric, at the best epoch; None if the run diverged before it finished one"""
+    history: list[dict[str, Any]]
+    seconds: float
+    peak_memory_bytes: int
+    message: str = ""
+    folder: Path | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def dev_metrics(self) -> dict[str, float]:
+        """All dev metrics of the best epoch; empty if no epoch was ever finished."""
+        return next((line["dev"] for line in self.history if line["epoch"] == self.best_epoch), {})
+
+
+def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
+    """Resolve every `auto` of `config` for this task and backbone, and check that they go together."""
+    pooling = backbone.resolve_pooling(config.train.pooling)
+    if config.train.max_length > backbone.max_length:
+        raise BadConfig(
+            f"`train.max_length` is `{config.train.max_length}`, but `{backbone.name}` reads {backbone.max_length} tokens",
+            f"use `--max-length {backbone.max_length}` or less",
+        )
+    if config.train.class_weights == "balanced" and task.kind != "classify":
+        raise BadConfig(f"`train.class_weights` is `balanced` for a `{task.kind}` task", "it is for `classify` tasks")
+    train = dataclasses.replace(config.train, pooling=pooling)
+    data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
+    resolved = dataclasses.replace(
+        config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
+    )
+    return Run(task, resolved, SlotSpec(resolved.method, _make_head(task, pooling)), backbone.fingerprint)
+
+
+def _make_head(task: Task, pooling: str) -> HeadSpec:
+    num_outputs = find_head(task.kind).num_outputs(len(task.labels))
+    if task.kind != "regress":
+        return HeadSpec(task.kind, num_outputs, pooling)
+    assert task.train.targets is not None
+    mean, std = float(np.mean(task.train.targets)), float(np.std(task.train.targets))
+    return HeadSpec(task.kind, num_outputs, pooling, mean, std or 1.0)
+
+
+def write_start(folder: Path, run: Run) -> None:
+    """Put a run's settings in its folder, before its first step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "config.toml", write_toml(run.config).encode())
+
+
+def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
+    """The metrics file, a line per epoch. Written whole, so that a resumed run never repeats a line."""
+    write_atomically(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history).encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Tensors as safetensors, whole or not at all."""
+    write_atomically(path, encode_tensors(dict(sorted(tensors.items()))))
+
+
+def write_result(folder: Path, result: Result) -> None:
+    """The mark of a finished run: everything else is on disk before it."""
+    content = {
+        "run": result.run_id,
+        "status": result.status,
+        "best_epoch": result.best_epoch,
+        "dev_metric": result.dev_metric,
+        "seconds": result.seconds,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "message": result.message,
+        "history": result.history,
+    }
+    write_atomically(folder / "result.json", json.dumps(content, indent=1).encode())
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run's folder has its result, which is written last."""
+    return (folder / "result.json").is_file()
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a finished run, or None if it is not finished."""
+    if not is_finished(folder):
+        return None
+    content = json.loads((folder / "result.json").read_text(encoding="utf8"))
+    best = folder / "best.safetensors"
+    return Result(
+        run_id=content["run"],
+        tensors=decode_tensors(best.read_bytes()) if best.is_file() else {},
+        folder=folder,
+        **{name: content[name] for name in content if name != "run"},
+    )

@@ -1,0 +1,145 @@
+"""Tiny random backbones of every family, built from their config and laid out as real folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("INLAY_HOME", None)
+os.environ.pop("INLAY_DATA", None)
+
+WORDS = ["the", "a", "an", "it", "is", "was", "good", "bad", "fine", "awful", "great", "terrible", "movie", "film", "plot", "actor", "story", "of", "and", "very", "not", "so", "quite", "free", "win", "prize", "call", "now", "text", "me", "you", "i", "we", "they", "see", "go", "come", "home", "late", "early", "cat", "dog", "sat", "on", "mat", "red", "blue", "green", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", ".", ",", "!", "?", "'", "yes", "no", "why", "what", "who", "when", "where", "how"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+NUM_LAYERS, WIDTH = 3, 32
+
+
+def _configs() -> dict[str, Callable[[int], Any]]:
+    import transformers as t
+
+    def usual(vocab_size: int, **more: Any) -> dict[str, Any]:
+        shape = {"hidden_size": WIDTH, "num_hidden_layers": NUM_LAYERS, "num_attention_heads": 4}
+        return {**shape, "intermediate_size": 48, "vocab_size": vocab_size, "max_position_embeddings": 66, **more}
+
+    shifted = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "type_vocab_size": 1}
+    deberta = {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm",
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+        "position_buckets": 8,
+        "share_att_key": True,
+        "type_vocab_size": 0,
+        "position_biased_input": False,
+    }
+    modern = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+    return {
+        "bert": lambda n: t.BertConfig(**usual(n)),
+        "roberta": lambda n: t.RobertaConfig(**usual(n, **shifted)),
+        "xlm-roberta": lambda n: t.XLMRobertaConfig(**usual(n, **shifted)),
+        "camembert": lambda n: t.CamembertConfig(**usual(n, **shifted)),
+        "electra": lambda n: t.ElectraConfig(**usual(n, embedding_size=16)),
+        "mpnet": lambda n: t.MPNetConfig(**usual(n, pad_token_id=1, bos_token_id=2, eos_token_id=3)),
+        "distilbert": lambda n: t.DistilBertConfig(
+            dim=WIDTH, n_layers=NUM_LAYERS, n_heads=4, hidden_dim=48, vocab_size=n, max_position_embeddings=66
+        ),
+        "deberta-v2": lambda n: t.DebertaV2Config(**usual(n, **deberta)),
+        "modernbert": lambda n: t.ModernBertConfig(
+            **usual(n, local_attention=8, global_attn_every_n_layers=2, **modern)
+        ),
+    }
+
+
+def make_tokenizer(family: str) -> Any:
+    """A WordPiece tokenizer with the special tokens, pair template and inputs of the family."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    # Families that count positions from padding_idx + 1 fix the padding id at 1.
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"] if family in SHIFTED else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    pieces = special + ["[MASK]", *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    has_types = family in ("bert", "electra")
+    pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1" if has_types else "[CLS] $A [SEP] $B [SEP]"
+    ends = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=ends)
+    names = ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_input_names=names,
+    )
+
+
+SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")
+
+
+def make_folder(family: str, folder: Path, seed: int = 0) -> Path:
+    """A tiny random backbone as a Hugging Face folder."""
+    import torch
+    import transformers
+
+    tokenizer = make_tokenizer(family)
+    config = _configs()[family](len(tokenizer))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModel.from_config(config)
+        for name, parameter in model.named_parameters():  # norms away from 1 and 0, so that mixing them up shows
+            if parameter.dim() == 1:
+                parameter.data.add_(0.2 * torch.randn(parameter.shape))
+            elif "embedding" not in name.lower():
+                parameter.data.mul_(4)  # wider than transformers' init, so that layers are far from the identity
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def backbone_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function: family -> folder of its tiny backbone, made once."""
+    made: dict[str, Path] = {}
+
+    def find(family: str) -> Path:
+        if family not in made:
+            made[family] = make_folder(family, tmp_path_factory.mktemp(f"{family}-") / "backbone")
+        return made[family]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def backbone_of(backbone_folder: Callable[[str], Path]) -> Callable[[str], Any]:
+    """A function: family -> its tiny backbone, loaded once."""
+    from inlay.model import load_backbone
+
+    loaded: dict[str, Any] = {}
+
+    def find(family: str) -> Any:
+        if family not in loaded:
+            loaded[family] = load_backbone(str(backbone_folder(family)), device="cpu")
+        return loaded[family]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def tiny_bert_folder(backbone_folder: Callable[[str], Path]) -> Path:
+    return backbone_folder("bert")
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(backbone_of: Callable[[str], Any]) -> Any:
+    return backbone_of("bert")

@@ -1,0 +1,144 @@
+"""Token ids without padding, and batches that are a pure function of their arguments."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from inlay.data.encode import Encoded, describe, encode, epoch_batches
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f"]
+
+
+def make_tokenizer(*names):
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_input_names=list(names)
+    )
+
+
+BERT_LIKE = make_tokenizer("input_ids", "token_type_ids", "attention_mask")
+ROBERTA_LIKE = make_tokenizer("input_ids", "attention_mask")
+
+
+def test_rows_keep_their_own_lengths():
+    encoded = encode(BERT_LIKE, ["a b", "c"], None, 16)
+    assert [row.tolist() for row in encoded.ids] == [[2, 4, 5, 3], [2, 6, 3]]
+    assert [row.tolist() for row in encoded.segments] == [[0, 0, 0, 0], [0, 0, 0]]
+    assert encoded.ids[0].dtype == np.int32
+    assert encoded.lengths.tolist() == [4, 3]
+    assert encoded.num_truncated == 0
+
+
+def test_second_text_is_in_the_second_segment():
+    encoded = encode(BERT_LIKE, ["a b"], ["c"], 16)
+    assert encoded.ids[0].tolist() == [2, 4, 5, 3, 6, 3]
+    assert encoded.segments[0].tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_segments_are_absent_where_the_tokenizer_has_none():
+    assert encode(ROBERTA_LIKE, ["a b"], ["c"], 16).segments is None
+
+
+def test_truncated_rows_are_counted_and_the_longer_of_a_pair_is_cut():
+    encoded = encode(BERT_LIKE, ["a b c d e f", "a", "f"], ["a b", "b", "a b c d e f"], 8)
+    assert encoded.lengths.tolist() == [8, 5, 8]
+    assert encoded.num_truncated == 2
+    assert encoded.ids[0].tolist()[-3:] == [4, 5, 3]  # the short second text is whole
+    assert encoded.ids[2].tolist()[:3] == [2, 9, 3]  # so is the short first one
+    assert encode(BERT_LIKE, ["a b c d"], None, 6).num_truncated == 0
+    assert encode(BERT_LIKE, ["a b c d e"], None, 6).num_truncated == 1
+
+
+def test_encoding_in_chunks_equals_encoding_at_once_and_reports_progress(monkeypatch):
+    texts = ["a b", "c", "d e f", "a", "b"]
+    whole, seen = encode(BERT_LIKE, texts, None, 16), []
+    monkeypatch.setattr("inlay.data.encode.CHUNK_ROWS", 2)
+    pieces = encode(BERT_LIKE, texts, None, 16, progress=seen.append)
+    assert [row.tolist() for row in pieces.ids] == [row.tolist() for row in whole.ids]
+    assert seen == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("targets", "labels", "label"),
+    [
+        (np.array([1]), ("ham", "spam"), "spam"),
+        (np.array([[1.0, 0.0, 1.0]], dtype=np.float32), ("x", "y", "z"), ["x", "z"]),
+        (np.array([2.5]), (), 2.5),
+        (None, ("ham", "spam"), None),
+    ],
+)
+def test_example_shows_tokens_ids_segments_and_label(targets, labels, label):
+    (example,) = describe(BERT_LIKE, encode(BERT_LIKE, ["a zzz"], None, 16), targets, labels)
+    assert example.to_json() == {
+        "tokens": ["[CLS]", "a", "[UNK]", "[SEP]"],
+        "ids": [2, 4, 1, 3],
+        "segments": [0, 0, 0, 0],
+        "label": label,
+    }
+
+
+def test_examples_are_at_most_as_many_as_rows():
+    assert len(describe(BERT_LIKE, encode(BERT_LIKE, ["a", "b"], None, 16), None, (), 3)) == 2
+    assert describe(BERT_LIKE, Encoded([], None, np.zeros(0, dtype=np.int64), 0), None, ()) == []
+
+
+LENGTHS = np.random.default_rng(7).geometric(0.03, size=5003) + 2
+
+
+@pytest.mark.parametrize(("num_rows", "batch_size"), [(5003, 32), (31, 32), (64, 32), (1, 1), (1601, 32)])
+def test_every_row_comes_once_in_an_epoch_and_the_last_batch_is_kept(num_rows, batch_size):
+    batches = epoch_batches(LENGTHS[:num_rows], batch_size, seed=1, epoch=2)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(num_rows))
+    assert len(batches) == -(-num_rows // batch_size)
+    assert sorted(map(len, batches))[1:] == [batch_size] * (len(batches) - 1)
+
+
+def test_batches_are_a_pure_function_of_their_arguments():
+    first, again = (epoch_batches(LENGTHS, 32, seed=3, epoch=4) for _ in range(2))
+    assert all(np.array_equal(left, right) for left, right in zip(first, again, strict=True))
+
+
+def test_seeds_and_epochs_change_the_members_of_every_batch():
+    base = epoch_batches(LENGTHS, 32, seed=0, epoch=0)
+    for other in (epoch_batches(LENGTHS, 32, seed=1, epoch=0), epoch_batches(LENGTHS, 32, seed=0, epoch=1)):
+        shared = sum(set(left) == set(right) for left, right in zip(base, other, strict=True))
+        assert shared == 0
+
+
+def test_equally_long_rows_are_shuffled():
+    same = np.full(640, 12)
+    first, other = (np.concatenate(epoch_batches(same, 32, seed=seed, epoch=0)) for seed in (0, 1))
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, np.arange(640))
+
+
+def padding_share(batches_by_run):
+    """Share of padding when the runs' batches of one step are padded to their common longest row."""
+    real = padded = 0
+    for step in zip(*batches_by_run, strict=True):
+        longest = max(LENGTHS[rows].max() for rows in step)
+        real += sum(LENGTHS[rows].sum() for rows in step)
+        padded += longest * sum(len(rows) for rows in step)
+    return 1 - real / padded
+
+
+def test_runs_of_different_seeds_meet_similar_lengths_at_the_same_step():
+    runs = [epoch_batches(LENGTHS, 32, seed=seed, epoch=0) for seed in range(4)]
+    alone = np.mean([padding_share([run]) for run in runs])
+    generator = np.random.default_rng(0)
+    scattered = [[run[index] for index in generator.permutation(len(run))] for run in runs]
+    assert padding_share(runs) < alone + 0.1
+    assert padding_share(runs) < 0.4 * padding_share(scattered)
+
+
+def test_short_texts_do_not_all_come_first():
+    means = np.array([LENGTHS[rows].mean() for rows in epoch_batches(LENGTHS, 32, seed=0, epoch=0)])
+    halves = means[: len(means) // 2].mean() / means[len(means) // 2 :].mean()
+    assert 0.7 < halves < 1.4

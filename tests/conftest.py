@@ -14,7 +14,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("INLAY_HOME", None)
 os.environ.pop("INLAY_DATA", None)
 
-WORDS = ["the", "a", "an", "it", "is", "was", "good", "bad", "fine", "awful", "great", "terrible", "movie", "film", "plot", "actor", "story", "of", "and", "very", "not", "so", "quite", "free", "win", "prize", "call", "now", "text", "me", "you", "i", "we", "they", "see", "go", "come", "home", "late", "early", "cat", "dog", "sat", "on", "mat", "red", "blue", "green", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", ".", ",", "!", "?", "'", "yes", "no", "why", "what", "who", "when", "where", "how"]
+WORDS = (
+    "the a an it is was good bad fine awful great terrible movie film plot actor story of and very not so quite free "
+    "win prize call now text me you i we they see go come home late early cat dog sat on mat red blue green one two "
+    "three four five six seven eight nine ten . , ! ? ' yes no why what who when where how"
+).split()
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 NUM_LAYERS, WIDTH = 3, 32
 
@@ -63,7 +67,7 @@ def make_tokenizer(family: str) -> Any:
 
     # Families that count positions from padding_idx + 1 fix the padding id at 1.
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"] if family in SHIFTED else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    pieces = special + ["[MASK]", *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    pieces = [*special, "[MASK]", *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -143,3 +147,36 @@ def tiny_bert_folder(backbone_folder: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bert(backbone_of: Callable[[str], Any]) -> Any:
     return backbone_of("bert")
+
+
+def make_toy_task(
+    name: str = "toy", *, num_labels: int = 2, num_rows: int = 48, seed: int = 0, kind: str = "classify"
+) -> Any:
+    """A small learnable task: the label is which group of words a text draws from. Lengths vary from 2 to 14 words."""
+    import numpy as np
+
+    from inlay.data.tasks import Split, Task
+
+    generator = np.random.default_rng(seed)
+    groups = [WORDS[start::num_labels] for start in range(num_labels)]
+
+    def split(size: int) -> Split:
+        chosen = generator.integers(num_labels, size=size)
+        texts = [" ".join(generator.choice(groups[label], size=generator.integers(2, 15))) for label in chosen]
+        targets: Any = chosen.astype(np.int64)
+        if kind == "regress":
+            targets = 100.0 + 10.0 * chosen.astype(np.float64)
+        elif kind == "multilabel":
+            targets = np.eye(num_labels, dtype=np.float32)[chosen]
+        return Split(texts, None, targets, list(range(1, size + 1)))
+
+    labels = () if kind == "regress" else tuple(f"label-{index}" for index in range(num_labels))
+    metric = {"classify": "accuracy", "regress": "rmse", "multilabel": "micro_f1"}[kind]
+    train, dev = split(num_rows), split(num_rows // 2)
+    digest = f"toy/{kind}/{num_labels}/{num_rows}/{seed}"
+    return Task(name, kind, labels, metric, train, dev, None, (), digest, digest + "/dev")
+
+
+@pytest.fixture(scope="session")
+def toy_task() -> Callable[..., Any]:
+    return make_toy_task

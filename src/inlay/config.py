@@ -193,7 +193,7 @@ def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise BadConfig(f"`{where}{key}` is a section, not a value", f"write `{where}{key}.NAME = …`")
-            values[key] = from_tree(hints[key], value, f"{where}{key}.")  # type: ignore[arg-type]
+            values[key] = from_tree(hints[key], value, f"{where}{key}.")
         else:
             values[key] = _coerce(hints[key], value, f"{where}{key}")
     return kind(**values)

@@ -142,3 +142,10 @@ def test_short_texts_do_not_all_come_first():
     means = np.array([LENGTHS[rows].mean() for rows in epoch_batches(LENGTHS, 32, seed=0, epoch=0)])
     halves = means[: len(means) // 2].mean() / means[len(means) // 2 :].mean()
     assert 0.7 < halves < 1.4
+
+
+def test_encoded_rows_are_iterated_with_their_segments():
+    ((ids, segments),) = encode(BERT_LIKE, ["a"], ["b"], 16)
+    assert (ids.tolist(), segments.tolist()) == ([2, 4, 3, 5, 3], [0, 0, 0, 1, 1])
+    ((_, nothing),) = encode(ROBERTA_LIKE, ["a"], None, 16)
+    assert nothing is None

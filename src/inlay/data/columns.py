@@ -88,7 +88,8 @@ class Columns:
 def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -> Columns:
     """The columns named in `config`, the others recognised by name; a column that is missing is a `BadData`.
 
-    Naming the text names all text: a pair is only recognised where neither column was named.
+    Naming the text names all text: a pair is only recognised where neither column was named. Without `labelled` there
+    may be no label column.
     """
     given = [name for name in (config.text, config.pair, config.label, config.split) if name is not None]
     for name in given:
@@ -99,7 +100,7 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
         text, pair = _find_pair(free)
     text = text or _find_name(free, TEXT_NAMES)
     free = [name for name in free if name not in (text, pair)]
-    label = config.label or (_find_name(free, LABEL_NAMES) if labelled else None)
+    label = config.label or _find_name(free, LABEL_NAMES)
     split = config.split or _find_name(free, SPLIT_NAMES)
     free = [name for name in free if name not in (label, split)]
     if text is None and len(free) == 1:

@@ -6,7 +6,7 @@ run needs no stored data order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +27,11 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """The ids and segments of each row."""
+        for row, ids in enumerate(self.ids):
+            yield ids, None if self.segments is None else self.segments[row]
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,8 @@ def _build_task(source: Source, name: str) -> Task:
         raise BadConfig("no dev rows", "give a file with `--dev`, or set `data.dev_share` above 0")
     scheme = find_scheme(parts["train"].labels or [], config)
     if scheme.kind == "classify" and any(shares):
-        parts["train"] = drop_single_rows(parts["train"], bad)
+        labelled, _ = read_targets(parts["train"], scheme, bad)
+        parts["train"] = drop_single_rows(labelled, bad)
         scheme = find_scheme(parts["train"].labels or [], config)
     splits = {side: _make_split(rows, scheme, bad) for side, rows in parts.items()}
     notes.append(_describe_kind(scheme, splits["train"], is_inferred=config.kind == "auto"))
@@ -199,7 +200,7 @@ def _match_columns(header: Header, columns: Columns, config: DataConfig, side: s
     if has_texts and (label is not None or side == "test"):
         return replace(columns, label=label, split=None)
     config = replace(config, split=None, label=None if side == "test" and label is None else config.label)
-    found = replace(find_columns(header, config, labelled=side == "dev" or label is not None), split=None)
+    found = replace(find_columns(header, config, labelled=side == "dev"), split=None)
     if (found.pair is None) != (columns.pair is None):
         wanted = "single texts" if columns.pair is None else "pairs"
         hint = f"columns there are: {', '.join(header.names)}"

@@ -119,7 +119,7 @@ class Backbone:
         """The backbone's own layer norms, by the names slots give them."""
         tensors = {}
         for norm in self.anatomy.norms:
-            inner = self.model.get_submodule(f"{norm.path}.inner")
+            inner: Any = self.model.get_submodule(f"{norm.path}.inner")
             tensors[f"norm.{norm.key}.scale"] = inner.weight.detach().to("cpu", torch.float32, copy=True)
             if norm.has_shift:
                 tensors[f"norm.{norm.key}.shift"] = inner.bias.detach().to("cpu", torch.float32, copy=True)
@@ -160,7 +160,7 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
 
 
 def find_folder(name: str) -> Path:
-    """The folder a backbone's files are in; fetches from the hub only when the name is neither built in nor a folder."""
+    """The folder of a backbone's files; fetched from the hub only if the name is neither built in nor a folder."""
     if name in BUILT_IN:
         return _find_built_in(name)
     if Path(name).is_dir():

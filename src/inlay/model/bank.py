@@ -171,7 +171,10 @@ class Bank:
             key = name.removeprefix("adapter.").removesuffix(".down")
             at = [items.get(name) for items in self._layouts]
             self._bottlenecks[key] = kernels.Bottleneck(
-                *(self.stacks[f"adapter.{key}.{part}"] for part in ("down", "down_bias", "up", "up_bias")),
+                self.stacks[f"adapter.{key}.down"],
+                self.stacks[f"adapter.{key}.down_bias"],
+                self.stacks[f"adapter.{key}.up"],
+                self.stacks[f"adapter.{key}.up_bias"],
                 sizes=[0 if item is None else item.shape[1] for item in at],
                 activations=["" if spec is None else resolve_method(spec.method).activation for spec in self.specs],
             )
@@ -189,13 +192,13 @@ class _Routed:
             return output
         return output + kernels.bottleneck_update(output, weights, self._route)
 
-    def normalize(self, norm_key: str, site_key: str | None, inner: nn.LayerNorm, x: Tensor) -> Tensor:
+    def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor:
         weights = None if site_key is None else self._bank._bottlenecks.get(site_key)
         if weights is not None:
             x = x + kernels.bottleneck_update(self._norm(norm_key, inner, x), weights, self._route)
         return self._norm(norm_key, inner, x)
 
-    def _norm(self, key: str, inner: nn.LayerNorm, x: Tensor) -> Tensor:
+    def _norm(self, key: str, inner: Any, x: Tensor) -> Tensor:
         scale = self._bank.stacks.get(f"norm.{key}.scale")
         if scale is None:
             return inner(x)

@@ -22,7 +22,13 @@ from inlay.model.sites import Family
 
 # Only what changes the function computed. Values are read from the config object, which knows the defaults that a
 # short config.json leaves out.
-CONFIG_FIELDS = ["model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_activation", "activation", "vocab_size", "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "norm_eps", "embedding_size", "relative_attention", "relative_attention_num_buckets", "max_relative_positions", "position_buckets", "norm_rel_ebd", "share_att_key", "pos_att_type", "position_biased_input", "conv_kernel_size", "conv_act", "local_attention", "global_attn_every_n_layers", "sinusoidal_pos_embds"]
+CONFIG_FIELDS = (
+    "model_type hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_activation "
+    "activation vocab_size max_position_embeddings type_vocab_size layer_norm_eps norm_eps embedding_size "
+    "relative_attention relative_attention_num_buckets max_relative_positions position_buckets norm_rel_ebd "
+    "share_att_key pos_att_type position_biased_input conv_kernel_size conv_act local_attention "
+    "global_attn_every_n_layers sinusoidal_pos_embds"
+).split()
 PROBE_STRINGS = (
     "The quick brown fox jumps over the lazy dog.",
     "Don't panic: it's 3.14159 (or 22/7)!",
@@ -64,7 +70,7 @@ def digest_weights(folder: Path, family: Family) -> WeightsDigest:
     for name, tensor in _backbone_tensors(files, family.prefix):
         num_parameters += tensor.numel()
         precisions.add(str(tensor.dtype).removeprefix("torch."))
-        content = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+        content = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
         rounded[name] = [list(tensor.shape), hashlib.sha256(content).hexdigest()]
     exact = hashlib.sha256()
     for file in files:

@@ -40,7 +40,7 @@ class Bottleneck:
 
 
 def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route) -> Tensor:
-    """up(act(down(h))), the rows of segment s through slot s; zero where a slot has no adapter (Houlsby et al., fig. 2)."""
+    """up(act(down(h))), the rows of each segment through its slot; zero where a slot has no adapter."""
     down, down_bias = _by_slot(weights.down_SDR), _by_slot(weights.down_bias_SR)
     up, up_bias = _by_slot(weights.up_SRD), _by_slot(weights.up_bias_SD)
     pieces = []

@@ -40,7 +40,7 @@ class Family:
 
 
 # Adapted after the output dropout of each sublayer, before the residual sum, as Houlsby et al. do in BERT. DistilBERT
-# has no dropout after its attention and ModernBERT none after its feed-forward layer: there it is the sublayer's output.
+# has no dropout after its attention, ModernBERT none after its feed-forward layer: there it is the sublayer's output.
 _BERT = Family(
     stack="encoder.layer",
     places={"attention": "attention.output.dropout", "feedforward": "output.dropout", "output": "output.LayerNorm"},
@@ -180,7 +180,7 @@ class SlotOperations(Protocol):
 
     def rewrite(self, key: str, output: Tensor) -> Tensor: ...
 
-    def normalize(self, norm_key: str, site_key: str | None, inner: nn.LayerNorm, x: Tensor) -> Tensor: ...
+    def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
 
 class Mount:

@@ -126,8 +126,7 @@ class _Prover:
         texts = [probe.text for probe in manifest.probes]
         pairs = [probe.pair or "" for probe in manifest.probes] if manifest.extra.get("pairs") else None
         encoded = encode(self._plain.tokenizer, texts, pairs, manifest.max_length)
-        segments = encoded.segments or [None] * len(texts)
-        rows = [Row(ids, 0, types) for ids, types in zip(encoded.ids, segments, strict=True)]
+        rows = [Row(ids, 0, segments) for ids, segments in encoded]
         spec = SlotSpec.from_stored(manifest.method, manifest.head)
         return infer_canonically(self._plain, spec, self._store.load(version).tensors, rows)
 

@@ -37,7 +37,7 @@ class CohortSettings:
     """What is not a run's own: written before the first step, so that a resumed cohort steps as the first one did."""
 
     token_budget: int
-    """tokens of one forward pass at most, padding included; a step that needs more accumulates gradients over several"""
+    """tokens of one forward pass at most, with padding; a step that needs more accumulates gradients over several"""
     num_threads: int
     save_every: int
     """steps between resume states"""
@@ -181,11 +181,11 @@ class Cohort:
         return losses
 
     def finish_epochs(self) -> list[tuple[Member, dict[str, Any]]]:
-        """Score the runs that just ended an epoch, all in one pass; keep the best weights; end the runs that are done."""
+        """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""
         ended = [member for member in self.active if member.progress.cursor == member.run.steps_per_epoch]
         if not ended:
             return []
-        rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in _pairs(member.dev)]
+        rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in member.dev]
         logits = iter(infer(self.bank, rows))
         records = []
         for member in ended:
@@ -260,10 +260,6 @@ def _targets(run: Run, device: torch.device) -> tuple[Tensor, Tensor]:
         counts = np.bincount(raw, minlength=len(run.task.labels))
         weights = (len(raw) / (len(counts) * np.maximum(counts, 1)))[raw]
     return torch.as_tensor(raw, device=device), torch.as_tensor(weights, dtype=torch.float32, device=device)
-
-
-def _pairs(encoded: Encoded) -> list[tuple[np.ndarray, np.ndarray | None]]:
-    return list(zip(encoded.ids, encoded.segments or [None] * len(encoded.ids), strict=True))
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -47,8 +47,7 @@ def predict_split(
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
     """A split's rows for slot 0, ready for `infer`."""
     encoded = encode(backbone.tokenizer, split.texts, split.pairs, max_length)
-    segments = encoded.segments or [None] * len(encoded.ids)
-    return [Row(ids, 0, types) for ids, types in zip(encoded.ids, segments, strict=True)]
+    return [Row(ids, 0, segments) for ids, segments in encoded]
 
 
 def read_outputs(head: HeadSpec, logits: Sequence[Tensor]) -> np.ndarray:

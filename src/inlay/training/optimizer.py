@@ -30,7 +30,7 @@ VARIANTS = {"adamw": Variant(1e-8, True), "bert-adam": Variant(1e-6, False)}
 
 
 class SlotOptimizer:
-    """Moments and step counts of every slot of a bank's stacks. It owns `first` and `second`; the stacks are updated in place."""
+    """Moments and step counts of every slot of a bank. It owns `first` and `second` and updates the stacks in place."""
 
     def __init__(
         self, stacks: Mapping[str, Tensor], decays: Mapping[str, bool], settings: Sequence[TrainConfig]

@@ -80,7 +80,8 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
     pooling = backbone.resolve_pooling(config.train.pooling)
     if config.train.max_length > backbone.max_length:
         raise BadConfig(
-            f"`train.max_length` is `{config.train.max_length}`, but `{backbone.name}` reads {backbone.max_length} tokens",
+            f"`train.max_length` is `{config.train.max_length}`, but `{backbone.name}` reads at most "
+            f"{backbone.max_length} tokens",
             f"use `--max-length {backbone.max_length}` or less",
         )
     if config.train.class_weights == "balanced" and task.kind != "classify":

@@ -1,0 +1,368 @@
+"""`inlay tasks`, `show`, `verify`, `export`, `import`, `remove` and `gc`: what is in the store, and that it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.options import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.screen import Column
+from inlay.errors import InlayError, StoreDamaged
+from inlay.store import Manifest, Store, Version
+
+if TYPE_CHECKING:
+    from inlay.serving import Check
+    from inlay.store.format import VersionInfo
+    from inlay.store.store import TaskInfo
+
+ReferenceArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")]
+
+
+def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
+    """List the tasks with the parameters each adds, and the total beside full fine-tuning."""
+    kept = open_store(store)
+    ledger = kept.ledger()
+    entries, totals = [_describe_task(task) for task in ledger], _total(ledger)
+    if json:
+        screen.put_json({"store": str(kept.root), "tasks": entries, "backbones": totals})
+        return
+    if not ledger:
+        screen.say(f"no tasks in {kept.root} yet")
+        screen.say("train the first: inlay train mail.csv --task mail", "dim")
+        return
+    columns = [Column("task", is_flexible=True), Column("kind"), Column("labels", True), Column("versions", True)]
+    columns += [Column("dev score"), Column("method"), Column("parameters", True), Column("of backbone", True)]
+    screen.put_table(columns, [_row(entry) for entry in entries])
+    screen.put()
+    for total in totals:
+        screen.put(_phrase_total(total))
+
+
+def _describe_task(task: TaskInfo) -> dict[str, Any]:
+    """A task of the ledger as data: its latest version, and its best."""
+    latest, best = task.latest.summary, _best(task)
+    whole = latest.backbone.get("num_parameters", 0)
+    return {
+        "task": task.name,
+        "kind": latest.kind,
+        "num_labels": latest.num_labels,
+        "versions": [info.version.number for info in task.versions],
+        "latest": task.latest.version.reference,
+        "metric": latest.metric,
+        "score": latest.score(latest.metric),
+        "metrics": latest.metrics,
+        "best": None if best is None else best.version.reference,
+        "best_score": None if best is None else best.summary.score(latest.metric),
+        "method": latest.method.get("name"),
+        "size": latest.method.get("size"),
+        "num_parameters": latest.num_parameters,
+        "backbone": latest.backbone.get("name"),
+        "share": latest.num_parameters / whole if whole else None,
+        "size_bytes": task.latest.size_bytes,
+        "published_at": task.latest.published_at,
+    }
+
+
+def _best(task: TaskInfo) -> VersionInfo | None:
+    """What `NAME@best` means: of the versions with the latest's dev rows, the first with the best score."""
+    latest = task.latest.summary
+    sign = 1 if latest.higher_is_better else -1
+    scored = [
+        (sign * score, -info.version.number, info)
+        for info in task.versions
+        if info.summary.dev_digest == latest.dev_digest and (score := info.summary.score(latest.metric)) is not None
+    ]
+    return max(scored, key=lambda item: item[:2])[2] if scored else None
+
+
+def _row(entry: dict[str, Any]) -> list[str]:
+    score = f"{entry['metric']} {screen.score(entry['score'])}"
+    if entry["best"] not in (None, entry["latest"]):
+        score += f" (@{entry['best'].partition('@')[2]}: {screen.score(entry['best_score'])})"
+    return [
+        entry["task"],
+        entry["kind"],
+        str(entry["num_labels"] or "-"),
+        str(len(entry["versions"])),
+        score,
+        f"{entry['method']} {entry['size']}",
+        screen.count(entry["num_parameters"]),
+        "-" if entry["share"] is None else f"{100 * entry['share']:.2f}%",
+    ]
+
+
+def _total(ledger: Sequence[TaskInfo]) -> list[dict[str, Any]]:
+    """For each backbone: what its tasks' latest versions add, as a multiple of it, and what full fine-tuning needs."""
+    totals: dict[str, dict[str, Any]] = {}
+    for task in ledger:
+        backbone = task.latest.summary.backbone
+        blank = {"name": backbone["name"], "fingerprint": backbone["fingerprint"], "num_tasks": 0, "added": 0}
+        total = totals.setdefault(backbone["fingerprint"], {**blank, "num_parameters": backbone["num_parameters"]})
+        total["num_tasks"] += 1
+        total["added"] += task.latest.summary.num_parameters
+    for total in totals.values():
+        total["multiple"] = 1 + total["added"] / total["num_parameters"] if total["num_parameters"] else None
+        total["full_multiple"] = float(total["num_tasks"])
+    return list(totals.values())
+
+
+def _phrase_total(total: dict[str, Any]) -> str:
+    multiple = "?" if total["multiple"] is None else f"{total['multiple']:.2f}"
+    many = screen.count(total["num_tasks"], "task")
+    return f"{many} on {total['name']}: {multiple}× its parameters; full fine-tuning would need {total['num_tasks']}×"
+
+
+def show(task: ReferenceArgument, store: StoreOption = None, json: JsonOption = False) -> None:
+    """Show all there is to know of a version: labels, metrics, method, data, backbone, and its sister versions."""
+    kept = open_store(store)
+    version = kept.resolve(task)
+    manifest, sidecar, infos = kept.manifest(version), kept.sidecar(version), kept.versions(version.name)
+    info = next(item for item in infos if item.version == version)
+    if json:
+        about = {"reference": version.reference, "digest": version.digest, "size_bytes": info.size_bytes}
+        versions = [_describe_version(item) for item in infos]
+        content = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(manifest)}
+        content["probes"] = [dataclasses.asdict(probe) for probe in manifest.probes]
+        folder = str(kept.run_folder(manifest.run_id))
+        screen.put_json({**about, "run_folder": folder, **content, "sidecar": sidecar, "versions": versions})
+        return
+    screen.put_pairs(_describe_manifest(version, manifest, info) | _describe_sidecar(sidecar or {}))
+    screen.put()
+    _put_versions(infos, manifest.metric)
+
+
+def _describe_version(info: VersionInfo) -> dict[str, Any]:
+    summary = info.summary
+    about = {"reference": info.version.reference, "digest": info.version.digest, "published_at": info.published_at}
+    scores = {"metric": summary.metric, "score": summary.score(summary.metric), "metrics": summary.metrics}
+    size = {"num_parameters": summary.num_parameters, "size_bytes": info.size_bytes}
+    return {**about, **scores, **size, "method": summary.method, "backbone": summary.backbone["name"]}
+
+
+def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
+    backbone, config = manifest.backbone, manifest.config
+    shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
+    scores = {
+        f"{split} scores": "  ".join(f"{name} {screen.score(value)}" for name, value in values.items())
+        for split, values in manifest.metrics.items()
+    }
+    part = screen.share(manifest.num_parameters, backbone["num_parameters"])
+    return {
+        "version": version.reference,
+        "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
+        "labels": screen.shorten(", ".join(manifest.labels), 400) or "none: it answers with a number",
+        "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
+        **scores,
+        "method": ", ".join(f"{name} {value}" for name, value in manifest.method.items() if name != "name").join(
+            (f"{manifest.method.get('name')} (", ")")
+        ),
+        "parameters": f"{screen.count(manifest.num_parameters)}, {part} of the backbone",
+        "backbone": f"{backbone['name']} ({backbone['family']}, {screen.count(backbone['num_parameters'])} parameters)",
+        "fingerprint": backbone["fingerprint"],
+        "pooling": str(manifest.head.get("pooling")),
+        "longest row": f"{manifest.max_length} tokens",
+        "settings": ", ".join(f"{title} {config[name]}" for name, title in shown.items() if name in config),
+        "run": manifest.run_id,
+        "data": manifest.data_digest,
+        "digest": version.digest,
+        "size": screen.size(info.size_bytes),
+        "probes": screen.count(len(manifest.probes), "row"),
+    }
+
+
+def _describe_sidecar(sidecar: dict[str, Any]) -> dict[str, str]:
+    environment = sidecar.get("environment") or {}
+    found = {
+        "published": sidecar.get("published_at"),
+        "on": sidecar.get("host"),
+        "trained in": screen.duration(sidecar["seconds"]) if "seconds" in sidecar else None,
+        "commit": sidecar.get("commit"),
+        "made with": ", ".join(f"{name} {value}" for name, value in environment.items()),
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
+    columns = [Column("version"), Column("published"), Column(f"dev {metric}", True), Column("method")]
+    columns += [Column("parameters", True), Column("size", True), Column("digest")]
+    rows = []
+    for info in infos:
+        summary = info.summary
+        method = f"{summary.method.get('name')} {summary.method.get('size')}"
+        when = info.published_at[:16].replace("T", " ")
+        rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
+        rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]
+    screen.put_table(columns, rows)
+
+
+def verify(
+    references: Annotated[
+        list[str] | None, typer.Argument(metavar="[TASK]...", help="NAME (all its versions), NAME@3 or NAME@best")
+    ] = None,
+    backbone: BackboneOption = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Prove that published versions stand: their bytes, their backbone, and their probes' answers.
+
+    Each version answers its probes on the canonical path, compared bit for bit where machine and libraries are those it
+    was published with, and through the engine in a batch mixed with all the others.
+    """
+    check_device_name(device)
+    kept = open_store(store)
+    versions = _choose(kept, references or [])
+    checks = [] if not versions else _check_all(kept, versions, backbone, device)
+    fallen = [check for check in checks if not check.stands]
+    if json:
+        screen.put_json({"stands": not fallen, "checks": [_describe_check(check) for check in checks]})
+    elif checks:
+        _put_checks(checks)
+    else:
+        screen.say(f"no versions in {kept.root} yet")
+    if fallen:
+        raise StoreDamaged(
+            f"{len(fallen)} of {screen.count(len(checks), 'version')} do not stand, "
+            f"such as `{fallen[0].version.reference}`: {fallen[0].problem}"
+        )
+
+
+def _choose(store: Store, references: Sequence[str]) -> list[Version]:
+    if not references:
+        return [info.version for task in store.ledger() for info in task.versions]
+    chosen: dict[Version, None] = {}
+    for reference in references:
+        found = [store.resolve(reference)] if "@" in reference else [i.version for i in store.versions(reference)]
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
+
+
+def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, device: str) -> list[Check]:
+    """The checks of all versions, in their order; a backbone that cannot be found is its versions' problem."""
+    checks: dict[Version, Check] = {}
+    groups: dict[str, list[Version]] = {}
+    for version in versions:
+        try:
+            groups.setdefault(backbone or store.manifest(version).backbone["name"], []).append(version)
+        except InlayError as error:
+            checks[version] = _failed(version, error)
+    for name, members in groups.items():
+        try:
+            checks |= _check_on(open_backbone(name, device), store, members)
+        except InlayError as error:
+            checks |= {version: _failed(version, error) for version in members}
+    return [checks[version] for version in versions]
+
+
+def _check_on(backbone: Any, store: Store, versions: Sequence[Version]) -> dict[Version, Check]:
+    from inlay.serving import verify as prove
+
+    with screen.Meter(f"verifying on {backbone.name}", len(versions)) as meter:
+        done: list[Version] = []
+
+        def on_check(check: Check) -> None:
+            done.append(check.version)
+            meter.update(len(done), check.version.reference)
+
+        return {check.version: check for check in prove(versions, backbone, store, on_check)}
+
+
+def _failed(version: Version, error: InlayError) -> Check:
+    from inlay.serving import Check
+
+    return Check(version, problem=str(error))
+
+
+def _describe_check(check: Check) -> dict[str, Any]:
+    found = {"version": check.version.reference, "stands": check.stands, "problem": check.problem or None}
+    differences = {"canonical": check.canonical_difference, "engine": check.engine_difference}
+    return {**found, "is_exact": check.is_exact, "differences": differences}
+
+
+def _put_checks(checks: Sequence[Check]) -> None:
+    columns = [Column("version"), Column("stands"), Column("probes alone"), Column("in a mixed batch")]
+    rows = []
+    for check in checks:
+        if not check.stands:
+            rows.append([check.version.reference, "NO", "", "", check.problem])
+            continue
+        alone = "bit for bit" if check.is_exact else f"off by {check.canonical_difference:.1g}, tolerated"
+        mixed = f"off by {check.engine_difference:.1g}" if check.engine_difference else "the same"
+        rows.append([check.version.reference, "yes", alone, mixed, ""])
+    if all(check.stands for check in checks):
+        screen.put_table(columns, [row[:-1] for row in rows])
+        num_exact = sum(check.is_exact for check in checks)
+        how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, others to a tolerance"
+        screen.put(f"\n{'it stands' if len(checks) == 1 else f'all {len(checks)} versions stand'}, {how}")
+    else:
+        screen.put_table([*columns, Column("problem", is_flexible=True)], rows)
+
+
+def export(
+    reference: ReferenceArgument,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="file or folder; default: NAME.inlay")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a task's version as one file, for another store."""
+    kept = open_store(store)
+    version = kept.resolve(reference)
+    target = kept.export(reference, file or Path(f"{version.name}.inlay"))
+    size_bytes = target.stat().st_size
+    if json:
+        screen.put_json({"version": version.reference, "file": str(target), "size_bytes": size_bytes})
+    else:
+        screen.put(f"{version.reference} is in {target} ({screen.size(size_bytes)})")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a file that `inlay export` wrote")],
+    name: Annotated[str | None, typer.Option("--name", help="call the task this; default: its own name")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Add the task in an exported file to the store."""
+    version = open_store(store).import_(file, name)
+    if json:
+        screen.put_json({"version": version.reference, "digest": version.digest})
+    else:
+        screen.put(f"{version.reference} is here; prove it with: inlay verify {version.reference}")
+
+
+def remove(
+    reference: Annotated[str, typer.Argument(metavar="REF", help="NAME@3 for one version, NAME for all of them")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Drop a version, or a task with all its versions. The bytes stay until `inlay gc`."""
+    removed = open_store(store).remove(reference)
+    if json:
+        screen.put_json({"removed": [version.reference for version in removed]})
+        return
+    for version in removed:
+        screen.put(f"removed {version.reference}")
+    screen.say("the bytes stay until: inlay gc", "dim")
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only tell what would be deleted")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete the bytes that no version needs."""
+    report = open_store(store).gc(dry_run=dry_run)
+    if json:
+        screen.put_json({**dataclasses.asdict(report), "paths": [str(path) for path in report.paths]})
+        return
+    for path in report.paths if dry_run else ():
+        screen.put(str(path))
+    verb = "would delete" if dry_run else "deleted"
+    many = screen.count(report.num_objects, "object")
+    rest = screen.count(report.num_sidecars + report.num_drafts, "other file")
+    screen.put(f"{verb} {many} and {rest}: {screen.size(report.freed_bytes)}")

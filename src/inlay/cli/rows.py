@@ -1,0 +1,123 @@
+"""Answers as rows of a file: the input's own columns, then what the task says. CSV, TSV or JSONL by suffix.
+
+A file is written to a draft beside it and gets its name when it is whole. In a table one column holds the label, the
+labels (joined with `|`) or the number, whatever the task gives; JSONL keeps them apart and has every probability.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from inlay.errors import BadConfig, InlayError
+
+if TYPE_CHECKING:
+    from inlay.serving import Answer
+
+Record = Mapping[str, Any]
+_ADDED = ("label", "probability", "error")
+
+
+class Writer:
+    """Writes answers to one stream, in the format of a suffix."""
+
+    def __init__(self, stream: TextIO, suffix: str) -> None:
+        self._stream, self._suffix = stream, suffix
+        self._columns: tuple[str, ...] | None = None
+
+    def write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
+        """A chunk of rows. The columns of a table are those of the first chunk."""
+        if self._suffix == ".jsonl":
+            for record, answer in zip(records, answers, strict=True):
+                line = _beside(record, describe_answer(answer))
+                self._stream.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+            return
+        if self._columns is None:
+            self._columns = tuple(dict.fromkeys(name for record in records for name in record))
+            self._put([*self._columns, *rename_added(self._columns, _ADDED)])
+        for record, answer in zip(records, answers, strict=True):
+            self._put([*(_cell(record.get(name)) for name in self._columns), *_cells(answer)])
+
+    def write_plain(self, records: Sequence[Record]) -> None:
+        """Records as they are, all at once."""
+        if self._suffix == ".jsonl":
+            self._stream.writelines(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
+            return
+        columns = tuple(dict.fromkeys(name for record in records for name in record))
+        self._put(columns)
+        for record in records:
+            self._put([_cell(record.get(name)) for name in columns])
+
+    def _put(self, cells: Sequence[str]) -> None:
+        if self._suffix == ".csv":
+            csv.writer(self._stream, lineterminator="\n").writerow(cells)
+        else:  # a TSV is raw, as GLUE's are: it has no quotes, so a cell cannot hold a tab or a line end
+            self._stream.write("\t".join(" ".join(cell.splitlines()).replace("\t", " ") for cell in cells) + "\n")
+
+
+def describe_answer(answer: Answer) -> dict[str, Any]:
+    """An answer as JSON data, with the probability of its label."""
+    about = answer.to_json()
+    if about.get("label") is not None:
+        about["probability"] = about["probabilities"][about["label"]]
+    return about
+
+
+def show_label(about: Record) -> str:
+    """What an answer says, in one cell: its label, its labels, or its number."""
+    if "labels" in about:
+        return "|".join(about["labels"])
+    return f"{about['value']:.6g}" if "value" in about else str(about["label"])
+
+
+def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
+    """The names of added columns; one that the input has too is called `predicted_…`, so that nothing is lost."""
+    return [f"predicted_{name}" if name in columns else name for name in added]
+
+
+@contextmanager
+def open_rows(target: Path) -> Iterator[Writer]:
+    """A writer to a file that appears when the block ends well, and not at all if it does not."""
+    suffix = target.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".jsonl"):
+        raise BadConfig(f"`{target}` has no suffix of rows", "name the output .csv, .tsv or .jsonl")
+    draft = target.with_name(f".draft-{os.getpid()}-{target.name}")
+    try:
+        with draft.open("w", encoding="utf8", newline="") as stream:
+            yield Writer(stream, suffix)
+        os.replace(draft, target)
+    except OSError as error:
+        raise InlayError(f"cannot write `{target}`: {error.strerror or error}", "choose another place") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def standard_rows() -> Iterator[Writer]:
+    """A writer of JSON lines to stdout."""
+    yield Writer(sys.stdout, ".jsonl")
+
+
+def _beside(record: Record, about: Record) -> dict[str, Any]:
+    """The record and what was added. The task asked for is one and the same, whoever says it."""
+    names = dict(zip(about, rename_added([name for name in record if name != "task"], list(about)), strict=True))
+    return {**record, **{names[name]: value for name, value in about.items()}}
+
+
+def _cells(answer: Answer) -> list[str]:
+    if answer.error is not None:
+        return ["", "", str(answer.error.message)]
+    about = describe_answer(answer)
+    return [show_label(about), f"{about['probability']:.6f}" if "probability" in about else "", ""]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)

@@ -1,0 +1,258 @@
+"""What a terminal shows: data to stdout, everything else to stderr, the same words with and without colour.
+
+Tables are laid out here and not by rich, which needs a second for a thousand rows; rich draws what moves. Colour and
+moving bars need a terminal, and NO_COLOR switches colour off; elsewhere the same lines come out plain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from inlay.errors import InlayError
+
+PLAIN_SECONDS = 10.0  # between the lines that stand for a moving bar where there is no terminal
+_STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+class Column(NamedTuple):
+    """A column of a table; a flexible one is cut where the terminal is too narrow."""
+
+    title: str
+    is_number: bool = False
+    is_flexible: bool = False
+
+
+def put(text: str = "") -> None:
+    """A line of data, to stdout."""
+    print(text, file=sys.stdout)
+
+
+def put_json(value: Any, *, indent: int | None = 2) -> None:
+    """Data as one JSON document, to stdout. A number that is none becomes null."""
+    is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    put(json.dumps(_plain(value), indent=indent, ensure_ascii=not is_unicode, default=str, allow_nan=False))
+
+
+def say(text: str = "", style: str = "") -> None:
+    """A line that is not data, to stderr."""
+    print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
+
+
+def complain(error: InlayError, *, as_json: bool = False) -> None:
+    """An error and what to do about it, to stderr; as one JSON line where the data would have been JSON."""
+    if as_json:
+        print(json.dumps({"error": error.to_json()}), file=sys.stderr)
+        return
+    print(f"{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"{paint('hint:', 'cyan', sys.stderr)} {error.hint}", file=sys.stderr)
+
+
+def paint(text: str, style: str, stream: TextIO) -> str:
+    """The text in a style, where the stream shows styles."""
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and text and has_colour(stream) else text
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether a stream shows colours: a terminal that knows them, and nobody said no."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person is reading the stream as it is written."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def put_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """A table to stdout: as wide as the terminal at most, whole where there is none."""
+    widths = [max([_width(column.title), *(_width(row[i]) for row in rows)]) for i, column in enumerate(columns)]
+    if is_terminal(sys.stdout):
+        widths = _fit(columns, widths, shutil.get_terminal_size().columns)
+    put(paint(_line(columns, widths, [column.title for column in columns]), "bold", sys.stdout))
+    rule = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
+    put(paint("  ".join(rule * width for width in widths), "dim", sys.stdout))
+    put("\n".join(_line(columns, widths, row) for row in rows))
+
+
+def put_pairs(pairs: Mapping[str, Any]) -> None:
+    """Names and values, one pair a line, the values aligned."""
+    width = max(map(len, pairs), default=0)
+    for name, value in pairs.items():
+        put(f"{paint(name.ljust(width), 'dim', sys.stdout)}  {value}")
+
+
+def count(number: int, noun: str = "") -> str:
+    """A whole number with its noun: `1 task`, `1,024 tasks`."""
+    if not noun:
+        return f"{number:,}"
+    return f"{number:,} {noun}{'' if number == 1 or noun.endswith('s') else 's'}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if num_bytes < 1000 or unit == "GB":
+            return f"{num_bytes:,.0f} {unit}" if unit == "bytes" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def share(part: float, whole: float) -> str:
+    """A part as a percentage of a whole."""
+    return f"{100 * part / whole:.2f}%" if whole else "-"
+
+
+def score(value: float | None) -> str:
+    """A score to four digits."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
+def shorten(text: str, width: int) -> str:
+    """The text on one line, cut with an ellipsis where it is longer than `width`."""
+    text = " ".join(text.split())
+    if _width(text) <= width:
+        return text
+    kept, used = [], 0
+    for character in text:
+        used += _width(character)
+        if used > width - 1:
+            break
+        kept.append(character)
+    return "".join(kept).rstrip() + "…"
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say that something takes a moment: a spinner on a terminal that leaves no trace, one line elsewhere."""
+    if Meter.current is not None or not is_terminal(sys.stderr):
+        say(text) if Meter.current is None else Meter.current.say(text)
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status(f"{text} …", spinner="dots", spinner_style="cyan"):
+        yield
+
+
+class Meter:
+    """How far a long piece of work is: a moving bar on a terminal, a line every ten seconds elsewhere.
+
+    The bar appears with the first update, so that a spinner may turn before it.
+    """
+
+    current: ClassVar[Meter | None] = None
+    """the one whose bar is on the screen"""
+
+    def __init__(self, title: str, total: int | None = None) -> None:
+        self.title, self.total = title, total
+        self._bar: Progress | None = None
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = Meter.current = None
+
+    def _start(self) -> None:
+        self._bar, Meter.current = _make_bar(), self
+        self._bar.add_task(self.title, total=self.total, text="")
+        self._bar.start()
+
+    def update(self, done: int, text: str = "", *, title: str | None = None, total: int | None = None) -> None:
+        """Where the work is now."""
+        self.title, self.total = title or self.title, total or self.total
+        if self._bar is None and is_terminal(sys.stderr):
+            self._start()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=self.total, description=self.title, text=text)
+        elif time.monotonic() - self._spoke >= PLAIN_SECONDS:
+            of = f"/{self.total:,}" if self.total else ""
+            self.say(f"{self.title}  {done:,}{of}  {text}".rstrip())
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line that stays, above the bar."""
+        self._spoke = time.monotonic()
+        if self._bar is None:
+            say(text, style)
+        else:
+            self._bar.console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+
+def _make_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None, style="bright_black", complete_style="cyan", finished_style="cyan"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=Console(stderr=True, highlight=False),
+        transient=True,
+        expand=True,
+    )
+
+
+def _line(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]) -> str:
+    parts = []
+    for column, width, cell in zip(columns, widths, cells, strict=True):
+        cell = cell if _width(cell) <= width else shorten(cell, width)
+        blanks = " " * (width - _width(cell))
+        parts.append(blanks + cell if column.is_number else cell + blanks)
+    return "  ".join(parts).rstrip()
+
+
+def _fit(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
+    """Widths that fit, taken from the flexible columns, the widest first, down to what can still be read."""
+    widths = list(widths)
+    flexible = [i for i, column in enumerate(columns) if column.is_flexible]
+    excess = sum(widths) + 2 * (len(widths) - 1) - available
+    while excess > 0 and flexible:
+        widest = max(flexible, key=lambda i: widths[i])
+        if widths[widest] <= 8:
+            break
+        widths[widest] -= 1
+        excess -= 1
+    return widths
+
+
+def _width(text: str) -> int:
+    """Cells a text takes: two for wide characters, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in text
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

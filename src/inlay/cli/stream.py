@@ -1,0 +1,94 @@
+"""`inlay stream DIR`: data files that appear in a folder become tasks, and every earlier task is proved to stand."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, config_help, open_store
+from inlay.errors import BadConfig, Missing
+
+if TYPE_CHECKING:
+    from inlay.stream import Event
+
+_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_STYLES = {"published": "green", "stands": "green", "known": "yellow", "aside": "red", "fallen": "red", "epoch": "dim"}
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Seconds of `2s`, `500ms`, `1.5m`, `1h`, or of a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise BadConfig(f"`{option} {text}` is no duration", f"write `{option} 2s`, `500ms` or `1m`")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def stream(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder to watch for data files")],
+    together: Annotated[
+        bool, typer.Option("--together/--one-by-one", help="train files that are there together as one cohort")
+    ] = True,
+    once: Annotated[bool, typer.Option("--once", help="take what is there and end, instead of watching on")] = False,
+    settle: Annotated[
+        str, typer.Option("--settle", metavar="TIME", help="how long a file must stay unchanged before it is read")
+    ] = "2s",
+    every: Annotated[str, typer.Option("--every", metavar="TIME", help="how often to look into the folder")] = "5s",
+    method: Annotated[str | None, typer.Option("--method", help=config_help("method.name"))] = None,
+    size: Annotated[int | None, typer.Option("--size", help=config_help("method.size"))] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help=config_help("train.lr"))] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help=config_help("train.epochs"))] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE.toml", help="settings of files that bring none")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="any setting, such as train.warmup=0.2; may be repeated"),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name [default: minilm]"),
+    ] = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train every data file that appears in a folder, publish it, and prove that all earlier tasks stand.
+
+    The task is called as the file is. Settings of one file stand beside it in NAME.toml: put that there first. A file
+    that cannot be used is moved to DIR/bad with its error beside it. Killed and started again, it goes on; the same
+    content is never trained twice. Ctrl-C ends it. With --json every event is a JSON line on stdout.
+    """
+    flags = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
+    given = {key: value for key, value in flags.items() if value is not None}
+    settings = RunOptions(None, None, backbone, config, set_ or (), given).resolve()
+    settle_s, every_s = parse_duration(settle, "--settle"), parse_duration(every, "--every")
+    check_device_name(device)
+    if not folder.is_dir():
+        raise Missing(f"no folder `{folder}`", f"make it with `mkdir {folder}`, then put data files into it")
+    loaded = open_backbone(settings.backbone, device)
+
+    from inlay.stream import StreamSettings, watch_folder
+
+    watch = StreamSettings(together=together, settle_s=settle_s, every_s=every_s, once=once)
+    result = watch_folder(folder, loaded, open_store(store), settings, watch, lambda event: _show(event, as_json=json))
+    if once and result.is_interrupted:
+        raise KeyboardInterrupt("not everything is done; the same command goes on where it was")
+    if not json:
+        parts = [screen.count(len(result.published), "version") + " published"]
+        parts += [f"{screen.count(len(result.aside), 'file')} moved aside"] if result.aside else []
+        screen.put(", ".join(parts))
+
+
+def _show(event: Event, *, as_json: bool) -> None:
+    screen.say(event.message, _STYLES.get(event.kind, ""))
+    for note in event.details.get("notes", ()):
+        screen.say(f"  {note}", "dim")
+    if as_json:
+        screen.put_json(event.to_json(), indent=None)
+        sys.stdout.flush()  # whoever reads along must not wait for a full buffer

@@ -1,0 +1,350 @@
+"""`inlay train`, `inlay plan` and `inlay sweep`: data and settings in, published versions out."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.options import (
+    DeviceOption,
+    JsonOption,
+    RunOptions,
+    StoreOption,
+    config_help,
+    open_store,
+    run_options,
+)
+from inlay.cli.screen import Column
+from inlay.errors import Diverged, InlayError
+from inlay.store import Store, Version
+
+if TYPE_CHECKING:
+    from inlay.config import RunConfig
+    from inlay.data import Task
+    from inlay.model import Backbone
+    from inlay.research.sweep import Ranking
+    from inlay.training import FitSettings, Result, Run
+    from inlay.training.plan import Plan
+
+NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
+PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume/--restart", help="go on where a stopped run left off, or begin it anew")
+]
+BudgetOption = Annotated[
+    int | None,
+    typer.Option("--token-budget", min=1, help="tokens of one forward pass at most: smaller needs less memory"),
+]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run ready to be trained."""
+
+    run: Run
+    backbone: Backbone
+    store: Store
+
+    @property
+    def runs_folder(self) -> Path:
+        """Where the folders of all runs are."""
+        return self.store.run_folder(self.run.id).parent
+
+
+@run_options()
+def train(
+    run: RunOptions,
+    show_examples: Annotated[int, typer.Option("--show-examples", metavar="N", help="print N encoded rows first")] = 0,
+    publish: PublishOption = True,
+    name: NameOption = None,
+    resume: ResumeOption = True,
+    token_budget: BudgetOption = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a task on a frozen backbone and publish it.
+
+    Shows what was inferred from the data, trains, and prints the score. A run that was finished before is not trained
+    again; one that was stopped goes on where it was.
+    """
+    from inlay.training import FitSettings
+
+    ready = _prepare(run.resolve(), open_store(store), device, name)
+    _describe_run(ready.run, ready.backbone)
+    examples = _show_examples(ready, show_examples, as_json=json)
+    result = _fit([ready.run], ready, FitSettings(token_budget=token_budget, restart=not resume))[0]
+    if not result.tensors or result.status == "diverged":
+        raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
+    version = _publish(ready, result, name) if publish else None
+    report = _report(ready, result, version)
+    if json:
+        screen.put_json({**report, "notes": list(ready.run.task.notes), "examples": examples})
+    else:
+        _put_report(ready, report, store)
+
+
+def _prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> Prepared:
+    """Read the data, load the backbone and resolve every setting, saying what was found."""
+    store.check_name(name or config.task)
+    check_device_name(device)
+    task = _load_task(config)
+    backbone = open_backbone(config.backbone, device)
+    from inlay.training import make_run
+
+    screen.say(f"  backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters, frozen")
+    return Prepared(make_run(task, config, backbone), backbone, store)
+
+
+def _load_task(config: RunConfig) -> Task:
+    from inlay.data import load_task
+
+    task = load_task(config.data, config.task)
+    screen.say(f"task {task.name} from {config.data.source}", "bold")
+    for note in task.notes:
+        screen.say(f"  {note}")
+    return task
+
+
+def _describe_run(run: Run, backbone: Backbone) -> None:
+    added = sum(item.num_parameters for item in run.spec.layout(backbone.anatomy))
+    train, method = run.config.train, run.config.method
+    part = screen.share(added, backbone.num_parameters)
+    screen.say(f"  method: {method.name} of size {method.size} adds {screen.count(added)} parameters, {part}")
+    screen.say(
+        f"  training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
+        f"{train.batch_size} rows each, lr {train.lr:g}, {train.pooling} pooling, on {backbone.device}"
+    )
+
+
+def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
+    """The first encoded training rows, as people check their data."""
+    if num_rows <= 0:
+        return []
+    from inlay.data.encode import describe, encode
+
+    task, tokenizer = ready.run.task, ready.backbone.tokenizer
+    rows = task.train.take(range(min(num_rows, len(task.train))))
+    encoded = encode(tokenizer, rows.texts, rows.pairs, ready.run.config.train.max_length)
+    examples = describe(tokenizer, encoded, rows.targets, task.labels, num_rows)
+    for number, example in enumerate([] if as_json else examples, start=1):
+        screen.put(f"example {number} of {len(examples)} (line {rows.lines[number - 1]})")
+        parts = {"tokens": example.tokens, "ids": example.ids, "segments": example.segments or []}
+        screen.put_pairs({key: " ".join(map(str, value)) for key, value in parts.items()} | {"label": example.label})
+        screen.put()
+    return [example.to_json() for example in examples]
+
+
+def _fit(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> list[Result]:
+    """The results of the runs; those that are not finished yet are trained, with progress."""
+    from inlay.cli.watch import ScreenWatcher
+    from inlay.training import fit
+    from inlay.training.run import read_result
+
+    finished = [run for run in runs if read_result(ready.runs_folder / run.id) is not None]
+    if len(finished) == len(runs):
+        many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
+        screen.say(f"{many} finished before: not trained again", "yellow")
+        return fit(runs, ready.backbone, ready.runs_folder, settings)
+    with _explained(), screen.Meter("training") as meter:
+        return fit(runs, ready.backbone, ready.runs_folder, settings, ScreenWatcher(meter))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say how to go on after Ctrl-C, and what to do when a GPU is too small."""
+    import torch
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        command = shlex.join(["inlay", *sys.argv[1:]])
+        raise KeyboardInterrupt(f"stopped; the same command goes on where it was: {command}") from None
+    except torch.OutOfMemoryError:
+        raise InlayError("the GPU ran out of memory", "use a smaller `--token-budget`, such as 16384") from None
+
+
+def _publish(ready: Prepared, result: Result, name: str | None) -> Version:
+    from inlay.training import publish
+
+    with screen.working("publishing: scoring the test rows and answering the probes"):
+        return publish(ready.run, result, ready.backbone, ready.store, name)
+
+
+def _report(ready: Prepared, result: Result, version: Version | None) -> dict[str, Any]:
+    """Everything a trained run came to, as data."""
+    task = ready.run.task
+    metrics = {"dev": result.dev_metrics}
+    if version is not None:
+        metrics = ready.store.manifest(version).metrics
+    elif task.test is not None and task.test.targets is not None:
+        from inlay.training.evaluate import score_split
+
+        metrics["test"] = score_split(ready.run, result.tensors, ready.backbone, task.test)
+    folder = ready.runs_folder / result.run_id
+    infos = [] if version is None else ready.store.versions(version.name)
+    return {
+        "task": task.name,
+        "reference": None if version is None else version.reference,
+        "digest": None if version is None else version.digest,
+        "size_bytes": next((info.size_bytes for info in infos if info.version == version), None),
+        "run": result.run_id,
+        "status": result.status,
+        "kind": task.kind,
+        "labels": list(task.labels),
+        "metric": task.metric,
+        "metrics": metrics,
+        "best_epoch": result.best_epoch,
+        "num_parameters": sum(tensor.numel() for tensor in result.tensors.values()),
+        "backbone_parameters": ready.backbone.num_parameters,
+        "seconds": result.seconds,
+        "folder": str(folder),
+        "curve": str(folder / "curve.png"),
+    }
+
+
+def _put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -> None:
+    screen.say()
+    put_metrics(report["metrics"], report["metric"])
+    screen.put()
+    pairs = {"trained": f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"}
+    if report["reference"] is not None:
+        pairs["published"] = f"{report['reference']} ({screen.size(report['size_bytes'])})"
+    pairs |= {"run": report["folder"], "curve": report["curve"]}
+    if report["reference"] is not None:
+        where = "" if store is None else f" --store {shlex.quote(str(store))}"
+        second = ' --pair "the second text"' if ready.run.task.train.pairs is not None else ""
+        pairs["next"] = f'inlay predict {report["reference"].partition("@")[0]} "a text"{second}{where}'
+    screen.put_pairs(pairs)
+
+
+def put_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
+    """A line per split, the task's own metric first: `test  accuracy 0.9892  f1 0.9600`."""
+    width = max(map(len, metrics), default=0)
+    for split, values in metrics.items():
+        names = sorted(values, key=lambda name: name != first)
+        scores = "  ".join(f"{name} {screen.score(values[name])}" for name in names)
+        screen.put(f"{split.ljust(width)}  {scores}")
+
+
+@run_options()
+def plan(run: RunOptions, device: DeviceOption = "auto", json: JsonOption = False) -> None:
+    """Tell before training what a run would cost: parameters, bytes, time and memory, beside full fine-tuning."""
+    ready = _prepare(run.resolve(), open_store(None), device)
+    _describe_run(ready.run, ready.backbone)
+    with screen.working("measuring a few steps"):
+        from inlay.training.plan import make_plan
+
+        made = make_plan(ready.run, ready.backbone)
+    if json:
+        screen.put_json({**made.to_json(), "notes": list(ready.run.task.notes)})
+    else:
+        _put_plan(made)
+
+
+def _put_plan(made: Plan) -> None:
+    screen.say()
+    parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
+    costs = {"inlay": made.inlay, "full fine-tuning": made.full}
+    rows = [
+        ["trained parameters", *(screen.count(cost.trained_parameters) for cost in costs.values())],
+        [
+            "of the backbone",
+            *(screen.share(cost.trained_parameters, made.backbone_parameters) for cost in costs.values()),
+        ],
+        ["on disk", *(screen.size(cost.stored_bytes) for cost in costs.values())],
+        ["time", *(screen.duration(cost.seconds) for cost in costs.values())],
+        ["memory", *(screen.size(cost.peak_memory_bytes) for cost in costs.values())],
+    ]
+    screen.put_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
+    screen.put()
+    cut = f"{100 * made.truncated_share:.1f}% of the texts are cut"
+    rows_read = f"{screen.count(made.num_train)} to train, {screen.count(made.num_dev)} dev; {cut}"
+    screen.put_pairs({"parameters": parts, "rows": rows_read, "steps": screen.count(made.num_steps), "run": made.run_id})
+    for path, why in made.frozen_norms.items():
+        screen.put(f"the layer norm {path} stays frozen: {why}")
+
+
+_AXES = ("method", "size", "lr", "epochs", "batch_size")
+
+
+@run_options(without=_AXES)
+def sweep(
+    run: RunOptions,
+    lr: Annotated[str | None, typer.Option("--lr", metavar="A,B,…", help=config_help("train.lr"))] = None,
+    size: Annotated[str | None, typer.Option("--size", metavar="A,B,…", help=config_help("method.size"))] = None,
+    epochs: Annotated[str | None, typer.Option("--epochs", metavar="A,B,…", help=config_help("train.epochs"))] = None,
+    batch_size: Annotated[
+        str | None, typer.Option("--batch-size", metavar="A,B,…", help=config_help("train.batch_size"))
+    ] = None,
+    method: Annotated[str | None, typer.Option("--method", metavar="A,B,…", help=config_help("method.name"))] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of every setting, with seeds counted up")] = 1,
+    publish: PublishOption = True,
+    name: NameOption = None,
+    resume: ResumeOption = True,
+    token_budget: BudgetOption = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train every combination of the given settings as one cohort, and publish the best."""
+    from inlay.research.sweep import make_grid, parse_axes, rank
+    from inlay.training import FitSettings, make_run
+
+    given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
+    axes = parse_axes(given | {"train.batch_size": batch_size})
+    grid = make_grid(run.resolve(), axes, seeds)  # a value that cannot be is refused before anything is read
+    ready = _prepare(grid[0], open_store(store), device, name)
+    runs = [make_run(ready.run.task, config, ready.backbone) for config in grid]
+    screen.say(f"  sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
+    results = _fit(runs, ready, FitSettings(token_budget=token_budget, restart=not resume))
+    ranking = rank(runs, results, tuple(axes))
+    chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
+    best = next(result for result in results if result.run_id == ranking.best.run_id)
+    report = _report(chosen, best, _publish(chosen, best, name) if publish else None)
+    if json:
+        screen.put_json({**ranking.to_json(), "best": report})
+    else:
+        _put_ranking(ranking)
+        _put_report(chosen, report, store)
+
+
+def _describe_axes(axes: Mapping[str, Sequence[Any]], seeds: int) -> str:
+    parts = [f"{len(values)} of {key}" for key, values in axes.items() if len(values) > 1]
+    return " × ".join([*parts, screen.count(seeds, "seed")])
+
+
+def _put_ranking(ranking: Ranking) -> None:
+    """Runs from best to worst, and settings by their mean where there are several seeds."""
+    keys = list(ranking.axes)
+    heads = [Column(key.removeprefix("train.").removeprefix("method."), is_number=True) for key in keys]
+    if ranking.num_seeds > 1:
+        rows = [
+            [*(_cell(item.values[key]) for key in keys), screen.score(item.mean), screen.score(item.std)]
+            + [screen.score(item.best), str(len(item.scores))]
+            for item in ranking.settings
+        ]
+        ends = [f"mean {ranking.metric}", "deviation", "best", "runs"]
+        screen.put_table([*heads, *(Column(title, is_number=True) for title in ends)], rows)
+        screen.put()
+    rows = [
+        [*(_cell(item.values[key]) for key in keys), str(item.seed), screen.score(item.dev_metric)]
+        + [str(item.best_epoch), item.status]
+        for item in ranking.runs
+    ]
+    ends = [Column("seed", is_number=True), Column(f"dev {ranking.metric}", is_number=True)]
+    screen.put_table([*heads, *ends, Column("epoch", is_number=True), Column("status")], rows)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

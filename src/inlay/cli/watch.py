@@ -1,0 +1,93 @@
+"""How training goes, on the screen: a line for every epoch of a single run, for every ended run of a cohort.
+
+Imported only where something is trained, since it stands on the training room and so on torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from inlay.cli import screen
+from inlay.training.cohort import Cohort, Member, Watcher
+from inlay.training.run import DIVERGED, STOPPED_EARLY
+
+
+class ScreenWatcher(Watcher):
+    """Draws a cohort's progress on a meter."""
+
+    def __init__(self, meter: screen.Meter) -> None:
+        self._meter = meter
+        self._began, self._num_rows = 0.0, 0
+        self._noted: set[str] = set()
+        self._best = ""
+
+    def on_start(self, cohort: Cohort) -> None:
+        self._began, self._num_rows = time.perf_counter(), 0
+        for member in cohort.members:
+            if member.run.task.digest not in self._noted:
+                self._noted.add(member.run.task.digest)
+                _note_truncation(member, self._meter)
+        if cohort.num_steps:
+            self._meter.say(f"going on after step {cohort.num_steps:,} of the run that was stopped")
+        self._draw(cohort)
+
+    def on_step(self, cohort: Cohort, num_rows: int) -> None:
+        self._num_rows += num_rows
+        self._draw(cohort)
+
+    def on_epoch(self, member: Member, record: dict[str, Any]) -> None:
+        task, epochs = member.run.task, member.run.config.train.epochs
+        value = record["dev"][task.metric]
+        self._best = f"dev {member.progress.best_metric:.4f}"
+        if self._is_alone:
+            digits = len(str(epochs))
+            is_best = " *" if member.progress.best_epoch == record["epoch"] else ""
+            self._meter.say(
+                f"epoch {record['epoch']:>{digits}}/{epochs}  loss {record['train_loss']:.4f}  "
+                f"dev {task.metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
+            )
+
+    def on_end(self, member: Member) -> None:
+        progress = member.progress
+        if progress.status == DIVERGED:
+            self._meter.say(f"run {member.run.id} {progress.message}", "yellow")
+        elif progress.status == STOPPED_EARLY and self._is_alone:
+            self._meter.say(f"stopped after epoch {progress.epoch}: {progress.message}")
+        elif not self._is_alone:
+            self._meter.say(
+                f"{_describe(member)}  dev {member.run.task.metric} {screen.score(progress.best_metric)}  "
+                f"epoch {progress.best_epoch}"
+            )
+
+    def _draw(self, cohort: Cohort) -> None:
+        members = cohort.members
+        self._is_alone = len(members) == 1
+        total = sum(member.run.num_steps if member.is_active else member.progress.step for member in members)
+        rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
+        text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
+        if self._is_alone:
+            epoch, epochs = members[0].progress.epoch, members[0].run.config.train.epochs
+            title = f"epoch {min(epoch + 1, epochs)}/{epochs}"
+        else:
+            title = f"{len(cohort.active)} of {len(members)} runs"
+        self._meter.update(sum(member.progress.step for member in members), text, title=title, total=total)
+
+
+def _describe(member: Member) -> str:
+    method, train = member.run.config.method, member.run.config.train
+    return f"{method.name} {method.size}  lr {train.lr:g}  seed {train.seed}"
+
+
+def _mean_loss(members: Sequence[Member]) -> str:
+    losses = [member.progress.losses[-1] for member in members if member.is_active and member.progress.losses]
+    return f"{sum(losses) / len(losses):.3f}" if losses else "-"
+
+
+def _note_truncation(member: Member, meter: screen.Meter) -> None:
+    num_truncated, num_rows = member.train.num_truncated, len(member.train.ids)
+    if num_truncated:
+        max_length = member.run.config.train.max_length
+        part = screen.share(num_truncated, num_rows)
+        meter.say(f"{screen.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")

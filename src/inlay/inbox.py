@@ -1,0 +1,226 @@
+"""The inbox of a stream: the watched folder, what each file in it says of itself, and the journal of what became of it.
+
+Nothing here trains or publishes. What always holds: a file counts as settled only after it stayed the same between two
+looks; a bad file is never lost, only moved to `bad/` after its error is written there; what the journal was told is on
+disk before the call returns, and a line torn by a kill is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import time
+import tomllib
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inlay.config import RunConfig, digest, from_tree
+from inlay.errors import BadConfig, BadData, InlayError, Missing
+from inlay.store import Store, Version, write_atomically
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+UNFINISHED_SUFFIXES = (".tmp", ".part")
+BAD_FOLDER = "bad"
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+"""size, time of change and inode of a data file and of its settings file: equal as long as neither changes"""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A data file as it was at one look."""
+
+    path: Path
+    stamp: Stamp
+    config: RunConfig
+    """the stream's settings, with the file's own over them"""
+    own: dict[str, Any]
+    """the file's own settings, as written in its `NAME.toml`"""
+    content: str
+    """digest of its bytes, its own settings and the backbone; not of the stream's settings, which may change"""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> Item:
+    """What a data file is, without reading its rows; `config` has the stream's settings."""
+    own = _read_own_settings(path.with_suffix(".toml"), config)
+    merged = _merge(config, own, path)
+    others = [Path(other) for other in (merged.data.dev, merged.data.test) if other]
+    hashes = [_hash_file(each) for each in (path, *others) if each is path or each.is_file()]
+    return Item(path, stamp, merged, own, digest([hashes, own, fingerprint]))
+
+
+class Folder:
+    """The watched folder: which files have settled, and the place for bad ones."""
+
+    def __init__(self, path: Path, settle_s: float) -> None:
+        self.path, self._settle_s = path, settle_s
+        self._since: dict[str, tuple[Stamp, float]] = {}
+
+    def scan(self) -> list[Path]:
+        """Every file but the hidden and the unfinished, by name."""
+        try:
+            names = [entry.name for entry in os.scandir(self.path) if entry.is_file()]
+        except OSError as error:
+            raise Missing(f"cannot read the folder `{self.path}`: {error.strerror}", "see that it is there") from None
+        wanted = (name for name in names if not name.startswith(".") and not name.endswith(UNFINISHED_SUFFIXES))
+        return [self.path / name for name in sorted(wanted)]
+
+    def look(self) -> Iterator[tuple[Path, Stamp, bool]]:
+        """Data files with their stamps, and whether they have settled: unchanged for long enough between two looks.
+
+        Not by the clock in the file's time: copies keep old times, and another machine's clock may differ.
+        """
+        for path in self.scan():
+            stamp, now = self.stamp(path), time.monotonic()
+            if path.suffix.lower() in SUFFIXES and stamp[0] is not None:
+                if self._since.get(path.name, (None, 0.0))[0] != stamp:
+                    self._since[path.name] = (stamp, now)
+                yield path, stamp, now - self._since[path.name][1] >= self._settle_s
+
+    def stamp(self, path: Path) -> Stamp:
+        """The stamp of a data file now; its first part is None where the file is gone."""
+        return tuple(_stamp_file(each) for each in (path, path.with_suffix(".toml")))
+
+    def move_aside(self, path: Path, text: str) -> Path:
+        """Put a file into `bad/` with its error beside it, under a name that is free there.
+
+        The error comes first: killed in between, the file is still here and will be found bad again.
+        """
+        bad = self.path / BAD_FOLDER
+        names = (path.name if number == 1 else f"{path.stem}.{number}{path.suffix}" for number in range(1, 10**6))
+        target = next(bad / name for name in names if not (bad / name).exists())
+        write_atomically(bad / f"{target.name}.error.txt", text.encode())
+        os.rename(path, target)
+        return target
+
+
+def _stamp_file(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+@contextmanager
+def open_journal(store: Store, folder: Path) -> Iterator[Journal]:
+    """The journal of a folder in a store, held alone: a second stream is refused. A dead process lets go."""
+    place = store.root / "runs" / "streams" / digest(str(folder.resolve()))[:16]
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "choose another store with `--store DIR` or $INLAY_HOME"
+        raise InlayError(f"cannot write `{place}`: {error.strerror}", hint) from None
+    with (place / "lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InlayError(f"another stream is watching `{folder}`", "let that one do it, or end it first") from None
+        yield Journal(place / "journal.jsonl")
+
+
+class Journal:
+    """What is done and what is under way, a JSON line each. Losing a line costs a second reading, never a training."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._published: dict[tuple[str, str], Version] = {}  # by task name and content
+        self._by_content: dict[str, Version] = {}
+        self.pending: dict[str, Any] | None = None
+        """the files that were being trained together, with the settings of then"""
+        self.is_unproved = False
+        """something was published since the last proof"""
+        self._replay()
+
+    def _replay(self) -> None:
+        content = self._path.read_bytes() if self._path.exists() else b""
+        lines = content.splitlines(keepends=True)
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                continue
+        if lines and not lines[-1].endswith(b"\n"):  # torn by a kill: the next line must not be glued to it
+            write_atomically(self._path, b"".join(lines[:-1]))
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Add a line, on disk before this returns."""
+        entry = {"kind": kind, **values}
+        with self._path.open("ab") as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._take(entry)
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if entry["kind"] == "began":
+            self.pending = entry
+        elif entry["kind"] == "published":
+            version = Version(**entry["version"])
+            for content in entry["contents"]:
+                self._published[version.name, content] = version
+                self._by_content.setdefault(content, version)
+            self.is_unproved = True
+        elif entry["kind"] == "proved":
+            self.pending, self.is_unproved = None, False
+
+    def find(self, content: str, name: str | None = None) -> Version | None:
+        """The version this content became, under this name or whatever name."""
+        return self._by_content.get(content) if name is None else self._published.get((name, content))
+
+
+def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:
+    """The settings beside a data file, as a tree; {} where there are none."""
+    try:
+        own = tomllib.loads(path.read_bytes().decode("utf8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: not TOML: {error}", "see the config.toml of any run folder for an example") from None
+    if own.get("backbone", config.backbone) != config.backbone:
+        raise BadConfig(
+            f"{path}: `backbone` is `{own['backbone']}`, but the stream's is `{config.backbone}`",
+            "leave it out: a stream has one backbone",
+        )
+    return own
+
+
+def _merge(config: RunConfig, own: dict[str, Any], path: Path) -> RunConfig:
+    """The stream's settings with a file's own over them; the data are always the file itself."""
+    tree = dataclasses.asdict(dataclasses.replace(config, task=Store.legal_name(path.stem)))
+    for key, value in own.items():
+        tree[key] = {**tree[key], **value} if isinstance(value, dict) and isinstance(tree.get(key), dict) else value
+    merged = from_tree(RunConfig, tree)
+    Store.check_name(merged.task)
+    data = dataclasses.replace(merged.data, source=str(path))
+    if data.dev and "dev" in own.get("data", {}):  # a path in a file's own settings counts from the file's folder
+        data = dataclasses.replace(data, dev=str(path.parent / data.dev))
+    if data.test and "test" in own.get("data", {}):
+        data = dataclasses.replace(data, test=str(path.parent / data.test))
+    return dataclasses.replace(merged, data=data)
+
+
+def _hash_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadData(f"cannot be read: {error.strerror}", "see who may read it", path=path) from None
+
+
+def describe_error(error: Exception) -> str:
+    """What stands in the file beside a bad one. An error that is not a user's has its traceback, for a report."""
+    if not isinstance(error, InlayError):
+        return f"error: {type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}"
+    return f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")

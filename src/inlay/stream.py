@@ -1,0 +1,383 @@
+"""The stream: every data file that appears in a folder becomes a task, and no earlier task is disturbed.
+
+Files that are there together are trained as one cohort, published, and then every version on the backbone is proved by
+its probes. The stream may be killed at any moment: a journal in the store (`runs/streams/<id>/journal.jsonl`) says
+which content is done and which files are being trained together, so that a restart goes on with the same cohort from
+its resume state. The journal lies with the versions it speaks of, not with the data: a fresh store begins afresh, and
+a folder may be moved (its files are then read again and found trained).
+
+What always holds: the same content (a file's bytes or rows, with its own settings, on one backbone) is trained once,
+whatever it is called; a file that cannot be used is moved to `bad/` with its error beside it and stops no other; a file
+that is still changing is not touched. Trouble with the store, or a version that no longer stands, stops the stream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import tomllib
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from inlay.config import RunConfig, digest, from_tree, write_toml
+from inlay.data import Split, Task, load_task
+from inlay.errors import Diverged, InlayError, Missing, StoreDamaged
+from inlay.inbox import SUFFIXES, Folder, Item, Journal, Stamp, describe_error, identify, open_journal
+from inlay.model import Backbone
+from inlay.serving import Engine, verify
+from inlay.store import Store, Version
+from inlay.training import FitSettings, Result, Run, fit, make_run, publish
+from inlay.training.cohort import Member, Watcher
+from inlay.training.run import DIVERGED, read_result
+
+T = TypeVar("T")
+
+MAX_TOGETHER = FitSettings().max_cohort
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """How the folder is watched. None of this is part of a run."""
+
+    together: bool = True
+    """train the files that are there at the same time as one cohort, not one after another"""
+    settle_s: float = 2.0
+    """seconds a file must stay unchanged before it is read"""
+    every_s: float = 5.0
+    """seconds between looks at the folder"""
+    once: bool = False
+    """take what is there and end"""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened: its kind, a line for people, and the same as data.
+
+    Kinds: `waiting`, `ignored`, `unsettled`, `read`, `training`, `epoch`, `published`, `known` (not trained again),
+    `aside` (moved to `bad/`), `stands` (everything was proved), `fallen` (something was not), `stopped`.
+    """
+
+    kind: str
+    message: str
+    file: str | None = None
+    task: str | None = None
+    version: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as data; what does not apply is left out."""
+        named = {"file": self.file, "task": self.task, "version": self.version}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {"event": self.kind, "message": self.message, **given, **self.details}
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """What a stream came to, from its start to its end."""
+
+    published: tuple[Version, ...]
+    aside: tuple[str, ...]
+    """names of the files that were moved to `bad/`"""
+    num_standing: int
+    """tasks that stood at the last proof; 0 if nothing was added"""
+    is_interrupted: bool = False
+
+
+def watch_folder(
+    folder: Path | str,
+    backbone: Backbone,
+    store: Store,
+    config: RunConfig = RunConfig(),
+    settings: StreamSettings = StreamSettings(),
+    report: Callable[[Event], None] = lambda event: None,
+) -> StreamResult:
+    """Train, publish and prove every data file of `folder`, until Ctrl-C or, with `once`, until all are done.
+
+    `config` has the settings of files that bring none in a `NAME.toml` of their own. Raises `StoreDamaged` when a
+    published version no longer stands.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise Missing(f"no folder `{folder}`", "make it, then put data files into it")
+    config = dataclasses.replace(config, backbone=backbone.name)
+    _check_settings(config, backbone)
+    with open_journal(store, folder) as journal:
+        stream = _Stream(Folder(folder, settings.settle_s), journal, _Bench(backbone, store), report)
+        return stream.run(config, settings)
+
+
+def _check_settings(config: RunConfig, backbone: Backbone) -> None:
+    """Refuse settings that no file could be trained with, before the first file is called bad for them."""
+    rows = Split(["a", "b"], None, np.array([0, 1]), [1, 2])
+    make_run(Task("any", "classify", ("a", "b"), "accuracy", rows, rows, None, (), "", ""), config, backbone)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """A file that can be trained."""
+
+    item: Item
+    run: Run
+    rows: str
+
+
+class _Bench:
+    """Where the work is done: the backbone, the store, the folder of the runs, and one engine for all proofs."""
+
+    def __init__(self, backbone: Backbone, store: Store) -> None:
+        self.backbone, self.store = backbone, store
+        self.runs = store.root / "runs"
+        self.engine = Engine(backbone, store)
+
+
+class _Stream:
+    """One watch over a folder."""
+
+    def __init__(self, folder: Folder, journal: Journal, bench: _Bench, report: Callable[[Event], None]) -> None:
+        self._folder, self._journal, self._bench, self._report = folder, journal, bench, report
+        self._closed: dict[str, Stamp] = {}  # files that need no second look until they change
+        self._ignored: set[str] = set()
+        self._published: list[Version] = []
+        self._aside: list[str] = []
+        self._num_standing = 0
+
+    def run(self, config: RunConfig, settings: StreamSettings) -> StreamResult:
+        try:
+            self._finish_pending(config)
+            if settings.once:
+                self._take_once(config, settings)
+            else:
+                self._take_forever(config, settings)
+        except KeyboardInterrupt:
+            self._report(Event("stopped", "stopped; everything so far is kept, and a restart goes on from here"))
+            return self._result(is_interrupted=True)
+        return self._result()
+
+    def _result(self, *, is_interrupted: bool = False) -> StreamResult:
+        return StreamResult(tuple(self._published), tuple(self._aside), self._num_standing, is_interrupted)
+
+    def _take_once(self, config: RunConfig, settings: StreamSettings) -> None:
+        names = {path.name for path, _, _ in self._folder.look()}
+        if names:
+            time.sleep(settings.settle_s)
+        self._drain(config, settings.together, names)
+        for name in sorted(names & set(self._open_files())):
+            self._report(Event("unsettled", f"{name}: still being written, left alone", file=name))
+
+    def _take_forever(self, config: RunConfig, settings: StreamSettings) -> None:
+        is_announced = False
+        while True:
+            if self._drain(config, settings.together) or not is_announced:
+                message = f"waiting for files in {self._folder.path} (every {settings.every_s:g} s; Ctrl-C ends)"
+                self._report(Event("waiting", message))
+                is_announced = True
+            settle_s = max(settings.settle_s, 0.05)
+            time.sleep(min(settings.every_s, settle_s) if self._open_files() else settings.every_s)
+
+    def _open_files(self) -> list[str]:
+        """Files that are not done with: after a drain, those that have not settled."""
+        return [path.name for path, stamp, _ in self._folder.look() if self._closed.get(path.name) != stamp]
+
+    def _drain(self, config: RunConfig, together: bool, names: Collection[str] | None = None) -> bool:
+        """Add file after file, or cohort after cohort, until none that has settled is left. True if any was added."""
+        self._name_ignored()
+        was_added = False
+        while batch := self._next_batch(config, MAX_TOGETHER if together else 1, names):
+            files = [{"file": ready.item.name, "content": ready.item.content} for ready in batch]
+            self._journal.write("began", files=files, settings=write_toml(config))
+            self._add(batch)
+            was_added = True
+        if self._journal.is_unproved:  # a second name for known content is an addition too
+            self._prove()
+            was_added = True
+        return was_added
+
+    def _next_batch(self, config: RunConfig, limit: int, names: Collection[str] | None) -> list[_Ready]:
+        batch: dict[str, _Ready] = {}
+        for path, stamp, is_settled in self._folder.look():
+            wanted = is_settled and self._closed.get(path.name) != stamp and (names is None or path.name in names)
+            if not wanted or (ready := self._prepare(path, stamp, config)) is None:
+                continue
+            batch.setdefault(ready.rows, ready)  # of two with the same rows, the second waits for the first's version
+            if len(batch) == limit:
+                break
+        return list(batch.values())
+
+    def _finish_pending(self, config: RunConfig) -> None:
+        """Go on where a kill stopped: the same files together, with the settings of then, find their resume state."""
+        pending = self._journal.pending
+        if pending is not None:
+            with suppress(InlayError):  # settings of another Inlay: then with those of now
+                config = from_tree(RunConfig, tomllib.loads(pending["settings"]))
+            batch = []
+            for file in pending["files"]:
+                path = self._folder.path / file["file"]
+                ready = self._prepare(path, self._folder.stamp(path), config, known=True) if path.is_file() else None
+                if ready is not None and ready.item.content == file["content"]:
+                    batch.append(ready)
+            if batch:
+                self._add(batch)
+        if self._journal.is_unproved:
+            self._prove()
+
+    def _prepare(self, path: Path, stamp: Stamp, config: RunConfig, *, known: bool = False) -> _Ready | None:
+        """A file made ready to train; None where it is done (unless `known` ones are wanted), bad, gone or changing."""
+        item = self._attempt(path, stamp, lambda: identify(path, stamp, config, self._bench.backbone.fingerprint))
+        if item is None or (not known and self._is_known(item, item.content)):
+            return None
+        ready = self._attempt(path, stamp, lambda: self._load(item))
+        if ready is None or (not known and self._is_known(item, ready.rows, also=item.content)):
+            return None
+        return ready
+
+    def _attempt(self, path: Path, stamp: Stamp, read: Callable[[], T]) -> T | None:
+        """What reading a file gives. None where it is bad, and then it goes aside; or where it changed meanwhile."""
+        try:
+            found = read()
+        except Exception as error:  # the border that isolates one file: whatever is wrong with it, the others go on
+            self._set_aside(path, stamp, error)
+            return None
+        return found if self._folder.stamp(path) == stamp else None
+
+    def _load(self, item: Item) -> _Ready:
+        task = load_task(item.config.data, item.config.task)
+        run = make_run(task, item.config, self._bench.backbone)
+        settings = {name: item.own.get(name, {}) for name in ("method", "train")}
+        rows = digest([task.digest, settings, run.fingerprint])
+        details = {"notes": list(task.notes), "run": run.id}
+        message = f"{item.name}: {len(task.train)} training rows, {task.kind}, task `{task.name}`"
+        self._report(Event("read", message, item.name, task.name, details=details))
+        return _Ready(item, run, rows)
+
+    def _is_known(self, item: Item, content: str, *, also: str | None = None) -> bool:
+        """Whether this content has its version under this name, which is made now if the content has another name."""
+        name, version = item.config.task, self._journal.find(content)
+        if version is None:
+            return False
+        twin = self._journal.find(content, name)
+        is_news = twin is None or item.name in self._closed or also is not None
+        if twin is None:
+            try:
+                loaded = self._bench.store.load(version)
+            except InlayError:
+                return False  # removed and swept since: the run's folder still knows it, or it is trained again
+            twin = self._bench.store.publish(name, loaded.tensors, loaded.manifest, self._bench.store.sidecar(version))
+            self._keep(item, twin, [content] if also is None else [content, also])
+        if is_news:
+            message = f"{item.name}: the same content as `{version.reference}`, not trained again"
+            message += f": task `{name}` is `{twin.reference}`" if twin != version else ""
+            details = {"same_as": version.reference, "digest": twin.digest}
+            self._report(Event("known", message, item.name, name, twin.reference, details))
+        self._closed[item.name] = item.stamp
+        return True
+
+    def _keep(self, item: Item, version: Version, contents: Sequence[str]) -> None:
+        self._journal.write("published", file=item.name, contents=contents, version=dataclasses.asdict(version))
+        self._published.append(version)
+        self._closed[item.name] = item.stamp
+
+    def _add(self, batch: list[_Ready]) -> None:
+        """Train files together, publish each, prove that everything stands."""
+        names = [ready.item.name for ready in batch]
+        message = f"training {', '.join(names)}" + (f" together ({len(batch)} files)" if len(batch) > 1 else "")
+        self._report(Event("training", message, details={"files": names, "runs": [ready.run.id for ready in batch]}))
+        known = {ready.run.id for ready in batch if read_result(self._bench.runs / ready.run.id) is not None}
+        results = self._fit(batch)
+        for ready in batch:
+            is_done = self._journal.find(ready.item.content, ready.item.config.task) is not None
+            if ready.run.id in results and not is_done:
+                self._publish(ready, results[ready.run.id], was_trained=ready.run.id not in known)
+        self._prove()
+
+    def _fit(self, batch: list[_Ready], *, restart: bool = False) -> dict[str, Result]:
+        """Results by run id. What stops a cohort is found by training its files alone; that file goes aside."""
+        runs = [ready.run for ready in batch]
+        try:
+            settings = FitSettings(restart=restart)
+            results = fit(runs, self._bench.backbone, self._bench.runs, settings, _Teller(self._report))
+        except StoreDamaged as error:
+            if restart:
+                raise
+            self._report(Event("training", f"begun anew: {error.message}"))
+            return self._fit(batch, restart=True)
+        except (InlayError, RuntimeError) as error:  # RuntimeError: among others, memory that one long file used up
+            if len(batch) == 1:
+                self._set_aside(batch[0].item.path, batch[0].item.stamp, error)
+                return {}
+            return {run_id: result for ready in batch for run_id, result in self._fit([ready]).items()}
+        return {result.run_id: result for result in results}
+
+    def _publish(self, ready: _Ready, result: Result, *, was_trained: bool) -> None:
+        item, task = ready.item, ready.run.task
+        if result.status == DIVERGED:
+            hint = f"give it a smaller learning rate in `{item.path.stem}.toml`, or mend its rows, and put it back"
+            self._set_aside(item.path, item.stamp, Diverged(result.message, hint))
+            return
+        version = publish(ready.run, result, self._bench.backbone, self._bench.store)
+        self._keep(item, version, [item.content, ready.rows])
+        score = "" if result.dev_metric is None else f", dev {task.metric} {result.dev_metric:.4g}"
+        message = f"{item.name}: published `{version.reference}`{score}" + ("" if was_trained else ", trained before")
+        details = {"digest": version.digest, "run": ready.run.id, "dev": result.dev_metrics, "trained": was_trained}
+        self._report(Event("published", message, item.name, task.name, version.reference, details))
+
+    def _prove(self) -> None:
+        """Check every version on this backbone, alone and in mixed batches; raise if one does not stand."""
+        fingerprint = self._bench.backbone.fingerprint
+        infos = [info for task in self._bench.store.ledger() for info in task.versions]
+        ours = [info.version for info in infos if info.summary.backbone["fingerprint"] == fingerprint]
+        different = list({version.digest: version for version in ours}.values())  # names of one content share a proof
+        checks = verify(different, self._bench.backbone, self._bench.store, engine=self._bench.engine)
+        fallen = {check.version.reference: check.problem for check in checks if not check.stands}
+        self._num_standing = len({version.name for version in ours})
+        if fallen:
+            problems = "; ".join(f"`{reference}`: {problem}" for reference, problem in fallen.items())
+            message = f"{len(fallen)} of {len(different)} versions do not stand: {problems}"
+            self._report(Event("fallen", message, details={"fallen": fallen}))
+            raise StoreDamaged(message, "restore them from a copy, or remove them, and start the stream again")
+        self._journal.write("proved", num_versions=len(ours))
+        num_tasks, num_elsewhere = self._num_standing, len(infos) - len(ours)
+        is_exact = all(check.is_exact for check in checks)
+        how = "bit for bit" if is_exact else "some within tolerance: their probes are another machine's"
+        elsewhere = f"; {num_elsewhere} versions on other backbones not checked" if num_elsewhere else ""
+        message = f"{num_tasks} {'task stands' if num_tasks == 1 else 'tasks stand'}"
+        message += f" ({len(ours)} version{'s' * (len(ours) != 1)}, {how}{elsewhere})"
+        details = {"num_tasks": num_tasks, "num_versions": len(ours), "is_exact": is_exact}
+        self._report(Event("stands", message, details={**details, "num_on_other_backbones": num_elsewhere}))
+
+    def _set_aside(self, path: Path, stamp: Stamp, error: Exception) -> None:
+        if stamp[0] is None or self._folder.stamp(path) != stamp:
+            return  # gone or changed meanwhile: what is there now is not what failed
+        reason = error.to_json() if isinstance(error, InlayError) else {"message": f"{type(error).__name__}: {error}"}
+        try:
+            target = self._folder.move_aside(path, describe_error(error))
+            where = f"moved to {target.relative_to(self._folder.path)}"
+        except OSError as trouble:
+            where = f"left where it is: it cannot be moved ({trouble.strerror})"
+            self._closed[path.name] = stamp
+        self._aside.append(path.name)
+        self._report(Event("aside", f"{path.name}: {error}; {where}", path.name, details={"error": reason}))
+
+    def _name_ignored(self) -> None:
+        for path in self._folder.scan():
+            if path.suffix.lower() not in (*SUFFIXES, ".toml") and path.name not in self._ignored:
+                self._ignored.add(path.name)
+                message = f"{path.name}: not a data file ({', '.join(SUFFIXES)}), left alone"
+                self._report(Event("ignored", message, path.name))
+
+
+class _Teller(Watcher):
+    """Reports each epoch of each run."""
+
+    def __init__(self, report: Callable[[Event], None]) -> None:
+        self._report = report
+
+    def on_epoch(self, member: Member, record: dict[str, Any]) -> None:
+        task, num_epochs = member.run.task, member.run.config.train.epochs
+        score = f"dev {task.metric} {record['dev'][task.metric]:.4g}"
+        message = f"{task.name}: epoch {record['epoch']} of {num_epochs}, loss {record['train_loss']:.4g}, {score}"
+        self._report(Event("epoch", message, task=task.name, details={"run": member.run.id, **record}))

@@ -1,0 +1,253 @@
+"""Readers: exact lines, every bad row named, and streams of any length."""
+
+import json
+import sys
+import tracemalloc
+import types
+
+import pandas as pd
+import pytest
+
+from inlay.config import DataConfig
+from inlay.data.sources import open_folder, open_hub, read_table, stream_rows
+from inlay.errors import BadData, Missing
+
+SKIP = DataConfig(on_bad_row="skip")
+
+
+def write(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content, encoding="utf8", newline="")
+    return path
+
+
+def test_csv_rows_keep_the_line_they_begin_on(tmp_path):
+    table = read_table(write(tmp_path, "a.csv", 'text,label\n"two\nlines",x\n\n"a ""quote"", and comma",y\r\nplain,z'))
+    assert table.header.names == ("text", "label")
+    assert table.rows == [["two\nlines", "x"], ['a "quote", and comma', "y"], ["plain", "z"]]
+    assert table.lines == [2, 5, 6]
+    assert table.encoding == "utf-8"
+    assert table.notes == ()
+
+
+@pytest.mark.parametrize(("delimiter", "shown"), [(";", "`;`"), ("\t", "tab")])
+def test_csv_delimiter_is_found_from_the_header_and_noted(tmp_path, delimiter, shown):
+    table = read_table(write(tmp_path, "a.csv", f"text{delimiter}label\na, b{delimiter}1\n"))
+    assert table.rows == [["a, b", "1"]]
+    assert table.notes == (f"a.csv: delimiter {shown}",)
+
+
+def test_csv_with_carriage_returns_alone_is_read(tmp_path):
+    table = read_table(write(tmp_path, "a.csv", "text,label\ra,1\rb,2\r"))
+    assert (table.rows, table.lines) == ([["a", "1"], ["b", "2"]], [2, 3])
+
+
+def test_tsv_is_raw(tmp_path):
+    table = read_table(write(tmp_path, "a.tsv", 'label\ttext\nham\t"open quote\nspam\ta\rb\u2028c\r\n'))
+    assert table.rows == [["ham", '"open quote'], ["spam", "a\rb\u2028c"]]
+    assert table.lines == [2, 3]
+
+
+def test_tsv_with_a_quoted_header_is_quoted(tmp_path):
+    table = read_table(write(tmp_path, "a.tsv", '"label"\t"text"\n"ham"\t"a\tb"\n'))
+    assert (table.header.names, table.rows) == (("label", "text"), [["ham", "a\tb"]])
+
+
+def test_file_without_header_takes_the_names_given(tmp_path):
+    table = read_table(write(tmp_path, "a.tsv", "x\t1\ny\t0\n"), names=("text", "label"))
+    assert (table.rows, table.lines, table.header.line) == ([["x", "1"], ["y", "0"]], [1, 2], None)
+
+
+def test_very_long_text_is_read(tmp_path):
+    text = "word " * 100_000
+    assert read_table(write(tmp_path, "a.csv", f"text,label\n{text},1\n")).rows == [[text, "1"]]
+
+
+def test_repeated_column_names_are_told_apart(tmp_path):
+    table = read_table(write(tmp_path, "a.csv", "text,label,text\na,b,c\n"))
+    assert table.header.names == ("text", "label", "text.2")
+    assert "`text.2`" in table.notes[0]
+
+
+def test_jsonl_keeps_values_and_fills_gaps(tmp_path):
+    rows = '{"text": "a", "label": ["x", "y"]}\n\n{"text": "b", "n": 1}\n'
+    table = read_table(write(tmp_path, "a.jsonl", rows))
+    assert table.header.names == ("text", "label", "n")
+    assert table.rows == [["a", ["x", "y"], None], ["b", None, 1]]
+    assert table.lines == [1, 3]
+
+
+def test_parquet_rows_are_numbered(tmp_path):
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"text": ["a", "b"], "label": [["x"], []]}).to_parquet(path)
+    table = read_table(path)
+    assert (table.rows, table.lines) == ([["a", ["x"]], ["b", []]], [1, 2])
+
+
+def test_txt_is_one_text_per_line(tmp_path):
+    assert read_table(write(tmp_path, "a.txt", "one\ntwo, three\n")).rows == [["one"], ["two, three"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "reason"),
+    [
+        ("a.csv", "text,label\na,1\nb\n", 3, "ragged row: 1 fields, but there are 2 columns"),
+        ("a.csv", "text,label\na,1,2\n", 2, "ragged row: 3 fields, but there are 2 columns"),
+        ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', 3, "a quoted field that begins in this row never ends"),
+        ("a.csv", 'text,label\n"a"b,1\n', 2, "broken quoting"),
+        ("a.tsv", "text\tlabel\na b\n", 2, "ragged row: 1 fields"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', 2, "no JSON"),
+        ("a.jsonl", '{"text": "a"}\n["a", 1]\n', 2, "an array where an object should be"),
+        ("a.jsonl", '"a"\n', 1, '`"a"` where an object should be'),
+        ("a.csv", "", None, "the file is empty"),
+        ("a.csv", "\n\n", None, "the file is empty"),
+        ("a.csv", "text,label\n", None, "the file has no rows"),
+        ("a.jsonl", "\n", None, "the file has no rows"),
+        ("a.xlsx", "text", None, "unknown file type `.xlsx`"),
+        ("a.parquet", "PAR1 not really", None, "no readable Parquet file"),
+    ],
+)
+def test_bad_file_is_refused_with_file_line_and_reason(tmp_path, name, content, line, reason):
+    path = write(tmp_path, name, content)
+    with pytest.raises(BadData) as caught:
+        read_table(path)
+    assert reason in caught.value.reason
+    assert caught.value.line == line
+    assert str(caught.value.path) == str(path)
+    assert caught.value.hint
+
+
+def test_unreadable_rows_can_be_left_out(tmp_path):
+    table = read_table(write(tmp_path, "a.csv", 'text,label\na,1\nb\n"c"d,2\ne,3\n'), SKIP)
+    assert table.rows == [["a", "1"], ["e", "3"]]
+    assert [fault.line for fault in table.faults] == [3, 4]
+
+
+def test_missing_file_names_a_close_one(tmp_path):
+    write(tmp_path, "train.csv", "text,label\na,1\n")
+    with pytest.raises(Missing, match=r"did you mean `.*train\.csv`"):
+        read_table(tmp_path / "trian.csv")
+
+
+def test_folder_finds_its_sides(tmp_path):
+    for name in ("train.csv", "validation.jsonl", "test.tsv", "notes.md"):
+        write(tmp_path, name, '{"text": "a"}\n')
+    assert set(open_folder(tmp_path, DataConfig()).sides) == {"train", "dev", "test"}
+    write(tmp_path, "dev.csv", "text\na\n")
+    with pytest.raises(BadData, match=r"two files of dev rows: `dev\.csv` and `validation\.jsonl`"):
+        open_folder(tmp_path, DataConfig())
+
+
+def test_stream_yields_chunks_with_the_original_columns(tmp_path):
+    path = write(tmp_path, "a.csv", "id,text,task\n7,one,spam\n8,two,\n9,three,topic\n")
+    chunks = list(stream_rows(path, chunk_size=2))
+    assert [len(chunk) for chunk in chunks] == [2, 1]
+    first, second, third = (row for chunk in chunks for row in chunk)
+    assert (first.line, first.text, first.pair, first.task) == (2, "one", None, "spam")
+    assert first.record == {"id": "7", "text": "one", "task": "spam"}
+    assert (second.task, third.task) == (None, "topic")
+
+
+def test_stream_reads_pairs_and_named_columns(tmp_path):
+    path = write(tmp_path, "a.jsonl", json.dumps({"premise": "p", "hypothesis": "h", "other": "o"}) + "\n")
+    ((row,),) = stream_rows(path)
+    assert (row.text, row.pair) == ("p", "h")
+    ((row,),) = stream_rows(path, DataConfig(text="other"))
+    assert (row.text, row.pair) == ("o", None)
+    with pytest.raises(BadData, match=r"no column named `nope`.*`premise`, `hypothesis`, `other`"):
+        list(stream_rows(path, DataConfig(text="nope")))
+
+
+def test_stream_takes_the_settings_a_task_was_trained_with(tmp_path):
+    path = write(tmp_path, "a.csv", "v2\nhello\n")
+    ((row,),) = stream_rows(path, DataConfig(text="v2", label="v1", split="part"))
+    assert row.text == "hello"
+
+
+def test_bad_row_stops_the_stream_or_comes_with_its_error(tmp_path):
+    path = write(tmp_path, "a.csv", "text,n\none,1\n ,2\nthree\nfour,4\n")
+    with pytest.raises(BadData, match=r"a\.csv:3: empty text in column `text`"):
+        list(stream_rows(path))
+    (rows,) = stream_rows(path, isolate=True)
+    assert [row.text for row in rows] == ["one", "", "", "four"]
+    assert rows[1].error.message.endswith("a.csv:3: empty text in column `text`")
+    assert rows[1].record == {"text": " ", "n": "2"}
+    assert "ragged row" in rows[2].error.message
+    assert rows[0].error is rows[3].error is None
+
+
+def test_stream_of_nothing_is_refused(tmp_path):
+    with pytest.raises(BadData, match="no rows"):
+        list(stream_rows(write(tmp_path, "a.csv", "text\n")))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "tsv"])
+def test_stream_holds_one_chunk_at_a_time(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    line = json.dumps({"text": "word " * 40}) if suffix == "jsonl" else "word " * 40
+    with path.open("w") as file:
+        file.write("" if suffix == "jsonl" else "text\n")
+        file.writelines(line + "\n" for _ in range(30_000))  # 6 MB
+    tracemalloc.start()
+    num_rows = sum(len(chunk) for chunk in stream_rows(path, chunk_size=100))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert num_rows == 30_000
+    assert peak < 4_500_000  # the scan for the encoding holds a megabyte of bytes and of text
+
+
+class FakePart:
+    def __init__(self, columns, features):
+        self.columns, self.features, self.column_names = columns, features, list(columns)
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+
+def install_fake_hub(monkeypatch, load_dataset):
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+
+
+def test_hub_sides_are_read_with_class_names(monkeypatch):
+    classes = types.SimpleNamespace(names=["no", "yes"])
+    features = {"sentence": None, "label": classes}
+    asked = []
+
+    def load_dataset(*arguments):
+        asked.append(arguments)
+        return {
+            "train": FakePart({"sentence": ["a", "b"], "label": [1, 0]}, features),
+            "validation_matched": FakePart({"sentence": ["c"], "label": [1]}, features),
+            "test": FakePart({"sentence": ["d"], "label": [-1]}, features),
+        }
+
+    install_fake_hub(monkeypatch, load_dataset)
+    source = open_hub("nyu-mll/glue:cola", DataConfig())
+    assert asked == [("nyu-mll/glue", "cola")]
+    assert source.read("train").rows == [["a", "yes"], ["b", "no"]]
+    assert source.read("train").header.path == "hub:nyu-mll/glue:cola[train]"
+    assert source.read("dev").rows == [["c", "yes"]]
+    assert source.read("test").rows == [["d", None]]
+
+
+def test_hub_lists_of_classes_are_named(monkeypatch):
+    features = {"text": None, "labels": types.SimpleNamespace(feature=types.SimpleNamespace(names=["x", "y"]))}
+    part = FakePart({"text": ["a", "b"], "labels": [[0, 1], []]}, features)
+    install_fake_hub(monkeypatch, lambda *arguments: {"train": part})
+    source = open_hub("some", DataConfig())
+    assert source.read("train").rows == [["a", ["x", "y"]], ["b", []]]
+    with pytest.raises(Missing, match=r"hub:some: no dev rows.*only: train"):
+        source.read("dev")
+
+
+def test_absent_hub_library_and_unknown_dataset_say_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(Missing, match=r"pip install 'inlay\[hub\]'"):
+        open_hub("some", DataConfig())
+
+    def load_dataset(*arguments):
+        raise FileNotFoundError("Dataset 'some' doesn't exist on the Hub\nmore")
+
+    install_fake_hub(monkeypatch, load_dataset)
+    with pytest.raises(Missing, match=r"`some` could not be loaded: Dataset 'some' doesn't exist on the Hub \(hint"):
+        open_hub("some", DataConfig())

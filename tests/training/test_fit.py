@@ -1,0 +1,149 @@
+"""`fit`: what a run's folder holds, what is never repeated, what may differ within a cohort."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig, read_toml
+from inlay.errors import BadConfig, Diverged
+from inlay.store import Store
+from inlay.training import FitSettings, fit, make_run, publish
+from inlay.training.cohort import Watcher
+from inlay.training.plan import make_plan
+
+
+def make(backbone, task, *, method="houlsby", size=8, **train):
+    settings = {"batch_size": 8, "max_length": 32, "epochs": 2, "lr": 3e-3, **train}
+    return make_run(task, RunConfig(method=MethodConfig(method, size), train=TrainConfig(**settings)), backbone)
+
+
+class Cohorts(Watcher):
+    def __init__(self):
+        self.sizes = []
+
+    def on_start(self, cohort):
+        self.sizes.append(len(cohort.members))
+
+
+def test_a_task_is_learnt(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task(num_rows=96), epochs=12, lr=1e-2)
+    (result,) = fit([run], tiny_bert, tmp_path)
+    assert result.dev_metric >= 0.9
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+
+
+@pytest.mark.parametrize(("kind", "good"), [("regress", lambda x: x < 4), ("multilabel", lambda x: x > 0.85)])
+def test_numbers_and_label_sets_are_learnt(tiny_bert, toy_task, tmp_path, kind, good):
+    task = toy_task(kind=kind, num_labels=2, num_rows=96)
+    run = make(tiny_bert, task, epochs=12, lr=1e-2)
+    (result,) = fit([run], tiny_bert, tmp_path)
+    assert good(result.dev_metric), result.dev_metric
+
+
+def test_run_folder_holds_config_metrics_curve_and_weights(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task(), epochs=3)
+    (result,) = fit([run], tiny_bert, tmp_path)
+    folder = tmp_path / run.id
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best.safetensors", "config.toml", "curve.png", "last.safetensors", "metrics.jsonl", "result.json",
+    ]  # fmt: skip
+    assert read_toml(folder / "config.toml") == run.config
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert (
+        lines[result.best_epoch - 1]["dev"]["accuracy"] == result.dev_metric == max(x["dev"]["accuracy"] for x in lines)
+    )
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    best = load_file(folder / "best.safetensors")
+    assert all(torch.equal(best[name], tensor) for name, tensor in result.tensors.items())
+    specs = {item.name: item.shape for item in run.spec.layout(tiny_bert.anatomy)}
+    assert {name: tuple(tensor.shape) for name, tensor in best.items()} == specs
+
+
+def test_a_finished_run_is_never_repeated(tiny_bert, toy_task, tmp_path):
+    runs = [make(tiny_bert, toy_task(), seed=seed) for seed in range(3)]
+    watch = Cohorts()
+    first = fit(runs[:2], tiny_bert, tmp_path, watch=watch)
+    again = fit(runs[:2], tiny_bert, tmp_path, watch=watch)
+    more = fit(runs, tiny_bert, tmp_path, watch=watch)
+    assert watch.sizes == [2, 1]
+    assert [result.run_id for result in more] == [run.id for run in runs]
+    assert [r.dev_metric for r in first] == [r.dev_metric for r in again] == [r.dev_metric for r in more[:2]]
+
+
+def test_runs_of_other_methods_or_dropout_train_in_other_cohorts(tiny_bert, toy_task, tmp_path):
+    task, watch = toy_task(), Cohorts()
+    runs = [
+        make(tiny_bert, task),
+        make(tiny_bert, task, method="pfeiffer"),
+        make(tiny_bert, task, size=3, lr=1e-4),
+        make(tiny_bert, task, dropout=0.3),
+    ]
+    results = fit(runs, tiny_bert, tmp_path, watch=watch)
+    assert sorted(watch.sizes) == [1, 1, 2]
+    assert [result.run_id for result in results] == [run.id for run in runs]
+
+
+def test_large_cohorts_are_split(tiny_bert, toy_task, tmp_path):
+    watch, task = Cohorts(), toy_task()
+    runs = [make(tiny_bert, task, seed=seed, epochs=1) for seed in range(5)]
+    fit(runs, tiny_bert, tmp_path, FitSettings(max_cohort=2), watch)
+    assert watch.sizes == [2, 2, 1]
+
+
+def test_early_stopping_keeps_the_best_epoch(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task(), epochs=30, patience=2, lr=1e-7)
+    (result,) = fit([run], tiny_bert, tmp_path)
+    assert result.status == "stopped-early"
+    assert len(result.history) == result.best_epoch + 2
+    assert "no better dev accuracy for 2 epochs" in result.message
+
+
+def test_a_diverging_run_is_reported_and_stops_alone(tiny_bert, toy_task, tmp_path):
+    task = toy_task()
+    good, bad = make(tiny_bert, task), make(tiny_bert, task, lr=9.9, clip_norm=0.0, warmup=0.0, epochs=40)
+    alone, lost = fit([good, bad], tiny_bert, tmp_path)
+    assert alone.status == "finished"
+    assert lost.status == "diverged"
+    assert "try a smaller learning rate than 9.9" in lost.message
+    if not lost.tensors:
+        with pytest.raises(Diverged):
+            publish(bad, lost, tiny_bert, Store(tmp_path / "store"))
+
+
+def test_run_id_covers_settings_data_and_backbone_but_no_paths(backbone_of, toy_task):
+    bert, task = backbone_of("bert"), toy_task()
+    run = make(bert, task)
+    moved = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, source="/elsewhere/x.csv"))
+    assert make_run(task, moved, bert).id == run.id
+    assert make(bert, task, lr=1e-4).id != run.id
+    assert make(bert, task, size=9).id != run.id
+    assert make(bert, toy_task(seed=5)).id != run.id
+    assert make(backbone_of("roberta"), task).id != run.id
+
+
+def test_settings_that_cannot_go_together_are_refused_before_training(tiny_bert, toy_task):
+    with pytest.raises(BadConfig, match="reads at most 66 tokens"):
+        make(tiny_bert, toy_task(), max_length=100)
+    with pytest.raises(BadConfig, match="class_weights"):
+        make(tiny_bert, toy_task(kind="regress"), class_weights="balanced")
+
+
+def test_plan_counts_and_estimates_without_changing_anything(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task(num_rows=64), epochs=4)
+    before = {name: parameter.clone() for name, parameter in tiny_bert.model.named_parameters()}
+    rng = torch.get_rng_state()
+    plan = make_plan(run, tiny_bert)
+    assert torch.equal(rng, torch.get_rng_state())
+    assert all(torch.equal(p, before[n]) for n, p in tiny_bert.model.named_parameters())
+    assert not tiny_bert.model.training
+    (result,) = fit([run], tiny_bert, tmp_path)
+    assert plan.inlay.trained_parameters == sum(tensor.numel() for tensor in result.tensors.values())
+    assert plan.num_steps == result.history[-1]["step"]
+    assert plan.full.trained_parameters == tiny_bert.num_parameters + 2 * 32 + 2
+    assert json.loads(json.dumps(plan.to_json()))["run_id"] == run.id

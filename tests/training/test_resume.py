@@ -1,0 +1,102 @@
+"""Killed at any moment, resumed: the same weights to the last bit, dropout on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.errors import StoreDamaged
+from inlay.training import FitSettings, fit, make_run
+from inlay.training.cohort import Watcher
+from inlay.training.fit import Interrupted
+from inlay.training.resume import cohort_id
+
+PROGRAM = Path(__file__).with_name("kill_and_resume.py")
+
+
+@pytest.mark.parametrize("kind", ["one", "four"])
+def test_sigkill_at_twenty_random_moments_changes_nothing(tiny_bert_folder, tmp_path, kind):
+    command = [sys.executable, str(PROGRAM), str(tiny_bert_folder), str(tmp_path), kind, "20", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert report["kills"] == 20
+    assert report["events"] > 50
+
+
+def make(backbone, toy_task, **train):
+    settings = {"batch_size": 8, "max_length": 32, "epochs": 2, **train}
+    return make_run(toy_task(), RunConfig(method=MethodConfig(size=4), train=TrainConfig(**settings)), backbone)
+
+
+class InterruptAt(Watcher):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, cohort, num_rows):
+        if cohort.num_steps == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_and_the_next_call_goes_on(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task)
+    with pytest.raises(Interrupted):
+        fit([run], tiny_bert, tmp_path / "a", watch=InterruptAt(4))
+    assert not (tmp_path / "a" / run.id / "result.json").exists()
+    steps = []
+
+    class Count(Watcher):
+        def on_step(self, cohort, num_rows):
+            steps.append(cohort.num_steps)
+
+    (resumed,) = fit([run], tiny_bert, tmp_path / "a", watch=Count())
+    (whole,) = fit([run], tiny_bert, tmp_path / "b")
+    assert steps[0] == 5  # the step in hand was finished and saved: nothing is done twice
+    assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+def test_restart_begins_anew(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task)
+    with pytest.raises(Interrupted):
+        fit([run], tiny_bert, tmp_path, watch=InterruptAt(4))
+    steps = []
+
+    class Count(Watcher):
+        def on_step(self, cohort, num_rows):
+            steps.append(cohort.num_steps)
+
+    fit([run], tiny_bert, tmp_path, FitSettings(restart=True), watch=Count())
+    assert steps == list(range(1, run.num_steps + 1))
+
+
+def test_membership_budget_and_threads_are_on_disk_before_the_first_step(tiny_bert, toy_task, tmp_path):
+    runs = [make(tiny_bert, toy_task, seed=seed) for seed in (3, 1)]
+    seen = {}
+
+    class Look(Watcher):
+        def on_start(self, cohort):
+            seen.update(json.loads((tmp_path / "cohorts" / cohort_id(runs) / "cohort.json").read_text()))
+
+    fit(runs, tiny_bert, tmp_path, FitSettings(token_budget=500, save_every=7), watch=Look())
+    assert seen["runs"] == [run.id for run in runs]
+    assert (seen["token_budget"], seen["save_every"]) == (500, 7)
+    assert seen["num_threads"] == torch.get_num_threads()
+
+
+def test_a_damaged_state_is_refused_with_what_to_do(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task)
+    with pytest.raises(Interrupted):
+        fit([run], tiny_bert, tmp_path, watch=InterruptAt(4))
+    state = tmp_path / "cohorts" / cohort_id([run]) / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(StoreDamaged, match="resume state") as caught:
+        fit([run], tiny_bert, tmp_path)
+    assert "--restart" in caught.value.hint

@@ -25,11 +25,11 @@ quickstart: env ## train the SMS spam task on the default backbone and use it (m
 	$(BIN)/inlay tasks
 
 test: env ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup
 
 lint: env ## formatting, lint and types
-	$(BIN)/ruff format --check src tests bench examples
-	$(BIN)/ruff check src tests bench examples
+	$(BIN)/ruff format --check src tests bench examples results
+	$(BIN)/ruff check src tests bench examples results
 	$(BIN)/mypy
 
 check: lint test ## what every commit must pass

@@ -73,7 +73,9 @@ def digests(store: Store) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tiny_bert: Any) -> Place:
+def place(tmp_path: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch) -> Place:
+    # Half of the time of these tests would go into pictures that none of them looks at.
+    monkeypatch.setattr(sys.modules["inlay.training.fit"], "draw_curve", lambda path, run, progress: None)
     return Place(tmp_path, tiny_bert)
 
 
@@ -404,6 +406,29 @@ def test_a_journal_torn_by_a_kill_is_read_and_written_on(place, num_fits):
     assert all(json.loads(line) for line in journal.read_text().splitlines())
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_stream_stopped_in_training_goes_on_or_begins_anew_where_its_state_is_damaged(place, tmp_path, is_damaged):
+    calm = Place(tmp_path / "calm", place.backbone)
+    for side in (place, calm):
+        write_task(side.folder / "first.csv", 1)
+        write_task(side.folder / "second.csv", 2)
+    calm.stream()
+
+    def stop(event: Event) -> None:
+        if event.kind == "epoch" and event.details["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    result = watch_folder(place.folder, place.backbone, place.store, CONFIG, AT_ONCE, stop)
+    assert result == StreamResult((), (), 0, is_interrupted=True)
+    (state,) = place.store.root.glob("runs/cohorts/*/state.safetensors")
+    if is_damaged:
+        state.write_bytes(b"torn")
+    place.stream()
+    epochs = [event.details["epoch"] for event in place.of("epoch")]
+    assert epochs == ([1, 1, 2, 2] if is_damaged else [2, 2])
+    assert place.digests() == calm.digests()
+
+
 SERVER = """
 import os, sys, torch
 from inlay.config import MethodConfig, RunConfig, TrainConfig
@@ -413,7 +438,7 @@ from inlay.stream import StreamSettings, watch_folder
 
 torch.set_num_threads(1)
 backbone = load_backbone(sys.argv[1], device="cpu")
-train = TrainConfig(epochs=20, max_length=16, batch_size=8, lr=1e-3)
+train = TrainConfig(epochs=12, max_length=16, batch_size=8, lr=1e-3)
 config = RunConfig(method=MethodConfig(size=4), train=train)
 for root in sys.stdin:
     child = os.fork()
@@ -463,7 +488,7 @@ def test_killed_at_any_moment_and_restarted_it_ends_with_the_same_versions(tmp_p
         assert server.stream(tmp_path / "calm") == 0
         statuses = [server.stream(tmp_path / "killed", "read"), server.stream(tmp_path / "killed", "training", 0.1)]
         write_task(tmp_path / "killed" / "in" / "late.csv", 9)  # must not change the cohort that was begun
-        for moment in ("epoch", "epoch", "epoch", "published", "published", "stands"):
+        for moment in ("epoch", "epoch", "published", "published", "stands"):
             statuses.append(server.stream(tmp_path / "killed", moment, source.uniform(0, 0.1)))
         assert server.stream(tmp_path / "killed") == 0
         assert server.process.stdin is not None

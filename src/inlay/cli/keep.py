@@ -1,4 +1,4 @@
-"""`inlay tasks`, `show`, `verify`, `export`, `import`, `remove` and `gc`: what is in the store, and that it stands."""
+"""`inlay tasks`, `show`, `export`, `import`, `remove` and `gc`: what is in the store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
-from inlay.cli.options import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.options import JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
-from inlay.errors import InlayError, StoreDamaged
-from inlay.store import Manifest, Store, Version
+from inlay.store import Manifest, Version
 
 if TYPE_CHECKING:
-    from inlay.serving import Check
     from inlay.store.format import VersionInfo
     from inlay.store.store import TaskInfo
 
@@ -25,7 +22,10 @@ ReferenceArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NA
 
 
 def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
-    """List the tasks with the parameters each adds, and the total beside full fine-tuning."""
+    """List the tasks and the parameters each adds.
+
+    The last line is the total as a multiple of the backbone, beside what full fine-tuning would need.
+    """
     kept = open_store(store)
     ledger = kept.ledger()
     entries, totals = [_describe_task(task) for task in ledger], _total(ledger)
@@ -36,8 +36,9 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
         screen.say(f"no tasks in {kept.root} yet")
         screen.say("train the first: inlay train mail.csv --task mail", "dim")
         return
-    columns = [Column("task", is_flexible=True), Column("kind"), Column("labels", True), Column("versions", True)]
-    columns += [Column("dev score"), Column("method"), Column("parameters", True), Column("of backbone", True)]
+    columns = [Column("task", is_flexible=True), Column("kind", is_flexible=True), Column("labels", True)]
+    columns += [Column("versions", True), Column("dev score"), Column("method"), Column("adds", True)]
+    columns += [Column("share", True)]
     screen.put_table(columns, [_row(entry) for entry in entries])
     screen.put()
     for total in totals:
@@ -82,15 +83,15 @@ def _best(task: TaskInfo) -> VersionInfo | None:
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
-    score = f"{entry['metric']} {screen.score(entry['score'])}"
+    versions = str(len(entry["versions"]))
     if entry["best"] not in (None, entry["latest"]):
-        score += f" (@{entry['best'].partition('@')[2]}: {screen.score(entry['best_score'])})"
+        versions += f" (best {entry['best'].partition('@')[2]})"
     return [
         entry["task"],
         entry["kind"],
         str(entry["num_labels"] or "-"),
-        str(len(entry["versions"])),
-        score,
+        versions,
+        f"{entry['metric']} {screen.score(entry['score'])}",
         f"{entry['method']} {entry['size']}",
         screen.count(entry["num_parameters"]),
         "-" if entry["share"] is None else f"{100 * entry['share']:.2f}%",
@@ -115,11 +116,15 @@ def _total(ledger: Sequence[TaskInfo]) -> list[dict[str, Any]]:
 def _phrase_total(total: dict[str, Any]) -> str:
     multiple = "?" if total["multiple"] is None else f"{total['multiple']:.2f}"
     many = screen.count(total["num_tasks"], "task")
-    return f"{many} on {total['name']}: {multiple}× its parameters; full fine-tuning would need {total['num_tasks']}×"
+    whole = screen.count(total["num_parameters"])
+    return (
+        f"{many} on {total['name']}: {multiple}× its {whole} parameters in all; "
+        f"full fine-tuning would need {total['num_tasks']}×"
+    )
 
 
 def show(task: ReferenceArgument, store: StoreOption = None, json: JsonOption = False) -> None:
-    """Show all there is to know of a version: labels, metrics, method, data, backbone, and its sister versions."""
+    """Show all there is to know of a version."""
     kept = open_store(store)
     version = kept.resolve(task)
     manifest, sidecar, infos = kept.manifest(version), kept.sidecar(version), kept.versions(version.name)
@@ -201,116 +206,13 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
     screen.put_table(columns, rows)
 
 
-def verify(
-    references: Annotated[
-        list[str] | None, typer.Argument(metavar="[TASK]...", help="NAME (all its versions), NAME@3 or NAME@best")
-    ] = None,
-    backbone: BackboneOption = None,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Prove that published versions stand: their bytes, their backbone, and their probes' answers.
-
-    Each version answers its probes on the canonical path, compared bit for bit where machine and libraries are those it
-    was published with, and through the engine in a batch mixed with all the others.
-    """
-    check_device_name(device)
-    kept = open_store(store)
-    versions = _choose(kept, references or [])
-    checks = [] if not versions else _check_all(kept, versions, backbone, device)
-    fallen = [check for check in checks if not check.stands]
-    if json:
-        screen.put_json({"stands": not fallen, "checks": [_describe_check(check) for check in checks]})
-    elif checks:
-        _put_checks(checks)
-    else:
-        screen.say(f"no versions in {kept.root} yet")
-    if fallen:
-        raise StoreDamaged(
-            f"{len(fallen)} of {screen.count(len(checks), 'version')} do not stand, "
-            f"such as `{fallen[0].version.reference}`: {fallen[0].problem}"
-        )
-
-
-def _choose(store: Store, references: Sequence[str]) -> list[Version]:
-    if not references:
-        return [info.version for task in store.ledger() for info in task.versions]
-    chosen: dict[Version, None] = {}
-    for reference in references:
-        found = [store.resolve(reference)] if "@" in reference else [i.version for i in store.versions(reference)]
-        chosen |= dict.fromkeys(found)
-    return list(chosen)
-
-
-def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, device: str) -> list[Check]:
-    """The checks of all versions, in their order; a backbone that cannot be found is its versions' problem."""
-    checks: dict[Version, Check] = {}
-    groups: dict[str, list[Version]] = {}
-    for version in versions:
-        try:
-            groups.setdefault(backbone or store.manifest(version).backbone["name"], []).append(version)
-        except InlayError as error:
-            checks[version] = _failed(version, error)
-    for name, members in groups.items():
-        try:
-            checks |= _check_on(open_backbone(name, device), store, members)
-        except InlayError as error:
-            checks |= {version: _failed(version, error) for version in members}
-    return [checks[version] for version in versions]
-
-
-def _check_on(backbone: Any, store: Store, versions: Sequence[Version]) -> dict[Version, Check]:
-    from inlay.serving import verify as prove
-
-    with screen.Meter(f"verifying on {backbone.name}", len(versions)) as meter:
-        done: list[Version] = []
-
-        def on_check(check: Check) -> None:
-            done.append(check.version)
-            meter.update(len(done), check.version.reference)
-
-        return {check.version: check for check in prove(versions, backbone, store, on_check)}
-
-
-def _failed(version: Version, error: InlayError) -> Check:
-    from inlay.serving import Check
-
-    return Check(version, problem=str(error))
-
-
-def _describe_check(check: Check) -> dict[str, Any]:
-    found = {"version": check.version.reference, "stands": check.stands, "problem": check.problem or None}
-    differences = {"canonical": check.canonical_difference, "engine": check.engine_difference}
-    return {**found, "is_exact": check.is_exact, "differences": differences}
-
-
-def _put_checks(checks: Sequence[Check]) -> None:
-    columns = [Column("version"), Column("stands"), Column("probes alone"), Column("in a mixed batch")]
-    rows = []
-    for check in checks:
-        if not check.stands:
-            rows.append([check.version.reference, "NO", "", "", check.problem])
-            continue
-        alone = "bit for bit" if check.is_exact else f"off by {check.canonical_difference:.1g}, tolerated"
-        mixed = f"off by {check.engine_difference:.1g}" if check.engine_difference else "the same"
-        rows.append([check.version.reference, "yes", alone, mixed, ""])
-    if all(check.stands for check in checks):
-        screen.put_table(columns, [row[:-1] for row in rows])
-        num_exact = sum(check.is_exact for check in checks)
-        how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, others to a tolerance"
-        screen.put(f"\n{'it stands' if len(checks) == 1 else f'all {len(checks)} versions stand'}, {how}")
-    else:
-        screen.put_table([*columns, Column("problem", is_flexible=True)], rows)
-
-
 def export(
     reference: ReferenceArgument,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="file or folder; default: NAME.inlay")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="file or folder; default: NAME.inlay")] = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a task's version as one file, for another store."""
+    """Write a version as one file, for another store."""
     kept = open_store(store)
     version = kept.resolve(reference)
     target = kept.export(reference, file or Path(f"{version.name}.inlay"))
@@ -327,7 +229,7 @@ def import_(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add the task in an exported file to the store."""
+    """Add the version in an exported file to the store."""
     version = open_store(store).import_(file, name)
     if json:
         screen.put_json({"version": version.reference, "digest": version.digest})
@@ -340,7 +242,10 @@ def remove(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Drop a version, or a task with all its versions. The bytes stay until `inlay gc`."""
+    """Drop a version, or a task with all its versions.
+
+    The bytes stay until `inlay gc`.
+    """
     removed = open_store(store).remove(reference)
     if json:
         screen.put_json({"removed": [version.reference for version in removed]})

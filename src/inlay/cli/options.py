@@ -34,11 +34,12 @@ FLAGS: dict[str, tuple[str, ...]] = {
         *("train.patience", "train.class_weights"),
     ),
 }
+_FIELDS = {name: name for name in ("data", "task", "backbone", "config")} | {"set_": "assignments"}
 _FLAG_NAMES = {"method.name": "method", "data.root": "data_root"}  # others are called as their field is
 
 StoreOption = Annotated[
     Path | None,
-    typer.Option("--store", envvar="INLAY_HOME", metavar="DIR", help="folder of the store", show_default="~/.inlay"),
+    typer.Option("--store", metavar="DIR", help="folder of the store; default: $INLAY_HOME, or ~/.inlay"),
 ]
 BackboneOption = Annotated[
     str | None,
@@ -65,7 +66,7 @@ class RunOptions:
     task: str | None
     backbone: str | None
     config: Path | None
-    assignments: Sequence[str]
+    assignments: Sequence[str] | None
     flags: Mapping[str, Any]
     """config key -> value, for the flags that were given"""
 
@@ -80,7 +81,7 @@ class RunOptions:
             tree[section][name] = value
         tree["data"]["source"] = self.data or config.data.source
         tree["backbone"] = self.backbone or config.backbone
-        config = from_tree(RunConfig, tree).override(self.assignments)
+        config = from_tree(RunConfig, tree).override(self.assignments or ())
         task = self.task or (config.task if config.task != RunConfig().task else _name_of(config.data.source))
         return dataclasses.replace(config, task=task)
 
@@ -97,7 +98,7 @@ def run_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
         def call(**values: Any) -> None:
             flags = {key: _read(key, values.pop(name)) for name, key in keys.items()}
             given = {key: value for key, value in flags.items() if value is not None}
-            command(run=RunOptions(*(values.pop(name) for name in shared), flags=given), **values)
+            command(run=RunOptions(**{_FIELDS[name]: values.pop(name) for name in shared}, flags=given), **values)
 
         made = [_flag_parameter(key, panel) for panel in FLAGS for key in FLAGS[panel] if key in keys.values()]
         call.__signature__ = inspect.Signature([*shared.values(), *made, *own])  # type: ignore[attr-defined]
@@ -118,7 +119,7 @@ def config_help(key: str) -> str:
     text, default = item.metadata["help"], item.default
     if default in (None, (), "", "auto") or "default" in text:
         return text
-    return f"{text} [default: {default:g}]" if isinstance(default, float) else f"{text} [default: {default}]"
+    return f"{text}  [default: {default:g}]" if isinstance(default, float) else f"{text}  [default: {default}]"
 
 
 def open_store(folder: Path | None) -> Store:
@@ -133,7 +134,7 @@ def _shared_parameters() -> list[inspect.Parameter]:
         "task": Annotated[str | None, typer.Option("--task", help="name of the task; default: the data's")],
         "backbone": Annotated[
             str | None,
-            typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name [default: minilm]"),
+            typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name  [default: minilm]"),
         ],
         "config": Annotated[
             Path | None, typer.Option("--config", metavar="FILE.toml", help="settings of the run from a file")
@@ -143,8 +144,7 @@ def _shared_parameters() -> list[inspect.Parameter]:
             typer.Option("--set", metavar="KEY=VALUE", help="any setting, such as train.warmup=0.2; may be repeated"),
         ],
     }
-    defaults: dict[str, Any] = {"set_": ()}
-    return [_parameter(name, annotation, defaults.get(name)) for name, annotation in made.items()]
+    return [_parameter(name, annotation, None) for name, annotation in made.items()]
 
 
 def _flag_parameter(key: str, panel: str) -> inspect.Parameter:

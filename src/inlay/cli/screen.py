@@ -141,6 +141,16 @@ def shorten(text: str, width: int) -> str:
     return "".join(kept).rstrip() + "…"
 
 
+def own_version() -> str:
+    """The version of Inlay, or what can be said of it where it runs from a checkout that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("inlay")
+    except PackageNotFoundError:
+        return "of a checkout (not installed)"
+
+
 @contextmanager
 def working(text: str) -> Iterator[None]:
     """Say that something takes a moment: a spinner on a terminal that leaves no trace, one line elsewhere."""

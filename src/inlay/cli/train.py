@@ -1,8 +1,7 @@
-"""`inlay train`, `inlay plan` and `inlay sweep`: data and settings in, published versions out."""
+"""`inlay train` and `inlay plan`: data and settings in, a published version out, or what it would cost."""
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from inlay.cli.options import (
     JsonOption,
     RunOptions,
     StoreOption,
-    config_help,
     open_store,
     run_options,
 )
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from inlay.config import RunConfig
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.research.sweep import Ranking
     from inlay.training import FitSettings, Result, Run
     from inlay.training.plan import Plan
 
@@ -43,7 +40,7 @@ ResumeOption = Annotated[
 ]
 BudgetOption = Annotated[
     int | None,
-    typer.Option("--token-budget", min=1, help="tokens of one forward pass at most: smaller needs less memory"),
+    typer.Option("--token-budget", metavar="N", min=1, help="tokens of a forward pass; fewer need less memory"),
 ]
 
 
@@ -80,21 +77,24 @@ def train(
     """
     from inlay.training import FitSettings
 
-    ready = _prepare(run.resolve(), open_store(store), device, name)
+    ready = prepare(run.resolve(), open_store(store), device, name)
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
-    result = _fit([ready.run], ready, FitSettings(token_budget=token_budget, restart=not resume))[0]
+    was_finished = is_finished(ready.run, ready)
+    result = fit_runs([ready.run], ready, FitSettings(token_budget=token_budget, restart=not resume))[0]
     if not result.tensors or result.status == "diverged":
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
-    version = _publish(ready, result, name) if publish else None
-    report = _report(ready, result, version)
+    version = publish_run(ready, result, name) if publish else None
+    report = report_run(ready, result, version)
     if json:
-        screen.put_json({**report, "notes": list(ready.run.task.notes), "examples": examples})
+        more = {"was_finished": was_finished, "notes": list(ready.run.task.notes), "examples": examples}
+        screen.put_json({**report, **more})
     else:
-        _put_report(ready, report, store)
+        screen.say()
+        put_report(ready, report, store)
 
 
-def _prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> Prepared:
+def prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> Prepared:
     """Read the data, load the backbone and resolve every setting, saying what was found."""
     store.check_name(name or config.task)
     check_device_name(device)
@@ -120,7 +120,7 @@ def _describe_run(run: Run, backbone: Backbone) -> None:
     added = sum(item.num_parameters for item in run.spec.layout(backbone.anatomy))
     train, method = run.config.train, run.config.method
     part = screen.share(added, backbone.num_parameters)
-    screen.say(f"  method: {method.name} of size {method.size} adds {screen.count(added)} parameters, {part}")
+    screen.say(f"  method: {method.name} of size {method.size} adds {screen.count(added)} parameters, {part} of them")
     screen.say(
         f"  training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
         f"{train.batch_size} rows each, lr {train.lr:g}, {train.pooling} pooling, on {backbone.device}"
@@ -139,25 +139,31 @@ def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dic
     examples = describe(tokenizer, encoded, rows.targets, task.labels, num_rows)
     for number, example in enumerate([] if as_json else examples, start=1):
         screen.put(f"example {number} of {len(examples)} (line {rows.lines[number - 1]})")
-        parts = {"tokens": example.tokens, "ids": example.ids, "segments": example.segments or []}
-        screen.put_pairs({key: " ".join(map(str, value)) for key, value in parts.items()} | {"label": example.label})
+        parts: dict[str, Sequence[Any]] = {"tokens": example.tokens, "ids": example.ids}
+        parts |= {"segments": example.segments or []}
+        screen.put_pairs({key: " ".join(map(str, values)) for key, values in parts.items()} | {"label": example.label})
         screen.put()
     return [example.to_json() for example in examples]
 
 
-def _fit(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> list[Result]:
+def fit_runs(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> list[Result]:
     """The results of the runs; those that are not finished yet are trained, with progress."""
     from inlay.cli.watch import ScreenWatcher
     from inlay.training import fit
-    from inlay.training.run import read_result
 
-    finished = [run for run in runs if read_result(ready.runs_folder / run.id) is not None]
-    if len(finished) == len(runs):
+    if all(is_finished(run, ready) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
         screen.say(f"{many} finished before: not trained again", "yellow")
         return fit(runs, ready.backbone, ready.runs_folder, settings)
     with _explained(), screen.Meter("training") as meter:
         return fit(runs, ready.backbone, ready.runs_folder, settings, ScreenWatcher(meter))
+
+
+def is_finished(run: Run, ready: Prepared) -> bool:
+    """Whether a run was trained to its end before."""
+    from inlay.training.run import read_result
+
+    return read_result(ready.runs_folder / run.id) is not None
 
 
 @contextmanager
@@ -174,14 +180,15 @@ def _explained() -> Iterator[None]:
         raise InlayError("the GPU ran out of memory", "use a smaller `--token-budget`, such as 16384") from None
 
 
-def _publish(ready: Prepared, result: Result, name: str | None) -> Version:
+def publish_run(ready: Prepared, result: Result, name: str | None) -> Version:
+    """Put a run's best weights in the store."""
     from inlay.training import publish
 
     with screen.working("publishing: scoring the test rows and answering the probes"):
         return publish(ready.run, result, ready.backbone, ready.store, name)
 
 
-def _report(ready: Prepared, result: Result, version: Version | None) -> dict[str, Any]:
+def report_run(ready: Prepared, result: Result, version: Version | None) -> dict[str, Any]:
     """Everything a trained run came to, as data."""
     task = ready.run.task
     metrics = {"dev": result.dev_metrics}
@@ -213,8 +220,8 @@ def _report(ready: Prepared, result: Result, version: Version | None) -> dict[st
     }
 
 
-def _put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -> None:
-    screen.say()
+def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -> None:
+    """What a trained run came to, for people, with the command to use it next."""
     put_metrics(report["metrics"], report["metric"])
     screen.put()
     pairs = {"trained": f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"}
@@ -238,10 +245,15 @@ def put_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
 
 
 @run_options()
-def plan(run: RunOptions, device: DeviceOption = "auto", json: JsonOption = False) -> None:
-    """Tell before training what a run would cost: parameters, bytes, time and memory, beside full fine-tuning."""
-    ready = _prepare(run.resolve(), open_store(None), device)
+def plan(run: RunOptions, device: DeviceOption = "auto", store: StoreOption = None, json: JsonOption = False) -> None:
+    """Tell what a run would cost, beside full fine-tuning.
+
+    Parameters by part and bytes on disk from the shapes; time and memory from a few measured steps.
+    """
+    ready = prepare(run.resolve(), open_store(store), device)
     _describe_run(ready.run, ready.backbone)
+    if is_finished(ready.run, ready):
+        screen.say(f"  run {ready.run.id} was finished before: training it would cost nothing")
     with screen.working("measuring a few steps"):
         from inlay.training.plan import make_plan
 
@@ -270,81 +282,8 @@ def _put_plan(made: Plan) -> None:
     screen.put()
     cut = f"{100 * made.truncated_share:.1f}% of the texts are cut"
     rows_read = f"{screen.count(made.num_train)} to train, {screen.count(made.num_dev)} dev; {cut}"
-    screen.put_pairs({"parameters": parts, "rows": rows_read, "steps": screen.count(made.num_steps), "run": made.run_id})
+    screen.put_pairs(
+        {"parameters": parts, "rows": rows_read, "steps": screen.count(made.num_steps), "run": made.run_id}
+    )
     for path, why in made.frozen_norms.items():
         screen.put(f"the layer norm {path} stays frozen: {why}")
-
-
-_AXES = ("method", "size", "lr", "epochs", "batch_size")
-
-
-@run_options(without=_AXES)
-def sweep(
-    run: RunOptions,
-    lr: Annotated[str | None, typer.Option("--lr", metavar="A,B,…", help=config_help("train.lr"))] = None,
-    size: Annotated[str | None, typer.Option("--size", metavar="A,B,…", help=config_help("method.size"))] = None,
-    epochs: Annotated[str | None, typer.Option("--epochs", metavar="A,B,…", help=config_help("train.epochs"))] = None,
-    batch_size: Annotated[
-        str | None, typer.Option("--batch-size", metavar="A,B,…", help=config_help("train.batch_size"))
-    ] = None,
-    method: Annotated[str | None, typer.Option("--method", metavar="A,B,…", help=config_help("method.name"))] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="runs of every setting, with seeds counted up")] = 1,
-    publish: PublishOption = True,
-    name: NameOption = None,
-    resume: ResumeOption = True,
-    token_budget: BudgetOption = None,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Train every combination of the given settings as one cohort, and publish the best."""
-    from inlay.research.sweep import make_grid, parse_axes, rank
-    from inlay.training import FitSettings, make_run
-
-    given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
-    axes = parse_axes(given | {"train.batch_size": batch_size})
-    grid = make_grid(run.resolve(), axes, seeds)  # a value that cannot be is refused before anything is read
-    ready = _prepare(grid[0], open_store(store), device, name)
-    runs = [make_run(ready.run.task, config, ready.backbone) for config in grid]
-    screen.say(f"  sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
-    results = _fit(runs, ready, FitSettings(token_budget=token_budget, restart=not resume))
-    ranking = rank(runs, results, tuple(axes))
-    chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
-    best = next(result for result in results if result.run_id == ranking.best.run_id)
-    report = _report(chosen, best, _publish(chosen, best, name) if publish else None)
-    if json:
-        screen.put_json({**ranking.to_json(), "best": report})
-    else:
-        _put_ranking(ranking)
-        _put_report(chosen, report, store)
-
-
-def _describe_axes(axes: Mapping[str, Sequence[Any]], seeds: int) -> str:
-    parts = [f"{len(values)} of {key}" for key, values in axes.items() if len(values) > 1]
-    return " × ".join([*parts, screen.count(seeds, "seed")])
-
-
-def _put_ranking(ranking: Ranking) -> None:
-    """Runs from best to worst, and settings by their mean where there are several seeds."""
-    keys = list(ranking.axes)
-    heads = [Column(key.removeprefix("train.").removeprefix("method."), is_number=True) for key in keys]
-    if ranking.num_seeds > 1:
-        rows = [
-            [*(_cell(item.values[key]) for key in keys), screen.score(item.mean), screen.score(item.std)]
-            + [screen.score(item.best), str(len(item.scores))]
-            for item in ranking.settings
-        ]
-        ends = [f"mean {ranking.metric}", "deviation", "best", "runs"]
-        screen.put_table([*heads, *(Column(title, is_number=True) for title in ends)], rows)
-        screen.put()
-    rows = [
-        [*(_cell(item.values[key]) for key in keys), str(item.seed), screen.score(item.dev_metric)]
-        + [str(item.best_epoch), item.status]
-        for item in ranking.runs
-    ]
-    ends = [Column("seed", is_number=True), Column(f"dev {ranking.metric}", is_number=True)]
-    screen.put_table([*heads, *ends, Column("epoch", is_number=True), Column("status")], rows)
-
-
-def _cell(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

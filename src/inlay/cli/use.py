@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from inlay.data import Split
     from inlay.data.metrics import Report
     from inlay.model import SlotSpec
+    from inlay.model.heads import Outcome
     from inlay.store import Manifest, Store, Version
 
 _MOST_LABELS = 20  # of a confusion matrix on the screen
@@ -34,8 +35,8 @@ LabelOption = Annotated[str | None, typer.Option("--label", metavar="COLUMN", he
 
 
 def predict(
-    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="NAME, NAME@3 or NAME@best")] = None,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="texts to answer")] = None,
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts to answer")] = None,
     pair: Annotated[
         list[str] | None,
         typer.Option("--pair", metavar="TEXT|COLUMN", help="second text, once per TEXT; with --input its column"),
@@ -95,17 +96,19 @@ def _show_answers(chunks: Chunks, engines: Engines) -> Tally:
 
 def _write_answers(chunks: Chunks, engines: Engines, target: AbstractContextManager[Writer]) -> Tally:
     """All rows with their answers to one place, chunk by chunk, with the rate at the end."""
-    tally, seconds = Tally(), 0.0
+    tally, answering_s = Tally(), 0.0
     with target as writer, screen.Meter("predicting") as meter:
         for rows in chunks:
             began = time.perf_counter()
             answers = engines.answer(rows)
-            seconds += time.perf_counter() - began
+            answering_s += time.perf_counter() - began
+            seconds = max(answering_s - engines.loading_s, 1e-9)
             tally.add(answers)
             writer.write([row.record or {"line": row.line} for row in rows], answers)
-            meter.update(tally.num_rows, f"{tally.num_rows / max(seconds, 1e-9):,.0f} rows/s")
+            meter.update(tally.num_rows, f"{tally.num_rows / seconds:,.0f} rows/s")
     failed = f", {tally.num_failed:,} failed" if tally.num_failed else ""
-    rate = tally.num_rows / max(seconds, 1e-9)
+    seconds = max(answering_s - engines.loading_s, 1e-9)
+    rate = tally.num_rows / seconds
     screen.say(f"{screen.count(tally.num_rows, 'row')} in {screen.duration(seconds)}, {rate:,.0f} rows/s{failed}")
     if tally.first is not None:
         screen.say(f"first failure: {tally.first.message}", "yellow")
@@ -143,7 +146,10 @@ def evaluate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge a task on labelled rows: metrics with 95% intervals, every label, and the confusion matrix."""
+    """Judge a task on labelled rows.
+
+    Metrics with 95% confidence intervals, precision, recall and F1 of every label, and the confusion matrix.
+    """
     from inlay.config import DataConfig
     from inlay.data import read_split
 
@@ -209,8 +215,8 @@ def _put_report(judged: Judged) -> None:
     names = sorted(report.metrics, key=lambda name: name != judged.manifest.metric)
     for name in names:
         found = report.metrics[name]
-        interval = f"95% interval {screen.score(found.low)} to {screen.score(found.high)}"
-        screen.put(f"{name} {screen.score(found.value)}  ({interval}, {screen.count(report.num_rows, 'row')})")
+        low, high = screen.score(found.low), screen.score(found.high)
+        screen.put(f"{name} {screen.score(found.value)}  (95% interval {low} to {high})")
     if report.labels:
         screen.put()
         numbers = [Column(title, is_number=True) for title in ("precision", "recall", "f1", "rows")]
@@ -235,29 +241,34 @@ def _put_confusion(labels: tuple[str, ...], confusion: tuple[tuple[int, ...], ..
 
 
 def _write_mistakes(judged: Judged, path: Path) -> int:
-    """The rows whose label (or labels) the version got wrong; of a regression every row, the worst first."""
+    """The rows the version got wrong, in their order; of a regression every row, the worst first."""
     from inlay.model.heads import find_head
 
-    head, labels, rows = find_head(judged.manifest.kind), judged.manifest.labels, judged.split
-    assert rows.targets is not None
+    head, rows = find_head(judged.manifest.kind), judged.split
     found: list[tuple[float, dict[str, Any]]] = []
     for position, logits in enumerate(judged.logits):
-        outcome = head.answer(logits, judged.spec.head, labels)
-        about: dict[str, Any] = {"line": rows.lines[position], "text": rows.texts[position]}
-        if rows.pairs is not None:
-            about["pair"] = rows.pairs[position]
-        target = rows.targets[position]
-        if outcome.value is not None:
-            about |= {"label": float(target), "predicted": outcome.value}
-            found.append((-abs(outcome.value - float(target)), about))
-        elif outcome.labels is not None:
-            true = [label for label, applies in zip(labels, target, strict=True) if applies]
-            about |= {"label": "|".join(true), "predicted": "|".join(outcome.labels)}
-            found += [(position, about)] if list(outcome.labels) != true else []
-        elif outcome.label != labels[int(target)]:
-            assert outcome.label is not None and outcome.probabilities is not None
-            about |= {"label": labels[int(target)], "predicted": outcome.label}
-            found.append((position, {**about, "probability": outcome.probabilities[outcome.label]}))
+        outcome = head.answer(logits, judged.spec.head, judged.manifest.labels)
+        mistake = _describe_mistake(judged, position, outcome)
+        if mistake is not None:
+            pair = {} if rows.pairs is None else {"pair": rows.pairs[position]}
+            row = {"line": rows.lines[position], "text": rows.texts[position], **pair, **mistake}
+            is_number = outcome.value is not None
+            found.append((-abs(mistake["predicted"] - mistake["label"]) if is_number else position, row))
     with open_rows(path) as writer:
-        writer.write_plain([about for _, about in sorted(found, key=lambda item: item[0])])
+        writer.write_plain([row for _, row in sorted(found, key=lambda item: item[0])])
     return len(found)
+
+
+def _describe_mistake(judged: Judged, position: int, outcome: Outcome) -> dict[str, Any] | None:
+    """What a row should have got and what it got, or None where that is the same."""
+    labels, targets = judged.manifest.labels, judged.split.targets
+    assert targets is not None
+    if outcome.value is not None:
+        return {"label": float(targets[position]), "predicted": outcome.value}
+    if outcome.labels is not None:
+        true = tuple(label for label, applies in zip(labels, targets[position], strict=True) if applies)
+        return None if true == outcome.labels else {"label": "|".join(true), "predicted": "|".join(outcome.labels)}
+    true_label, probabilities = labels[int(targets[position])], outcome.probabilities or {}
+    if outcome.label is None or outcome.label == true_label:
+        return None
+    return {"label": true_label, "predicted": outcome.label, "probability": probabilities[outcome.label]}

@@ -1,0 +1,119 @@
+"""`inlay doctor`: what is installed, what it can compute on, and whether backbones and store are sound."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from inlay.cli import screen
+from inlay.cli.backbones import describe_built_in
+from inlay.cli.options import JsonOption, StoreOption, open_store
+from inlay.cli.screen import Column
+from inlay.errors import InlayError, Missing
+from inlay.store import Store
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the doctor looked at."""
+
+    what: str
+    state: str  # "ok", "missing" (and needed), or "absent" (and optional)
+    detail: str
+
+
+_NEEDED = (
+    *("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy"),
+    *("matplotlib", "typer", "rich"),
+)
+_EXTRAS = {"datasets": "[hub]: Hugging Face datasets by name"}
+
+
+def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
+    """Check the environment, the backbones and the store."""
+    findings = [_check_python(), _check_inlay(), *map(_check_package, _NEEDED), *map(_check_extra, _EXTRAS)]
+    findings += [*_check_machine(), *_check_backbones(), _check_store(open_store(store))]
+    missing = [finding for finding in findings if finding.state == "missing"]
+    if json:
+        screen.put_json({"is_well": not missing, "findings": [vars(finding) for finding in findings]})
+    else:
+        screen.put_table(
+            [Column(""), Column("state"), Column("detail", is_flexible=True)],
+            [[finding.what, finding.state, finding.detail] for finding in findings],
+        )
+    if missing:
+        raise Missing(f"needed and not there: {', '.join(item.what for item in missing)}", missing[0].detail)
+
+
+def _check_python() -> Finding:
+    is_old = sys.version_info < (3, 11)
+    return Finding("python", "missing" if is_old else "ok", f"{platform.python_version()} at {sys.executable}")
+
+
+def _check_inlay() -> Finding:
+    return Finding("inlay", "ok", f"{screen.own_version()} at {Path(__file__).parents[1]}")
+
+
+def _check_package(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "missing", f"install it: {sys.executable} -m pip install {name}")
+
+
+def _check_extra(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", f"{importlib.metadata.version(name)}  {_EXTRAS[name]}")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "absent", f"{_EXTRAS[name]}; optional")
+
+
+def _check_machine() -> list[Finding]:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = Finding("memory", "ok", screen.size(pages))
+    if importlib.util.find_spec("torch") is None:
+        return [memory, Finding("devices", "missing", "torch is not installed, so nothing can be computed")]
+    with screen.working("asking torch for its devices"):
+        try:
+            import torch
+        except (ImportError, OSError) as error:  # a torch built for another machine fails in many ways
+            return [memory, Finding("devices", "missing", f"torch cannot be imported: {error}")]
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    shown = [f"cuda:{i} {gpu.name} ({screen.size(gpu.total_memory)})" for i, gpu in enumerate(gpus)]
+    threads = screen.count(torch.get_num_threads(), "thread")
+    return [memory, Finding("devices", "ok", ", ".join([f"cpu ({threads}, {os.cpu_count()} cores)", *shown]))]
+
+
+def _check_backbones() -> list[Finding]:
+    try:
+        from inlay.model.backbone import BUILT_IN
+    except (ImportError, OSError) as error:
+        return [Finding("backbones", "missing", f"the model room cannot be imported: {error}")]
+    findings = []
+    for name, entry in BUILT_IN.items():
+        about = describe_built_in(name, entry)
+        if about["state"] == "installed":
+            findings.append(Finding(f"backbone {name}", "ok", about["folder"]))
+        else:
+            problem = about["problem"]
+            findings.append(Finding(f"backbone {name}", "missing", f"{problem['message']}; {problem['hint']}"))
+    return findings
+
+
+def _check_store(store: Store) -> Finding:
+    try:
+        ledger = store.ledger()
+    except InlayError as error:
+        return Finding("store", "missing", str(error))
+    if not store.root.exists():
+        return Finding("store", "ok", f"{store.root} (appears with the first task)")
+    if not os.access(store.root, os.W_OK):
+        return Finding("store", "missing", f"{store.root} cannot be written to; choose another with --store")
+    num_versions = sum(len(task.versions) for task in ledger)
+    about = f"{screen.count(len(ledger), 'task')}, {screen.count(num_versions, 'version')}"
+    return Finding("store", "ok", f"{store.root} ({about})")

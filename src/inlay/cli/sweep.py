@@ -1,0 +1,121 @@
+"""`inlay sweep`: a grid of settings trained as one cohort, ranked, and the best published."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.options import (
+    DeviceOption,
+    JsonOption,
+    RunOptions,
+    StoreOption,
+    config_help,
+    flag_name,
+    open_store,
+    run_options,
+)
+from inlay.cli.screen import Column
+from inlay.cli.train import (
+    BudgetOption,
+    NameOption,
+    PublishOption,
+    ResumeOption,
+    fit_runs,
+    prepare,
+    publish_run,
+    put_report,
+    report_run,
+)
+
+if TYPE_CHECKING:
+    from inlay.research.sweep import Ranking
+
+_AXES = ("method", "size", "lr", "epochs", "batch_size")
+
+
+def _grid(flag: str, key: str) -> Any:
+    return typer.Option(flag, metavar="A,B,…", rich_help_panel="Grid", help=config_help(key))
+
+
+@run_options(without=_AXES)
+def sweep(
+    run: RunOptions,
+    lr: Annotated[str | None, _grid("--lr", "train.lr")] = None,
+    size: Annotated[str | None, _grid("--size", "method.size")] = None,
+    epochs: Annotated[str | None, _grid("--epochs", "train.epochs")] = None,
+    batch_size: Annotated[
+        str | None,
+        _grid("--batch-size", "train.batch_size"),
+    ] = None,
+    method: Annotated[str | None, _grid("--method", "method.name")] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", metavar="N", rich_help_panel="Grid", min=1, help="runs of each, seeds counted up")
+    ] = 1,
+    publish: PublishOption = True,
+    name: NameOption = None,
+    resume: ResumeOption = True,
+    token_budget: BudgetOption = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a grid of settings as one cohort and publish the best.
+
+    Options that take A,B,… take one value or several; every combination is trained, with every seed, all together.
+    """
+    from inlay.research.sweep import make_grid, parse_axes, rank
+    from inlay.training import FitSettings, make_run
+
+    given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
+    axes = parse_axes(given | {"train.batch_size": batch_size})
+    grid = make_grid(run.resolve(), axes, seeds)  # a value that cannot be is refused before anything is read
+    ready = prepare(grid[0], open_store(store), device, name)
+    runs = [make_run(ready.run.task, config, ready.backbone) for config in grid]
+    screen.say(f"  sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
+    results = fit_runs(runs, ready, FitSettings(token_budget=token_budget, restart=not resume))
+    ranking = rank(runs, results, tuple(axes))
+    chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
+    best = next(result for result in results if result.run_id == ranking.best.run_id)
+    report = report_run(chosen, best, publish_run(chosen, best, name) if publish else None)
+    if json:
+        screen.put_json({**ranking.to_json(), "best": report})
+    else:
+        screen.say()
+        _put_ranking(ranking)
+        screen.put()
+        put_report(chosen, report, store)
+
+
+def _describe_axes(axes: Mapping[str, Sequence[Any]], seeds: int) -> str:
+    parts = [f"{len(values)} of {flag_name(key)}" for key, values in axes.items() if len(values) > 1]
+    return " × ".join([*parts, screen.count(seeds, "seed")])
+
+
+def _put_ranking(ranking: Ranking) -> None:
+    """Runs from best to worst, and settings by their mean where there are several seeds."""
+    several = [key for key in ranking.axes if len({str(item.values[key]) for item in ranking.runs}) > 1]
+    keys = several or list(ranking.axes)
+    heads = [Column(flag_name(key).replace("_", " "), is_number=True) for key in keys]
+    if ranking.num_seeds > 1:
+        titles = (f"mean dev {ranking.metric}", "deviation", "best", "runs")
+        rows = []
+        for setting in ranking.settings:
+            numbers = map(screen.score, (setting.mean, setting.std, setting.best))
+            rows.append([*_cells(setting.values, keys), *numbers, str(setting.num_runs)])
+        screen.put_table([*heads, *(Column(title, is_number=True) for title in titles)], rows)
+        screen.put()
+    columns = [*heads, Column("seed", True), Column(f"dev {ranking.metric}", True), Column("epoch", True)]
+    rows = []
+    for run in ranking.runs:
+        ends = (str(run.seed), screen.score(run.dev_metric), str(run.best_epoch), run.status)
+        rows.append([*_cells(run.values, keys), *ends])
+    screen.put_table([*columns, Column("status")], rows)
+
+
+def _cells(values: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    return [f"{values[key]:g}" if isinstance(values[key], float) else str(values[key]) for key in keys]

@@ -1,0 +1,122 @@
+"""`inlay verify`: the proof, version by version, that what was published still stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.options import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.screen import Column
+from inlay.errors import InlayError, StoreDamaged
+from inlay.store import Store, Version
+
+if TYPE_CHECKING:
+    from inlay.model import Backbone
+    from inlay.serving import Check
+
+
+def verify(
+    references: Annotated[
+        list[str] | None, typer.Argument(metavar="TASK", help="NAME (all its versions), NAME@3 or NAME@best")
+    ] = None,
+    backbone: BackboneOption = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Prove that published versions still stand.
+
+    Their bytes, their backbone and their probes are checked. A version answers its probes alone, compared bit for bit
+    where machine and libraries are those it was published with, and in a batch mixed with all the others.
+    """
+    check_device_name(device)
+    kept = open_store(store)
+    versions = _choose(kept, references or [])
+    checks = [] if not versions else _check_all(kept, versions, backbone, device)
+    fallen = [check for check in checks if not check.stands]
+    if json:
+        screen.put_json({"stands": not fallen, "checks": [_describe_check(check) for check in checks]})
+    elif checks:
+        _put_checks(checks)
+    else:
+        screen.say(f"no versions in {kept.root} yet")
+    if fallen:
+        raise StoreDamaged(
+            f"{len(fallen)} of {screen.count(len(checks), 'version')} do not stand, "
+            f"such as `{fallen[0].version.reference}`: {fallen[0].problem}"
+        )
+
+
+def _choose(store: Store, references: Sequence[str]) -> list[Version]:
+    if not references:
+        return [info.version for task in store.ledger() for info in task.versions]
+    chosen: dict[Version, None] = {}
+    for reference in references:
+        found = [store.resolve(reference)] if "@" in reference else [i.version for i in store.versions(reference)]
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
+
+
+def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, device: str) -> list[Check]:
+    """The checks of all versions, in their order; a backbone that cannot be found is its versions' problem."""
+    checks: dict[Version, Check] = {}
+    groups: dict[str, list[Version]] = {}
+    for version in versions:
+        try:
+            groups.setdefault(backbone or store.manifest(version).backbone["name"], []).append(version)
+        except InlayError as error:
+            checks[version] = _failed(version, error)
+    for name, members in groups.items():
+        try:
+            checks |= _check_on(open_backbone(name, device), store, members)
+        except InlayError as error:
+            checks |= {version: _failed(version, error) for version in members}
+    return [checks[version] for version in versions]
+
+
+def _check_on(backbone: Backbone, store: Store, versions: Sequence[Version]) -> dict[Version, Check]:
+    from inlay.serving import verify as prove
+
+    with screen.Meter(f"verifying on {backbone.name}", len(versions)) as meter:
+        done: list[Version] = []
+
+        def on_check(check: Check) -> None:
+            done.append(check.version)
+            meter.update(len(done), check.version.reference)
+
+        return {check.version: check for check in prove(versions, backbone, store, on_check)}
+
+
+def _failed(version: Version, error: InlayError) -> Check:
+    from inlay.serving import Check
+
+    return Check(version, problem=str(error))
+
+
+def _describe_check(check: Check) -> dict[str, Any]:
+    found = {"version": check.version.reference, "stands": check.stands, "problem": check.problem or None}
+    differences = {"canonical": check.canonical_difference, "engine": check.engine_difference}
+    return {**found, "is_exact": check.is_exact, "differences": differences}
+
+
+def _put_checks(checks: Sequence[Check]) -> None:
+    columns = [Column("version"), Column("stands"), Column("probes alone"), Column("in a mixed batch")]
+    rows = []
+    for check in checks:
+        if not check.stands:
+            rows.append([check.version.reference, "NO", "", "", check.problem])
+            continue
+        alone = "bit for bit" if check.is_exact else f"off by {check.canonical_difference:.1g}, tolerated"
+        mixed = f"off by {check.engine_difference:.1g}" if check.engine_difference else "the same"
+        rows.append([check.version.reference, "yes", alone, mixed, ""])
+    if all(check.stands for check in checks):
+        screen.put_table(columns, [row[:-1] for row in rows])
+        num_exact = sum(check.is_exact for check in checks)
+        how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, others to a tolerance"
+        screen.put(f"\n{'it stands' if len(checks) == 1 else f'all {len(checks)} versions stand'}, {how}")
+    else:
+        screen.put_table([*columns, Column("problem", is_flexible=True)], rows)

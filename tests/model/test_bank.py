@@ -1,0 +1,197 @@
+"""Slots of a bank: what goes in comes out, and none touches another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig
+from inlay.errors import StoreDamaged
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.heads import HEADS, HeadSpec, find_head
+from inlay.model.inference import batches_by_length, infer, infer_canonically, single_thread
+from inlay.model.kernels import ACTIVATIONS, Bottleneck, bottleneck_update, layer_norm, linear_heads
+from inlay.model.route import Route, Row, Segment, collate
+
+
+def spec(size=8, num_labels=2, method="houlsby", **more):
+    return SlotSpec(MethodConfig(method, size, **more), HeadSpec("classify", num_labels, "mean"))
+
+
+ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3]]
+
+
+def test_route_is_segments_of_rows_sorted_by_slot():
+    batch = collate([Row(ids, slot) for ids, slot in zip(ROWS, [3, 0, 3, 1], strict=True)], pad_id=0)
+    assert batch.route.segments == (Segment(0, 0, 1), Segment(1, 1, 2), Segment(3, 2, 4))
+    assert batch.order == (1, 3, 0, 2)
+    assert batch.input_ids_BT.tolist()[0] == [2, 12, 3, 0, 0, 0]
+    assert batch.mask_BT.sum(1).tolist() == [3, 2, 4, 6]
+
+
+def test_rows_that_are_not_sorted_by_slot_are_a_bug():
+    with pytest.raises(AssertionError):
+        Route.from_slots([0, 1, 0])
+
+
+def test_put_grows_the_bank_and_leaves_other_slots_as_they_were(tiny_bert):
+    bank = Bank(tiny_bert, 3)
+    bank.initialise(0, spec(size=4), seed=0)
+    before = bank.read(0)
+    bank.initialise(1, spec(size=40, num_labels=30), seed=1)
+    bank.initialise(2, spec(size=8, method="pfeiffer"), seed=2)
+    after = bank.read(0)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert bank.stacks["adapter.0.attention.down"].shape == (3, 32, 40)
+
+
+def test_bottlenecks_are_padded_to_a_multiple_of_eight(tiny_bert):
+    bank = Bank(tiny_bert, 1)
+    bank.initialise(0, spec(size=13), seed=0)
+    assert bank.stacks["adapter.2.feedforward.up"].shape == (1, 16, 32)
+    assert bank.read(0)["adapter.2.feedforward.up"].shape == (13, 32)
+
+
+def test_a_freed_slot_is_the_identity_again(tiny_bert):
+    bank = Bank(tiny_bert, 2)
+    bank.initialise(0, spec(init_std=0.5), seed=0)
+    bank.initialise(1, spec(), seed=1)
+    bank.free(0)
+    batch = collate([Row(ids, 0) for ids in ROWS], tiny_bert.pad_id)
+    with torch.no_grad():
+        plain = tiny_bert.hidden(batch)
+        with bank.routed(batch.route):
+            assert torch.allclose(tiny_bert.hidden(batch), plain, atol=1e-6)
+
+
+def test_misfitting_tensors_are_refused_and_change_nothing(tiny_bert):
+    bank = Bank(tiny_bert, 1)
+    bank.initialise(0, spec(), seed=0)
+    good = bank.read(0)
+    lacking = {name: tensor for name, tensor in good.items() if name != "head.bias"}
+    with pytest.raises(StoreDamaged, match=r"lacks `head\.bias`"):
+        bank.put(0, spec(), lacking)
+    with pytest.raises(StoreDamaged, match="has `more`"):
+        bank.put(0, spec(), {**good, "more": torch.zeros(1)})
+    with pytest.raises(StoreDamaged, match="shape"):
+        bank.put(0, spec(), {**good, "head.bias": torch.zeros(3)})
+    assert all(torch.equal(tensor, good[name]) for name, tensor in bank.read(0).items())
+
+
+def test_route_ends_with_its_block_even_after_an_error(tiny_bert):
+    bank = Bank(tiny_bert, 1)
+    bank.initialise(0, spec(), seed=0)
+    with pytest.raises(ZeroDivisionError), bank.routed(Route.from_slots([0])):
+        _ = 1 / (tiny_bert.mount.active is None)
+    assert tiny_bert.mount.active is None
+
+
+def random_bottleneck(sizes, width=12, padded=16):
+    generator = torch.Generator().manual_seed(0)
+    slots = len(sizes)
+    shapes = [(slots, width, padded), (slots, padded), (slots, padded, width), (slots, width)]
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    return Bottleneck(*tensors, sizes=sizes, activations=["gelu", "relu", "tanh", "swish"][:slots])
+
+
+def test_bottleneck_is_the_formula_for_each_segment_and_its_own_columns():
+    weights = random_bottleneck([5, 16, 0, 1])
+    route = Route((Segment(1, 0, 2), Segment(2, 2, 3), Segment(3, 3, 7)))
+    h = torch.randn(7, 3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = bottleneck_update(h, weights, route)
+    for slot, start, stop in route.segments:
+        size = weights.sizes[slot]
+        z = h[start:stop] @ weights.down_SDR[slot, :, :size] + weights.down_bias_SR[slot, :size]
+        z = ACTIVATIONS[weights.activations[slot]](z)
+        expected = z @ weights.up_SRD[slot, :size] + (weights.up_bias_SD[slot] if size else 0)
+        torch.testing.assert_close(found[start:stop], expected)
+    found.sum().backward()
+    for tensor in (weights.down_SDR, weights.up_SRD, weights.up_bias_SD):
+        assert tensor.grad[0].abs().sum() == 0  # no rows
+        assert tensor.grad[2].abs().sum() == 0  # no adapter
+    assert weights.down_SDR.grad[3, :, 1:].abs().sum() == 0  # padding
+    assert weights.down_SDR.grad[3, :, :1].abs().sum() > 0
+
+
+def test_layer_norm_is_the_formula_for_each_slot():
+    x = torch.randn(5, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scale, shift = torch.rand(3, 6, dtype=torch.float64), torch.rand(3, 6, dtype=torch.float64)
+    route = Route((Segment(0, 0, 1), Segment(2, 1, 5)))
+    normal = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+    slots = torch.tensor([0, 2, 2, 2, 2])
+    expected = normal * scale[slots][:, None] + shift[slots][:, None]
+    torch.testing.assert_close(layer_norm(x, scale, shift, 1e-5, route), expected)
+    torch.testing.assert_close(layer_norm(x, scale, None, 1e-5, route), normal * scale[slots][:, None])
+
+
+def test_heads_are_as_wide_as_their_own_labels():
+    pooled = torch.randn(4, 6)
+    weight, bias = torch.randn(2, 20, 6), torch.randn(2, 20)
+    few, many = linear_heads(pooled, weight, bias, [2, 20], Route((Segment(0, 0, 3), Segment(1, 3, 4))))
+    torch.testing.assert_close(few, pooled[:3] @ weight[0, :2].T + bias[0, :2])
+    torch.testing.assert_close(many, pooled[3:] @ weight[1].T + bias[1])
+
+
+def test_batches_by_length_hold_every_row_once_within_the_budget():
+    lengths = [5, 90, 3, 3, 40, 41, 12, 200]
+    batches = list(batches_by_length(lengths, 100))
+    assert sorted(index for batch in batches for index in batch) == list(range(8))
+    for batch in batches:
+        assert len(batch) == 1 or max(lengths[i] for i in batch) * len(batch) <= 100
+
+
+def test_infer_answers_in_the_order_asked(tiny_bert):
+    bank = Bank(tiny_bert, 2)
+    bank.initialise(0, spec(num_labels=2), seed=0)
+    bank.initialise(1, spec(num_labels=5), seed=1)
+    rows = [Row(ids, slot) for ids, slot in zip(ROWS, [1, 0, 0, 1], strict=True)]
+    heard = []
+    answers = infer(bank, rows, on_batch=heard.append)
+    assert [len(answer) for answer in answers] == [5, 2, 2, 5]
+    assert sum(heard) == 4
+    assert infer(bank, []) == []
+
+
+def test_canonical_answers_are_bit_identical_whatever_else_the_process_did(tiny_bert):
+    bank = Bank(tiny_bert, 1)
+    bank.initialise(0, spec(init_std=0.3), seed=0)
+    rows = [Row(ids, 0) for ids in ROWS]
+    first = infer_canonically(tiny_bert, spec(init_std=0.3), bank.read(0), rows)
+    other = Bank(tiny_bert, 4)
+    other.initialise(3, spec(size=64), seed=9)
+    infer(other, [Row(ids, 3) for ids in ROWS])
+    second = infer_canonically(tiny_bert, spec(init_std=0.3), bank.read(0), rows)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    mixed = infer(bank, rows)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(first, mixed, strict=True))
+
+
+def test_one_thread_inside_the_block_and_as_before_after_it():
+    before = torch.get_num_threads()
+    with single_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_heads_turn_logits_into_answers():
+    logits = torch.tensor([1.0, 3.0])
+    answer = find_head("classify").answer(logits, HeadSpec("classify", 2, "cls"), ("no", "yes"))
+    assert answer.label == "yes"
+    assert answer.probabilities["yes"] == pytest.approx(1 / (1 + 2.718281828**-2.0))
+    several = find_head("multilabel").answer(torch.tensor([-1.0, 0.5, 2.0]), HeadSpec("multilabel", 3, "cls"), "abc")
+    assert several.labels == ("b", "c")
+    number = find_head("regress").answer(torch.tensor([0.5]), HeadSpec("regress", 1, "cls", 100.0, 20.0), ())
+    assert number.to_json() == {"value": 110.0}
+
+
+def test_row_losses_follow_their_formulas():
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    chosen = torch.tensor([0, 2, 1, 1])
+    expected = torch.logsumexp(logits, 1) - logits[torch.arange(4), chosen]
+    torch.testing.assert_close(HEADS["classify"].row_losses(logits, chosen), expected)
+    targets = torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
+    p = torch.sigmoid(logits)
+    expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).mean(1)
+    torch.testing.assert_close(HEADS["multilabel"].row_losses(logits, targets), expected)
+    numbers = torch.tensor([1.0, 2, 3, 4])
+    torch.testing.assert_close(HEADS["regress"].row_losses(logits, numbers), (logits[:, 0] - numbers) ** 2)

@@ -1,0 +1,210 @@
+"""The engine: any mix of tasks, in order; a bad request spoils no other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.errors import WrongBackbone
+from inlay.model import load_backbone
+from inlay.serving import Engine, Request
+from inlay.serving.verify import verify
+from inlay.store import Store
+from inlay.training import fit, make_run, publish
+from inlay.training.evaluate import predict_split
+
+
+def train_and_publish(backbone, task, store, *, method="houlsby", size=8, seed=0):
+    train = TrainConfig(batch_size=8, max_length=32, epochs=1, lr=5e-3, seed=seed)
+    run = make_run(task, RunConfig(method=MethodConfig(method, size), train=train), backbone)
+    (result,) = fit([run], backbone, store.root / "runs")
+    return run, result, publish(run, result, backbone, store)
+
+
+@pytest.fixture(scope="module")
+def kept(tiny_bert, toy_task, tmp_path_factory):
+    """A store with tasks of 2, 5 and 20 labels, a number and a label set, of both methods and several sizes."""
+    store = Store(tmp_path_factory.mktemp("store"))
+    tasks = [
+        (toy_task("two", num_labels=2), "houlsby", 8),
+        (toy_task("five", num_labels=5, seed=1), "pfeiffer", 16),
+        (toy_task("twenty", num_labels=20, num_rows=80, seed=2), "houlsby", 3),
+        (toy_task("number", kind="regress", seed=3), "houlsby", 24),
+        (toy_task("set", kind="multilabel", num_labels=3, seed=4), "pfeiffer", 8),
+    ]
+    trained = {
+        task.name: train_and_publish(tiny_bert, task, store, method=method, size=size) for task, method, size in tasks
+    }
+    return store, trained
+
+
+TEXTS = ["the movie was good", "free prize call now", "why", "a very bad film , it is awful", "seven eight nine"]
+
+
+def test_answers_in_a_mixed_batch_equal_those_alone(tiny_bert, kept):
+    store, trained = kept
+    requests = [Request(name, text) for text in TEXTS for name in trained]
+    together = Engine(tiny_bert, store).predict(requests)
+    for request, answer in zip(requests, together, strict=True):
+        assert answer.version == f"{request.task}@1"
+        alone = Engine(tiny_bert, store).predict([request])[0]
+        torch.testing.assert_close(answer.logits, alone.logits, atol=1e-5, rtol=1e-5)
+    kinds = {name: set(together[i].to_json()) - {"task", "version"} for i, name in enumerate(trained)}
+    assert kinds["two"] == kinds["twenty"] == {"label", "probabilities"}
+    assert kinds["number"] == {"value"}
+    assert kinds["set"] == {"labels", "probabilities"}
+    assert len(together[2].outcome.probabilities) == 20
+
+
+def test_what_is_served_is_what_was_trained(tiny_bert, kept):
+    store, trained = kept
+    for name, (run, result, version) in trained.items():
+        dev = run.task.dev
+        expected = predict_split(run.spec, result.tensors, tiny_bert, dev, run.config.train.max_length)
+        answers = Engine(tiny_bert, store).predict([Request(name, text) for text in dev.texts])
+        for answer, logits in zip(answers, expected, strict=True):
+            torch.testing.assert_close(answer.logits, logits, atol=1e-5, rtol=1e-5)
+        stored = store.load(version).tensors
+        assert stored.keys() == result.tensors.keys()
+        assert all(torch.equal(stored[key], result.tensors[key]) for key in stored)
+        assert store.manifest(version).labels == run.task.labels
+
+
+def test_a_bad_request_gets_its_own_error_and_spoils_no_other(tiny_bert, kept):
+    store, _ = kept
+    requests = [
+        Request("two", "good"),
+        Request("tow", "good"),
+        Request("two", "   "),
+        Request("two", "good", pair="bad"),
+        Request("two@9", "good"),
+        Request("five", "bad"),
+    ]
+    answers = Engine(tiny_bert, store).predict(requests)
+    assert [answer.error is None for answer in answers] == [True, False, False, False, False, True]
+    assert answers[1].error.hint == "did you mean `two`?"
+    assert "empty" in answers[2].error.message
+    assert "reads one text" in answers[3].error.message
+    good = Engine(tiny_bert, store).predict([requests[0], requests[5]])
+    assert torch.allclose(answers[0].logits, good[0].logits, atol=1e-5)
+    assert torch.allclose(answers[5].logits, good[1].logits, atol=1e-5)
+    assert answers[1].to_json()["error"]["code"] == "unknown-name"
+
+
+def test_more_tasks_than_slots_are_answered_by_turns(tiny_bert, kept):
+    store, trained = kept
+    small, large = Engine(tiny_bert, store, num_slots=2), Engine(tiny_bert, store)
+    requests = [Request(name, text) for text in TEXTS for name in trained]
+    for _ in range(2):  # the second time with slots that hold other tasks
+        for a, b in zip(small.predict(requests), large.predict(requests), strict=True):
+            torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
+    assert len(small._hot) == 2
+
+
+def test_the_least_recently_used_task_leaves(tiny_bert, kept):
+    store, _ = kept
+    engine = Engine(tiny_bert, store, num_slots=2)
+    for name in ("two", "five", "two", "twenty"):
+        engine.predict([Request(name, "good")])
+    assert {hot.version.name for hot in engine._hot.values()} == {"two", "twenty"}
+
+
+def test_a_new_version_answers_from_the_next_request_on(tiny_bert, toy_task, tmp_path):
+    store, engine = Store(tmp_path), None
+    train_and_publish(tiny_bert, toy_task("two"), store, seed=0)
+    engine = Engine(tiny_bert, store)
+    assert engine.predict([Request("two", "good")])[0].version == "two@1"
+    train_and_publish(tiny_bert, toy_task("two"), store, seed=1)
+    assert engine.predict([Request("two", "good")])[0].version == "two@2"
+    assert engine.predict([Request("two@1", "good")])[0].version == "two@1"
+
+
+def test_a_version_of_another_backbone_is_refused_naming_both(backbone_of, kept):
+    store, _ = kept
+    roberta = backbone_of("roberta")
+    (answer,) = Engine(roberta, store).predict([Request("two", "good")])
+    assert isinstance(answer.error, WrongBackbone)
+    assert roberta.name in answer.error.message
+    assert backbone_of("bert").name in answer.error.message
+
+
+def test_a_damaged_version_is_an_error_for_its_own_requests_only(tiny_bert, toy_task, tmp_path):
+    store = Store(tmp_path)
+    for seed, name in enumerate(("good", "bad")):
+        train_and_publish(tiny_bert, toy_task(name, seed=seed), store)
+    damaged = store.resolve("bad")
+    path = next((tmp_path / "objects").rglob(f"{damaged.digest}.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    answers = Engine(tiny_bert, store, num_slots=1).predict([Request("bad", "why"), Request("good", "why")])
+    assert answers[0].error.code == "store-damaged"
+    assert answers[1].outcome.label.startswith("label-")
+
+
+def test_verify_proves_every_version_bit_for_bit_and_through_the_engine(tiny_bert, kept):
+    store, trained = kept
+    versions = [version for _, _, version in trained.values()]
+    heard = []
+    checks = verify(versions, tiny_bert, store, on_check=heard.append)
+    assert checks == heard
+    assert all(check.stands and check.is_exact and check.canonical_difference == 0 for check in checks)
+    assert all(check.engine_difference < 1e-4 for check in checks)
+
+
+def test_published_versions_stand_after_more_tasks_and_in_a_new_process_of_the_backbone(
+    tiny_bert_folder, toy_task, tmp_path
+):
+    store = Store(tmp_path)
+    first = load_backbone(str(tiny_bert_folder), device="cpu")
+    _, _, version = train_and_publish(first, toy_task("one"), store)
+    for seed in range(3):
+        train_and_publish(first, toy_task(f"later-{seed}", num_labels=3 + seed, seed=seed), store, size=8 + 8 * seed)
+    again = load_backbone(str(tiny_bert_folder), device="cpu")
+    assert again.fingerprint == first.fingerprint
+    versions = [info.version for task in store.ledger() for info in task.versions]
+    checks = verify(versions, again, store)
+    assert len(checks) == 4
+    assert all(check.stands and check.is_exact for check in checks)
+    assert version in versions
+
+
+def test_verify_finds_a_changed_byte_a_changed_answer_and_a_wrong_backbone(backbone_of, toy_task, tmp_path):
+    bert = backbone_of("bert")
+    store = Store(tmp_path)
+    _, result, _ = train_and_publish(bert, toy_task("task"), store)
+    manifest = store.manifest(store.resolve("task"))
+    probe = manifest.probes[0]
+    off = dataclasses.replace(probe, logits=tuple(value + 1e-3 for value in probe.logits))
+    lied = store.publish("lied", result.tensors, dataclasses.replace(manifest, probes=(off, *manifest.probes[1:])))
+    (check,) = verify([lied], bert, store)
+    assert "off by" in check.problem
+    (check,) = verify([store.resolve("task")], backbone_of("roberta"), store)
+    assert "was trained on the backbone" in check.problem
+    path = next((tmp_path / "objects").rglob(f"{lied.digest}.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.chmod(0o644)
+    path.write_bytes(content)
+    (check,) = verify([lied], bert, store)
+    assert not check.stands
+
+
+def test_elsewhere_probes_are_compared_with_a_tolerance_and_it_says_so(tiny_bert, toy_task, tmp_path):
+    store = Store(tmp_path)
+    _, result, version = train_and_publish(tiny_bert, toy_task("task"), store)
+    manifest = store.manifest(version)
+    sidecar = store.sidecar(version)
+    elsewhere = {**sidecar, "environment": {**sidecar["environment"], "processor": "another"}}
+    nearly = [
+        dataclasses.replace(probe, logits=tuple(value + 1e-6 for value in probe.logits)) for probe in manifest.probes
+    ]
+    other = store.publish("other", result.tensors, dataclasses.replace(manifest, probes=tuple(nearly)), elsewhere)
+    (check,) = verify([other], tiny_bert, store)
+    assert check.stands
+    assert not check.is_exact
+    assert 0 < check.canonical_difference < 1e-4

@@ -1,0 +1,114 @@
+"""The arrows between rooms, and what the light commands may import."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "inlay"
+
+# room -> rooms it may import (DESIGN.md, "Arrows"); a room may always import itself
+LEAVES = {"errors", "config"}
+ROOMS = {"model", "data", "store"}
+ARROWS = {
+    "errors": set(),
+    "config": {"errors"},
+    "model": LEAVES,
+    "data": LEAVES,
+    "store": LEAVES,
+    "training": LEAVES | ROOMS,
+    "serving": LEAVES | ROOMS,
+    "research": LEAVES | ROOMS | {"training", "serving"},
+    "exchange": LEAVES | ROOMS | {"training", "serving"},
+    "stream": LEAVES | ROOMS | {"training", "serving"},
+    "cli": LEAVES | ROOMS | {"training", "serving", "research", "exchange", "stream"},
+}
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports_of(path: Path):
+    """The rooms of ours that a file imports, anywhere in it, with the line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = [node.module or ""]
+            if node.module == "inlay":
+                names = [f"inlay.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "inlay" and len(parts) > 1:
+                yield parts[1], node.lineno
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_follow_the_arrows(path):
+    room = room_of(path)
+    allowed = ARROWS[room] | {room}
+    against = [f"{path}:{line} imports {name}" for name, line in imports_of(path) if name not in allowed]
+    assert not against
+
+
+def test_every_room_is_in_the_arrow_table():
+    assert {room_of(path) for path in FILES} <= ARROWS.keys()
+
+
+def test_transformers_is_touched_only_in_the_model_room():
+    users = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(module and module.split(".")[0] == "transformers" for module in modules):
+                users.add(room_of(path))
+    assert users <= {"model", "cli"}  # `inlay doctor` prints its version
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"]])
+def test_light_commands_import_no_heavy_library(arguments, tmp_path):
+    program = (
+        "import sys; from inlay.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "heavy = ('torch', 'transformers', 'numpy', 'pandas', 'matplotlib')\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+    )
+    environment = {"INLAY_HOME": str(tmp_path), "PATH": "", "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip().endswith("[]"), done.stderr
+
+
+def test_the_core_imports_without_the_extras_and_pydantic():
+    program = (
+        "import sys\n"
+        "for name in ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn'): sys.modules[name] = None\n"
+        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_pickle_is_never_loaded():
+    for path in FILES:
+        text = path.read_text(encoding="utf8")
+        assert "import pickle" not in text
+        assert "weights_only=False" not in text
+        for line in text.splitlines():
+            assert "torch.load(" not in line or "weights_only=True" in line, f"{path}: {line}"

@@ -1,0 +1,84 @@
+"""The same claims on a GPU. Deselected by `make test`; run with `pytest -m gpu tests/test_gpu.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.model import Bank, infer, load_backbone
+from inlay.model.bank import SlotSpec
+from inlay.model.heads import HeadSpec
+from inlay.model.route import Row
+from inlay.serving import Engine, Request, verify
+from inlay.store import Store
+from inlay.training import fit, make_run, publish
+from inlay.training.cohort import Cohort, CohortSettings
+
+pytestmark = pytest.mark.gpu
+ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3], [2, *range(8, 40), 3]]
+QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "epochs": 2, "lr": 3e-3}
+FAMILIES = ["bert", "mpnet", "modernbert", "deberta-v2"]
+
+
+def fill(backbone, sizes=(8, 16, 3)):
+    bank = Bank(backbone, len(sizes))
+    for slot, size in enumerate(sizes):
+        method = MethodConfig("pfeiffer" if slot == 1 else "houlsby", size, init_std=0.3)
+        bank.initialise(slot, SlotSpec(method, HeadSpec("classify", 2 + slot, "mean")), seed=slot)
+    return bank
+
+
+def mixed_rows():
+    return [Row(ids, slot) for slot in (2, 0, 1) for ids in ROWS]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gpu_answers_equal_the_cpus(backbone_folder, backbone_of, family):
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
+    expected = infer(fill(backbone_of(family)), mixed_rows())
+    for a, b in zip(infer(fill(gpu), mixed_rows()), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_batch_equals_one_by_one_in_bf16(backbone_folder, family):
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda")
+    assert next(gpu.model.parameters()).dtype == torch.bfloat16
+    bank = fill(gpu)
+    assert all(stack.dtype == torch.float32 for stack in bank.stacks.values())
+    for row, answer in zip(mixed_rows(), infer(bank, mixed_rows()), strict=True):
+        alone = infer(bank, [row])[0]
+        torch.testing.assert_close(answer, alone, atol=5e-2, rtol=5e-2)
+
+
+def test_a_cohort_steps_on_the_gpu_as_on_the_cpu(backbone_folder, tiny_bert, toy_task):
+    gpu = load_backbone(str(backbone_folder("bert")), device="cuda", dtype=torch.float32)
+    settings = CohortSettings(65536, torch.get_num_threads(), 100)
+    cohorts = []
+    for backbone in (tiny_bert, gpu):
+        runs = [
+            make_run(toy_task(), RunConfig(method=MethodConfig(size=size), train=TrainConfig(**QUIET)), backbone)
+            for size in (4, 16)
+        ]
+        cohort = Cohort(runs, backbone, settings)
+        for _ in range(5):
+            cohort.step()
+        cohorts.append(cohort)
+    for name, stack in cohorts[0].bank.stacks.items():
+        torch.testing.assert_close(cohorts[1].bank.stacks[name].cpu(), stack, atol=2e-3, rtol=1e-2, msg=name)
+
+
+def test_a_task_is_trained_published_served_and_proved_from_the_gpu(backbone_folder, toy_task, tmp_path):
+    gpu = load_backbone(str(backbone_folder("bert")), device="cuda")
+    store = Store(tmp_path)
+    train = TrainConfig(batch_size=8, max_length=32, epochs=12, lr=1e-2)
+    run = make_run(toy_task(num_rows=96), RunConfig(method=MethodConfig(size=8), train=train), gpu)
+    (result,) = fit([run], gpu, tmp_path / "runs")
+    assert result.dev_metric >= 0.85
+    version = publish(run, result, gpu, store)
+    (check,) = verify([version], gpu, store)
+    assert check.stands, check.problem
+    assert check.is_exact  # the canonical path runs on the CPU, also here
+    answer = Engine(gpu, store).predict([Request("toy", "the movie was good")])[0]
+    assert answer.outcome.label.startswith("label-")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import inlay.stream
+import inlay.stream.watch
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig, InlayError, Missing, StoreDamaged
+from inlay.model.inference import single_thread
 from inlay.store import Store
 from inlay.stream import Event, StreamResult, StreamSettings, watch_folder
 
@@ -73,10 +75,11 @@ def digests(store: Store) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     # Half of the time of these tests would go into pictures that none of them looks at.
     monkeypatch.setattr(sys.modules["inlay.training.fit"], "draw_curve", lambda path, run, progress: None)
-    return Place(tmp_path, tiny_bert)
+    with single_thread():  # tiny products: on a busy machine a second thread only waits
+        yield Place(tmp_path, tiny_bert)
 
 
 @pytest.fixture
@@ -91,7 +94,7 @@ def num_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         calls.append(sum(read_result(folder / run.id) is None for run in runs))
         return fit(runs, backbone, folder, *more)
 
-    monkeypatch.setattr(inlay.stream, "fit", counting)
+    monkeypatch.setattr(inlay.stream.watch, "fit", counting)
     return calls
 
 
@@ -216,7 +219,7 @@ def test_a_fault_of_ours_in_one_file_goes_aside_with_its_traceback(place, monkey
             raise ZeroDivisionError("a reader's bug")
         return load_task(config, name)
 
-    monkeypatch.setattr(inlay.stream, "load_task", failing)
+    monkeypatch.setattr(inlay.stream.watch, "load_task", failing)
     write_task(place.folder / "odd.csv", 1)
     write_task(place.folder / "sms.csv", 2)
     place.stream()
@@ -245,7 +248,7 @@ def test_a_cohort_that_fails_is_trained_file_by_file(place, monkeypatch):
             raise RuntimeError("out of memory")
         return fit(runs, *more)
 
-    monkeypatch.setattr(inlay.stream, "fit", failing)
+    monkeypatch.setattr(inlay.stream.watch, "fit", failing)
     write_task(place.folder / "huge.csv", 1)
     write_task(place.folder / "small.csv", 2)
     place.stream()
@@ -326,11 +329,11 @@ def test_a_file_replaced_while_it_is_read_is_tried_again_later(place, monkeypatc
     from inlay.data import load_task
 
     def replacing(config: Any, name: str) -> Any:
-        monkeypatch.setattr(inlay.stream, "load_task", load_task)
+        monkeypatch.setattr(inlay.stream.watch, "load_task", load_task)
         write_task(Path(config.source), 2, 30)
         raise ValueError("half a file")
 
-    monkeypatch.setattr(inlay.stream, "load_task", replacing)
+    monkeypatch.setattr(inlay.stream.watch, "load_task", replacing)
     write_task(place.folder / "sms.csv", 1)
     place.stream()
     assert not (place.folder / "bad").exists()

@@ -46,9 +46,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("scores.json"))
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--limit", type=int, help="training rows per task, for a trial of this script")
+    parser.add_argument("--dtype", help="of the frozen weights: bfloat16 or float32; default: the device's own")
     parser.add_argument("--commit", default=current_commit(), help="where the checkout has no .git")
     options = parser.parse_args()
-    backbone = load_backbone(options.backbone)
+    backbone = load_backbone(options.backbone, dtype=getattr(torch, options.dtype) if options.dtype else None)
     runs = []
     for name in TASKS:
         task = load_task(DataConfig(source=f"glue/{name}", root=options.data_root, limit=options.limit), name)
@@ -65,7 +66,8 @@ def main() -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "backbone": {"name": "minilm", "fingerprint": backbone.fingerprint, "precision": backbone.precision},
+        "backbone": {"name": "minilm", "fingerprint": backbone.fingerprint},
+        "precision": str(next(backbone.model.parameters()).dtype).removeprefix("torch."),
         "seconds": round(seconds, 1),
         "metrics": TASKS,
         "runs": [describe(run, result) for run, result in zip(runs, results, strict=True)],

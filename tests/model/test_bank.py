@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged
+from inlay.model import kernels
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.heads import HEADS, HeadSpec, find_head
 from inlay.model.inference import batches_by_length, infer, infer_canonically, single_thread
@@ -111,6 +114,40 @@ def test_bottleneck_is_the_formula_for_each_segment_and_its_own_columns():
         assert tensor.grad[2].abs().sum() == 0  # no adapter
     assert weights.down_SDR.grad[3, :, 1:].abs().sum() == 0  # padding
     assert weights.down_SDR.grad[3, :, :1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [1, 3], [2, 0]])
+def test_even_segments_in_one_batched_product_equal_the_loop(monkeypatch, slots):
+    weights = random_bottleneck([5, 16, 2, 1])
+    weights = dataclasses.replace(weights, activations=["gelu"] * 4)
+    with torch.no_grad():  # as a bank pads
+        for slot, size in enumerate(weights.sizes):
+            weights.down_SDR[slot, :, size:] = weights.down_bias_SR[slot, size:] = weights.up_SRD[slot, size:] = 0
+    scale, shift = (torch.rand(4, 12, dtype=torch.float64).requires_grad_() for _ in range(2))
+    rows = 3
+    route = Route(tuple(Segment(slot, rows * i, rows * i + rows) for i, slot in enumerate(slots)))
+    h = torch.randn(rows * len(slots), 5, 12, dtype=torch.float64).requires_grad_()
+    parameters = [h, scale, shift, weights.down_SDR, weights.down_bias_SR, weights.up_SRD, weights.up_bias_SD]
+
+    def run():
+        out = layer_norm(h + bottleneck_update(h, weights, route), scale, shift, 1e-5, route)
+        return [out, *torch.autograd.grad(out.pow(3).sum(), parameters)]
+
+    loop = run()
+    monkeypatch.setattr(kernels, "BATCHED_ON", {"cpu"})
+    for name, one, other in zip("out h scale shift down b up c".split(), loop, run(), strict=True):
+        if name in ("down", "b", "up"):  # padding gets no gradient from the loop, and none that matters from the batch
+            continue
+        torch.testing.assert_close(other, one, msg=name)
+    batched = run()
+    for slot in slots:
+        size = weights.sizes[slot]
+        torch.testing.assert_close(batched[4][slot, :, :size], loop[4][slot, :, :size])
+        torch.testing.assert_close(batched[5][slot, :size], loop[5][slot, :size])
+        torch.testing.assert_close(batched[6][slot, :size], loop[6][slot, :size])
+        assert batched[4][slot, :, size:].abs().sum() == 0  # zero columns stay zero
+        assert batched[5][slot, size:].abs().sum() == 0
+        assert batched[6][slot, size:].abs().sum() == 0
 
 
 def test_layer_norm_is_the_formula_for_each_slot():

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib.backends.backend_agg  # noqa: F401 - so that no child imports it again
+import matplotlib.backends.backend_agg
 import matplotlib.figure  # noqa: F401
 import torch
 

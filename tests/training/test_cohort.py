@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.model import kernels
 from inlay.model.inference import infer
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import encode_rows
@@ -52,9 +53,11 @@ def dev_logits(cohort, slot):
     return torch.stack(infer(cohort.bank, [dataclasses.replace(row, slot=slot) for row in rows]))
 
 
+@pytest.mark.parametrize("batched_on", [set(), {"cpu"}], ids=["loop", "batched"])
 @pytest.mark.parametrize("method", ["houlsby", "pfeiffer"])
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
-def test_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, family, method):
+def test_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, monkeypatch, family, method, batched_on):
+    monkeypatch.setattr(kernels, "BATCHED_ON", batched_on)
     backbone = backbone_of(family)
     runs = make_runs(backbone, toy_task, method)
     together = Cohort(runs, backbone, SETTINGS)
@@ -95,8 +98,11 @@ def test_a_small_token_budget_accumulates_the_same_gradients(tiny_bert, toy_task
         torch.testing.assert_close(pieces.bank.stacks[name].grad, stack.grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_nan_in_one_slot_leaves_all_others_bit_identical(tiny_bert, toy_task):
+@pytest.mark.parametrize("batched_on", [set(), {"cpu"}], ids=["loop", "batched"])
+def test_nan_in_one_slot_leaves_all_others_bit_identical(tiny_bert, toy_task, monkeypatch, batched_on):
+    monkeypatch.setattr(kernels, "BATCHED_ON", batched_on)
     runs = make_runs(tiny_bert, toy_task)
+    runs = [make_run(run.task, run.config.override(["train.batch_size=8"]), tiny_bert) for run in runs]
     clean, planted = Cohort(runs, tiny_bert, SETTINGS), Cohort(runs, tiny_bert, SETTINGS)
     with torch.no_grad():
         planted.bank.stacks["adapter.1.feedforward.down"][2, 0, 0] = torch.nan
@@ -111,6 +117,7 @@ def test_nan_in_one_slot_leaves_all_others_bit_identical(tiny_bert, toy_task):
             assert torch.equal(stack.grad[others], planted.bank.stacks[name].grad[others]), name
             assert torch.equal(stack[others], planted.bank.stacks[name][others]), name
             assert torch.equal(clean.optimizer.second[name][others], planted.optimizer.second[name][others]), name
+        clean.members[2].progress.status = "finished"  # leaves with the diverged one: from here on, equal batches
     progress = planted.members[2].progress
     assert progress.status == DIVERGED
     assert progress.step == 0

@@ -116,11 +116,8 @@ def _total(ledger: Sequence[TaskInfo]) -> list[dict[str, Any]]:
 def _phrase_total(total: dict[str, Any]) -> str:
     multiple = "?" if total["multiple"] is None else f"{total['multiple']:.2f}"
     many = screen.count(total["num_tasks"], "task")
-    whole = screen.count(total["num_parameters"])
-    return (
-        f"{many} on {total['name']}: {multiple}× its {whole} parameters in all; "
-        f"full fine-tuning would need {total['num_tasks']}×"
-    )
+    full = screen.count(total["num_tasks"])
+    return f"{many} on {total['name']}: {multiple}× its parameters in all (full fine-tuning: {full}×)"
 
 
 def show(task: ReferenceArgument, store: StoreOption = None, json: JsonOption = False) -> None:
@@ -200,7 +197,7 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
     for info in infos:
         summary = info.summary
         method = f"{summary.method.get('name')} {summary.method.get('size')}"
-        when = info.published_at[:16].replace("T", " ")
+        when = info.published_at[:10]
         rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
         rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]
     screen.put_table(columns, rows)

@@ -25,14 +25,18 @@ _ADDED = ("label", "probability", "error")
 
 
 class Writer:
-    """Writes answers to one stream, in the format of a suffix."""
+    """Writes answers to one stream, in the format of a suffix.
+
+    A table's columns are those of its first chunk; `left_out` names those that came later (JSON lines may differ).
+    """
 
     def __init__(self, stream: TextIO, suffix: str) -> None:
         self._stream, self._suffix = stream, suffix
         self._columns: tuple[str, ...] | None = None
+        self.left_out: dict[str, None] = {}
 
     def write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
-        """A chunk of rows. The columns of a table are those of the first chunk."""
+        """A chunk of rows."""
         if self._suffix == ".jsonl":
             for record, answer in zip(records, answers, strict=True):
                 line = _beside(record, describe_answer(answer))
@@ -43,6 +47,8 @@ class Writer:
             self._put([*self._columns, *rename_added(self._columns, _ADDED)])
         for record, answer in zip(records, answers, strict=True):
             self._put([*(_cell(record.get(name)) for name in self._columns), *_cells(answer)])
+            if not record.keys() <= set(self._columns):
+                self.left_out |= dict.fromkeys(name for name in record if name not in self._columns)
 
     def write_plain(self, records: Sequence[Record]) -> None:
         """Records as they are, all at once."""
@@ -89,11 +95,13 @@ def open_rows(target: Path) -> Iterator[Writer]:
         raise BadConfig(f"`{target}` has no suffix of rows", "name the output .csv, .tsv or .jsonl")
     draft = target.with_name(f".draft-{os.getpid()}-{target.name}")
     try:
-        with draft.open("w", encoding="utf8", newline="") as stream:
+        stream = draft.open("w", encoding="utf8", newline="")
+    except OSError as error:
+        raise InlayError(f"cannot write `{target}`: {error.strerror}", "choose another place") from None
+    try:
+        with stream:
             yield Writer(stream, suffix)
         os.replace(draft, target)
-    except OSError as error:
-        raise InlayError(f"cannot write `{target}`: {error.strerror or error}", "choose another place") from None
     finally:
         draft.unlink(missing_ok=True)
 

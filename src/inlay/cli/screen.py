@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 import time
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,11 @@ def put_json(value: Any, *, indent: int | None = 2) -> None:
 def say(text: str = "", style: str = "") -> None:
     """A line that is not data, to stderr."""
     print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """A finding under the line before, to stderr; on a terminal it is wrapped with its indent kept."""
+    print(_hang("  ", text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(error: InlayError, *, as_json: bool = False) -> None:
@@ -90,7 +96,9 @@ def put_pairs(pairs: Mapping[str, Any]) -> None:
     """Names and values, one pair a line, the values aligned."""
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
-        put(f"{paint(name.ljust(width), 'dim', sys.stdout)}  {value}")
+        indent = f"{name.ljust(width)}  "
+        lines = _hang(indent, str(value), sys.stdout)
+        put(paint(indent, "dim", sys.stdout) + lines.removeprefix(indent))
 
 
 def count(number: int, noun: str = "") -> str:
@@ -225,6 +233,15 @@ def _make_bar() -> Progress:
         transient=True,
         expand=True,
     )
+
+
+def _hang(indent: str, text: str, stream: TextIO) -> str:
+    """The text after its indent, wrapped on a terminal so that all its lines begin below the first."""
+    room = shutil.get_terminal_size().columns - len(indent)
+    if not is_terminal(stream) or len(text) <= room or room < 20:
+        return indent + text
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    return indent + f"\n{' ' * len(indent)}".join(lines)
 
 
 def _line(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ def sweep(
     grid = make_grid(run.resolve(), axes, seeds)  # a value that cannot be is refused before anything is read
     ready = prepare(grid[0], open_store(store), device, name)
     runs = [make_run(ready.run.task, config, ready.backbone) for config in grid]
-    screen.say(f"  sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
+    screen.note(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
     results = fit_runs(runs, ready, FitSettings(token_budget=token_budget, restart=not resume))
     ranking = rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))

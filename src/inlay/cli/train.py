@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +101,7 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     backbone = open_backbone(config.backbone, device)
     from inlay.training import make_run
 
-    screen.say(f"  backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters, frozen")
+    screen.note(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters, frozen")
     return Prepared(make_run(task, config, backbone), backbone, store)
 
 
@@ -112,7 +111,7 @@ def _load_task(config: RunConfig) -> Task:
     task = load_task(config.data, config.task)
     screen.say(f"task {task.name} from {config.data.source}", "bold")
     for note in task.notes:
-        screen.say(f"  {note}")
+        screen.note(note)
     return task
 
 
@@ -120,9 +119,9 @@ def _describe_run(run: Run, backbone: Backbone) -> None:
     added = sum(item.num_parameters for item in run.spec.layout(backbone.anatomy))
     train, method = run.config.train, run.config.method
     part = screen.share(added, backbone.num_parameters)
-    screen.say(f"  method: {method.name} of size {method.size} adds {screen.count(added)} parameters, {part} of them")
-    screen.say(
-        f"  training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
+    screen.note(f"method: {method.name} of size {method.size} adds {screen.count(added)} parameters, {part} of them")
+    screen.note(
+        f"training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
         f"{train.batch_size} rows each, lr {train.lr:g}, {train.pooling} pooling, on {backbone.device}"
     )
 
@@ -174,8 +173,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        command = shlex.join(["inlay", *sys.argv[1:]])
-        raise KeyboardInterrupt(f"stopped; the same command goes on where it was: {command}") from None
+        raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
     except torch.OutOfMemoryError:
         raise InlayError("the GPU ran out of memory", "use a smaller `--token-budget`, such as 16384") from None
 
@@ -253,7 +251,7 @@ def plan(run: RunOptions, device: DeviceOption = "auto", store: StoreOption = No
     ready = prepare(run.resolve(), open_store(store), device)
     _describe_run(ready.run, ready.backbone)
     if is_finished(ready.run, ready):
-        screen.say(f"  run {ready.run.id} was finished before: training it would cost nothing")
+        screen.note(f"run {ready.run.id} was finished before: training it would cost nothing")
     with screen.working("measuring a few steps"):
         from inlay.training.plan import make_plan
 

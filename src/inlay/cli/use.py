@@ -104,12 +104,15 @@ def _write_answers(chunks: Chunks, engines: Engines, target: AbstractContextMana
             answering_s += time.perf_counter() - began
             seconds = max(answering_s - engines.loading_s, 1e-9)
             tally.add(answers)
-            writer.write([row.record or {"line": row.line} for row in rows], answers)
+            writer.write([row.record or {} for row in rows], answers)
             meter.update(tally.num_rows, f"{tally.num_rows / seconds:,.0f} rows/s")
     failed = f", {tally.num_failed:,} failed" if tally.num_failed else ""
     seconds = max(answering_s - engines.loading_s, 1e-9)
     rate = tally.num_rows / seconds
     screen.say(f"{screen.count(tally.num_rows, 'row')} in {screen.duration(seconds)}, {rate:,.0f} rows/s{failed}")
+    if writer.left_out:
+        names = ", ".join(f"`{name}`" for name in writer.left_out)
+        screen.say(f"left out, as the first rows do not have them: {names}; a .jsonl output keeps all", "yellow")
     if tally.first is not None:
         screen.say(f"first failure: {tally.first.message}", "yellow")
     return tally
@@ -161,7 +164,7 @@ def evaluate(
     rows = read_split(data, manifest.labels, manifest.kind, config)
     _check_pairs(manifest, rows, version)
     for note in rows.notes:
-        screen.say(f"  {note}")
+        screen.note(note)
     judged = _judge(kept, version, rows, backbone=backbone, device=device)
     if errors is not None:
         num_wrong = _write_mistakes(judged, errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,12 @@ def canonical_backbone(backbone: Backbone) -> Backbone:
     """The same backbone in float32 on the CPU, where the canonical path runs."""
     if backbone.device.type == "cpu" and next(backbone.model.parameters()).dtype == torch.float32:
         return backbone
-    return load_backbone(backbone.name, device="cpu", dtype=torch.float32)
+    return _load_canonical(backbone.name, backbone.fingerprint)
+
+
+@functools.lru_cache(maxsize=1)  # every publication and proof of a long stream needs it
+def _load_canonical(name: str, fingerprint: str) -> Backbone:
+    return load_backbone(name, device="cpu", dtype=torch.float32)
 
 
 def canonical_environment() -> dict[str, str]:

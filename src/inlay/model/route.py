@@ -31,6 +31,11 @@ class Route:
 
     segments: tuple[Segment, ...]
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all segments have equally many rows."""
+        return len({segment.stop - segment.start for segment in self.segments}) == 1
+
     @classmethod
     def from_slots(cls, slots: Sequence[int]) -> Route:
         """The route of rows that are already sorted by slot."""

@@ -138,7 +138,7 @@ def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
                 if not member.is_active:
                     _write_end(member, cohort, folder)
                     watch.on_end(member)
-            if interrupted.is_set() and cohort.active:
+            if interrupted.is_set():
                 raise Interrupted
 
 

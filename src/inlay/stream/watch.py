@@ -27,10 +27,10 @@ import numpy as np
 from inlay.config import RunConfig, digest, from_tree, write_toml
 from inlay.data import Split, Task, load_task
 from inlay.errors import Diverged, InlayError, Missing, StoreDamaged
-from inlay.inbox import SUFFIXES, Folder, Item, Journal, Stamp, describe_error, identify, open_journal
 from inlay.model import Backbone
 from inlay.serving import Engine, verify
 from inlay.store import Store, Version
+from inlay.stream.inbox import SUFFIXES, Folder, Item, Journal, Stamp, describe_error, identify, open_journal
 from inlay.training import FitSettings, Result, Run, fit, make_run, publish
 from inlay.training.cohort import Member, Watcher
 from inlay.training.run import DIVERGED, read_result
@@ -357,10 +357,10 @@ class _Stream:
             target = self._folder.move_aside(path, describe_error(error))
             where = f"moved to {target.relative_to(self._folder.path)}"
         except OSError as trouble:
-            where = f"left where it is: it cannot be moved ({trouble.strerror})"
+            where = f"left where it is, since it cannot be moved ({trouble.strerror})"
             self._closed[path.name] = stamp
         self._aside.append(path.name)
-        self._report(Event("aside", f"{path.name}: {error}; {where}", path.name, details={"error": reason}))
+        self._report(Event("aside", f"bad file {path.name} {where}: {error}", path.name, details={"error": reason}))
 
     def _name_ignored(self) -> None:
         for path in self._folder.scan():

@@ -1,0 +1,81 @@
+"""What is in the store: listed, shown, carried elsewhere, dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Inlay, Mail
+
+
+def test_tasks_of_an_empty_store_says_how_to_train_the_first(inlay: Inlay) -> None:
+    ended = inlay("tasks")
+    assert (ended.status, ended.out) == (0, "")
+    assert "inlay train" in ended.err
+    assert inlay("tasks", "--json").data["tasks"] == []
+
+
+def test_tasks_shows_the_ledger_and_the_multiple_of_the_backbone(inlay: Inlay, mail: Mail) -> None:
+    ended = inlay("tasks", "--json")
+    entry, total = ended.data["tasks"][0], ended.data["backbones"][0]
+    assert (entry["task"], entry["kind"], entry["num_labels"], entry["versions"]) == ("mail", "classify", 2, [1])
+    assert entry["share"] == pytest.approx(entry["num_parameters"] / total["num_parameters"])
+    assert total["multiple"] == pytest.approx(1 + entry["num_parameters"] / total["num_parameters"])
+    assert total["full_multiple"] == 1
+    table = inlay("tasks").out
+    assert "houlsby 8" in table
+    assert f"{total['multiple']:.2f}×" in table
+    assert "(full fine-tuning: 1×)" in table
+
+
+def test_total_counts_every_task_once_and_by_backbone(inlay: Inlay, mail: Mail) -> None:
+    inlay("export", "mail", "copy.inlay")
+    for name in ("b", "c"):
+        assert inlay("import", "copy.inlay", "--name", name).status == 0
+    data = inlay("tasks", "--json").data
+    (total,) = data["backbones"]
+    added = sum(entry["num_parameters"] for entry in data["tasks"])
+    assert (total["num_tasks"], total["added"], total["full_multiple"]) == (3, added, 3)
+
+
+def test_show_tells_all_of_a_version(inlay: Inlay, mail: Mail) -> None:
+    data = inlay("show", "mail", "--json").data
+    assert data["reference"] == "mail@1"
+    assert data["labels"] == ["ham", "spam"]
+    assert set(data["metrics"]) == {"dev", "test"}
+    assert [item["reference"] for item in data["versions"]] == ["mail@1"]
+    assert data["sidecar"]["seconds"] > 0
+    text = inlay("show", "mail@best").out
+    for word in ("mail@1", "ham, spam", data["digest"], data["run_id"], "houlsby"):
+        assert word in text
+
+
+def test_export_import_remove_gc_round_trip(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    exported = inlay("export", "mail", "--json").data
+    assert Path(exported["file"]) == Path("mail.inlay")
+    assert inlay("import", "mail.inlay", "--name", "post", "--json").data["version"] == "post@1"
+    assert inlay("remove", "mail", "--json").data == {"removed": ["mail@1"]}
+    assert inlay("gc", "--json").data["num_objects"] == 0, "post still needs the bytes"
+    assert inlay("remove", "post@1").status == 0
+    foretold = inlay("gc", "--dry-run", "--json").data
+    assert foretold["num_objects"] == 1
+    assert Path(foretold["paths"][0]).exists()
+    assert inlay("gc", "--json").data["freed_bytes"] == foretold["freed_bytes"]
+    assert not Path(foretold["paths"][0]).exists()
+    assert inlay("import", "mail.inlay", "--json").data["version"] == "mail@2", "a number is never given twice"
+
+
+def test_unknown_task_is_an_error_with_a_suggestion(inlay: Inlay, mail: Mail) -> None:
+    ended = inlay("show", "mial")
+    assert ended.status == 3
+    assert ended.err == "error: no task named `mial`\nhint: did you mean `mail`?\n"
+    assert ended.out == ""
+
+
+def test_error_is_a_json_line_on_stderr_where_data_would_be_json(inlay: Inlay, mail: Mail) -> None:
+    import json
+
+    ended = inlay("show", "mial", "--json")
+    assert (ended.status, ended.out) == (3, "")
+    assert json.loads(ended.err)["error"]["code"] == "unknown-name"

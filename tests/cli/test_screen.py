@@ -1,0 +1,115 @@
+"""What a terminal shows, and what it does not show where there is none."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from inlay.cli import screen
+from inlay.cli.screen import Column
+
+
+class Terminal(io.StringIO):
+    """A stream that a person reads."""
+
+    encoding = "utf-8"  # type: ignore[assignment]
+
+    def isatty(self) -> bool:
+        return True
+
+
+def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Both streams on one terminal. No fixture: pytest puts its own streams back after the setup of a test."""
+    made = Terminal()
+    monkeypatch.setattr(sys, "stdout", made)
+    monkeypatch.setattr(sys, "stderr", made)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return made
+
+
+COLUMNS = [Column("task", is_flexible=True), Column("rows", is_number=True)]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    terminal = open_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.put_table(COLUMNS, [["a long name " * 20, "12,345"], ["東京" * 40, "7"]])
+    lines = terminal.getvalue().splitlines()
+    assert max(map(screen._width, lines)) == width
+    assert all(line.endswith(number) for line, number in zip(lines[2:], ("12,345", "7"), strict=True))
+    assert "…" in lines[2]
+
+
+def test_table_is_whole_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.put_table(COLUMNS, [["n" * 300, "1"]])
+    assert "n" * 300 in capsys.readouterr().out
+
+
+def test_colour_needs_a_terminal_that_nobody_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    screen.say("hello", "red")
+    assert terminal.getvalue() == "\x1b[1;31mhello\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.say("hello", "red")
+    assert terminal.getvalue().endswith("m\nhello\n")
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    screen.say("again", "red")
+    assert terminal.getvalue().endswith("hello\nagain\n")
+
+
+def test_notes_keep_their_indent_when_they_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "40")
+    screen.note("one two three four five six seven eight nine ten")
+    assert terminal.getvalue() == "  one two three four five six seven\n  eight nine ten\n"
+
+
+def test_meter_speaks_every_ten_seconds_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
+    with screen.Meter("reading", 100) as meter:
+        for now in range(0, 26, 5):
+            meter.update(now)
+    assert capsys.readouterr().err.splitlines() == ["reading  10/100", "reading  20/100"]
+
+
+def test_meter_moves_on_a_terminal_and_leaves_only_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    with screen.Meter("reading", 2) as meter:
+        meter.update(1, "half")
+        meter.say("a line that stays")
+        assert screen.Meter.current is meter
+    assert screen.Meter.current is None
+    assert "a line that stays" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (screen.count(1, "task"), "1 task"),
+        (screen.count(1024, "task"), "1,024 tasks"),
+        (screen.size(999), "999 bytes"),
+        (screen.size(2_400_000), "2.4 MB"),
+        (screen.duration(9.96), "10.0 s"),
+        (screen.duration(138), "2 min 18 s"),
+        (screen.duration(3 * 3600 + 59), "3 h 00 min"),
+        (screen.share(1, 3), "33.33%"),
+        (screen.score(float("nan")), "-"),
+        (screen.score(0.98921), "0.9892"),
+    ],
+)
+def test_numbers_are_shown_as_people_read_them(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def test_number_that_is_none_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.put_json({"a": float("nan"), "b": (1.5, float("inf"))}, indent=None)
+    assert capsys.readouterr().out == '{"a": null, "b": [1.5, null]}\n'

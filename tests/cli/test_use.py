@@ -1,0 +1,246 @@
+"""`predict` and `evaluate`: texts, lines, files of mixed tasks, bad rows, and scores with intervals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Inlay, Mail
+
+MIXED = """id,task,text,label
+1,mail,free prize,spam
+2,post,"the cat, sat",ham
+3,nope,hello,ham
+4,mail,,ham
+5,,now,ham
+"""
+
+
+@pytest.fixture
+def mixed(inlay: Inlay, mail: Mail, tmp_path: Path) -> Path:
+    """A file whose rows ask two tasks, one that is not there, and none; one row has no text."""
+    inlay("export", "mail", "mail.inlay")
+    inlay("import", "mail.inlay", "--name", "post")
+    path = tmp_path / "mixed.csv"
+    path.write_text(MIXED)
+    return path
+
+
+def test_predict_answers_texts_with_probabilities(inlay: Inlay, mail: Mail) -> None:
+    ended = inlay("predict", "mail", "free prize now", "see you home", "--json")
+    assert ended.status == 0
+    assert [line["text"] for line in ended.lines] == ["free prize now", "see you home"]
+    for line in ended.lines:
+        assert line["version"] == "mail@1"
+        assert sum(line["probabilities"].values()) == pytest.approx(1)
+        assert line["probability"] == max(line["probabilities"].values()) == line["probabilities"][line["label"]]
+    shown = inlay("predict", "mail", "free prize now").out
+    assert shown == f"{ended.lines[0]['label']}  {ended.lines[0]['probability']:.4f}  free prize now\n"
+
+
+def test_predict_reads_lines_from_stdin(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("free prize\n\nsee you\n"))
+    ended = inlay("predict", "mail", "--json")
+    assert [line["text"] for line in ended.lines] == ["free prize", "see you"]
+
+
+def test_predict_file_answers_mixed_tasks_and_marks_bad_rows(inlay: Inlay, mixed: Path) -> None:
+    ended = inlay("predict", "--input", mixed, "--output", "out.csv")
+    assert ended.status == 0, "some rows were answered"
+    assert "5 rows in " in ended.err
+    assert "3 failed" in ended.err
+    with Path("out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == list("12345")
+    assert rows[1]["text"] == "the cat, sat"
+    assert [row["label"] for row in rows] == ["spam", "ham", "ham", "ham", "ham"], "the input's own column is kept"
+    for row in rows[:2]:
+        assert row["predicted_label"] in ("ham", "spam")
+        assert 0.5 <= float(row["probability"]) <= 1
+        assert row["error"] == ""
+    assert [row["predicted_label"] for row in rows[2:]] == ["", "", ""]
+    assert "no task named `nope`" in rows[2]["error"]
+    assert "mixed.csv:5: empty text" in rows[3]["error"]
+    assert "names no task" in rows[4]["error"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_predict_gives_the_same_labels_in_every_format(inlay: Inlay, mixed: Path, suffix: str) -> None:
+    expected = [line.get("predicted_label") for line in inlay("predict", "mail", "--input", mixed, "--json").lines]
+    assert inlay("predict", "mail", "--input", mixed, "--output", f"out.{suffix}").status == 0
+    lines = Path(f"out.{suffix}").read_text().splitlines()
+    if suffix == "jsonl":
+        found = [json.loads(line).get("predicted_label") for line in lines]
+    else:
+        found = [row["predicted_label"] or None for row in csv.DictReader(lines, delimiter="\t,"[suffix == "csv"])]
+    assert found == expected
+    assert found[4] in ("ham", "spam"), "a row that names no task is answered by TASK"
+
+
+def test_columns_that_come_late_are_kept_in_json_lines_and_named_where_a_table_drops_them(
+    inlay: Inlay, mail: Mail, tmp_path: Path
+) -> None:
+    lines = ['{"text": "now"}'] * 600 + ['{"text": "now", "colour": "red"}', "{broken"]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    ended = inlay("predict", "mail", "--input", "in.jsonl", "--output", "out.csv")
+    assert ended.status == 0
+    assert "left out, as the first rows do not have them: `colour`" in ended.err
+    with Path("out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 602
+    assert "in.jsonl:602: no JSON" in rows[-1]["error"]
+    assert inlay("predict", "mail", "--input", "in.jsonl").lines[600]["colour"] == "red"
+
+
+def test_predict_does_not_depend_on_the_rows_beside(inlay: Inlay, mixed: Path) -> None:
+    together = inlay("predict", "--input", mixed, "--json").lines
+    alone = inlay("predict", "post", "the cat, sat", "--json").lines[0]
+    assert together[1]["probability"] == pytest.approx(alone["probability"], abs=1e-5)
+
+
+def test_strict_predict_fails_on_any_bad_row_but_writes_the_file(inlay: Inlay, mixed: Path) -> None:
+    ended = inlay("predict", "--input", mixed, "--output", "out.jsonl", "--strict")
+    assert ended.status == 4
+    assert "3 of 5 rows failed" in ended.err
+    assert len(Path("out.jsonl").read_text().splitlines()) == 5
+
+
+def test_predict_fails_when_every_row_does(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "a", "task": "nope"}\n{"text": "b", "task": "nope"}\n')
+    assert inlay("predict", "--input", "bad.jsonl").status == 4
+    assert inlay("predict", "mail", " ").status == 4
+
+
+def test_failed_predict_leaves_no_file(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    (tmp_path / "two.csv").write_text("a,b\n1,2\n")
+    ended = inlay("predict", "mail", "--input", "two.csv", "--output", "out.csv")
+    assert ended.status == 4
+    assert "no text column recognised" in ended.err
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("mial", "text"), 3, "did you mean `mail`?"),
+        (("mail@7", "text"), 3, "versions of `mail`: 1"),
+        ((), 2, "no task to ask"),
+        (("mail", "text", "--pair", "second"), 4, "leave out the second text"),
+        (("mail", "a", "b", "--pair", "second"), 2, "once per text"),
+        (("mail", "text", "--input", "x.csv"), 2, "exclude each other"),
+        (("mail", "--input", "x.csv"), 9, "no file or folder `x.csv`"),
+        (("mail", "--input", "x.csv", "--output", "x.pdf"), 2, ".jsonl"),
+    ],
+)
+def test_predict_refuses_what_cannot_be_asked(
+    inlay: Inlay, mail: Mail, arguments: tuple[str, ...], status: int, words: str
+) -> None:
+    ended = inlay("predict", *arguments)
+    assert (ended.status, ended.out) == (status, "")
+    assert "error: " in ended.err
+    assert words in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_predict_on_a_missing_terminal_text_says_how(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    ended = inlay("predict", "mail")
+    assert ended.status == 2
+    assert 'inlay predict mail "a text"' in ended.err
+
+
+def test_version_on_another_backbone_is_refused_naming_both(inlay: Inlay, mail: Mail, backbone_folder) -> None:
+    ended = inlay("predict", "mail", "text", "--backbone", backbone_folder("electra"))
+    assert ended.status == 6
+    assert str(mail.backbone) in ended.err
+    assert "electra" in ended.err
+
+
+def test_evaluate_reports_intervals_labels_and_confusion(inlay: Inlay, mail: Mail) -> None:
+    data = inlay("evaluate", "mail", mail.data, "--json").data
+    accuracy = data["metrics"]["accuracy"]
+    assert accuracy["low"] <= accuracy["value"] <= accuracy["high"]
+    assert [item["label"] for item in data["labels"]] == ["ham", "spam"]
+    assert sum(map(sum, data["confusion"])) == data["num_rows"] == 80
+    right = sum(data["confusion"][i][i] for i in range(2))
+    assert accuracy["value"] == pytest.approx(right / 80)
+    text = inlay("evaluate", "mail", mail.data).out
+    assert text.startswith(f"accuracy {accuracy['value']:.4f}  (95% interval ")
+    assert "precision" in text
+    assert "true \\ predicted" in text
+
+
+def test_evaluate_writes_the_rows_it_got_wrong(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    flipped = tmp_path / "flipped.csv"  # half the labels turned round, so that there is something wrong for certain
+    swap = {"ham": "spam", "spam": "ham"}
+    with mail.data.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with flipped.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        writer.writerows([row["text"], swap[row["label"]] if n % 4 < 2 else row["label"]] for n, row in enumerate(rows))
+    data = inlay("evaluate", "mail", flipped, "--errors", "wrong.csv", "--json").data
+    with Path("wrong.csv").open(newline="") as file:
+        wrong = list(csv.DictReader(file))
+    assert len(wrong) == data["num_rows"] - sum(data["confusion"][i][i] for i in range(2)) > 0
+    lines = flipped.read_text().splitlines()
+    for row in wrong:
+        assert lines[int(row["line"]) - 1] == f"{row['text']},{row['label']}"
+        assert row["predicted"] != row["label"]
+        assert 0.5 <= float(row["probability"]) <= 1
+
+
+def test_evaluate_refuses_a_label_not_seen_in_training(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text("text,label\nfree,spam\nnow,eggs\n")
+    ended = inlay("evaluate", "mail", "odd.csv")
+    assert ended.status == 4
+    assert "odd.csv:3: unseen label `eggs`" in ended.err
+    assert "--on-bad-row skip" in ended.err
+    assert inlay("evaluate", "mail", "odd.csv", "--on-bad-row", "skip", "--json").data["num_rows"] == 1
+
+
+@pytest.mark.parametrize("kind", ["regress", "multilabel"])
+def test_other_kinds_train_predict_and_evaluate(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path, kind: str
+) -> None:
+    labels = {"regress": "0.5 1.5 2.5 3.5".split(), "multilabel": "a;b a b c;a".split()}[kind]
+    rows = "".join(f"see you home {n},{labels[n % 4]}\n" for n in range(40))
+    (tmp_path / "data.csv").write_text(f"text,label\n{rows}")
+    command = ("train", "data.csv", "--task", "t", "--kind", kind, "--backbone", tiny_bert_folder, "--epochs", 1)
+    assert inlay(*command, "--max-length", 24, "--size", 4).status == 0
+    (line,) = inlay("predict", "t", "see you", "--json").lines
+    assert isinstance(line["value"], float) if kind == "regress" else set(line["labels"]) <= {"a", "b", "c"}
+    assert inlay("predict", "t", "--input", "data.csv", "--output", "out.csv").status == 0
+    report = inlay("evaluate", "t", "data.csv", "--errors", "wrong.jsonl", "--json").data
+    assert set(report["metrics"]) >= ({"spearman", "rmse"} if kind == "regress" else {"micro_f1"})
+    assert inlay("evaluate", "t", "data.csv").status == 0
+    assert len(Path("wrong.jsonl").read_text().splitlines()) <= 40
+
+
+def test_task_of_pairs_reads_two_texts_from_options_lines_and_columns(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "".join(
+        f"see you home {n},{'see' if n % 2 else 'prize'} now {n},{'yes' if n % 2 else 'no'}\n" for n in range(40)
+    )
+    (tmp_path / "pairs.csv").write_text(f"premise,hypothesis,label\n{rows}")
+    command = ("train", "pairs.csv", "--backbone", tiny_bert_folder, "--epochs", 1, "--max-length", 24, "--size", 4)
+    trained = inlay(*command)
+    assert "pair `hypothesis`" in trained.err
+    assert '--pair "the second text"' in trained.out
+    (line,) = inlay("predict", "pairs", "see you", "--pair", "see now", "--json").lines
+    monkeypatch.setattr(sys, "stdin", io.StringIO("see you\tsee now\nonly one\n"))
+    piped = inlay("predict", "pairs", "--json").lines
+    assert piped[0]["probability"] == pytest.approx(line["probability"], abs=1e-5)
+    assert "reads a pair" in piped[1]["error"]["message"]
+    assert inlay("predict", "pairs", "--input", "pairs.csv", "--strict").status == 0
+    assert inlay("evaluate", "pairs", "pairs.csv", "--json").data["num_rows"] == 40
+    (tmp_path / "single.csv").write_text("text,label\nsee,yes\n")
+    ended = inlay("evaluate", "pairs", "single.csv")
+    assert ended.status == 4
+    assert "the rows are single texts" in ended.err

@@ -2,8 +2,8 @@
 
     python results/core/run.py --data-root DIR [--backbone minilm] [--out results/core/scores.json]
 
-Trains CoLA, MRPC, RTE and STS-B with two learning rates and two seeds each, best epoch on dev, and writes one JSON
-file with every run's settings and scores, the commit, the hardware and the date. A finished run is not repeated.
+Trains CoLA, MRPC, RTE and STS-B with two seeds each, best epoch on dev, and writes one JSON file with every run's
+settings and scores, the commit, the hardware and the date. A finished run is not repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Log(Watcher):
     def on_epoch(self, member, record):
         run = member.run
         score = record["dev"][run.task.metric]
-        where = f"{run.task.name} lr {run.config.train.lr:g} seed {run.config.train.seed}"
+        where = f"{run.task.name} bucket {run.config.train.bucket} seed {run.config.train.seed}"
         print(f"{record['seconds']:7.1f} s  {where:24} epoch {record['epoch']:2}  {score:.4f}", flush=True)
 
 
@@ -44,6 +44,8 @@ def main() -> None:
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--runs", type=Path, default=Path("/tmp/inlay-core-runs"))
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("scores.json"))
+    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--bucket", type=int, nargs="+", default=[16], help="see `inlay train --help`")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--limit", type=int, help="training rows per task, for a trial of this script")
     parser.add_argument("--dtype", help="of the frozen weights: bfloat16 or float32; default: the device's own")
@@ -53,9 +55,9 @@ def main() -> None:
     runs = []
     for name in TASKS:
         task = load_task(DataConfig(source=f"glue/{name}", root=options.data_root, limit=options.limit), name)
-        for lr in (5e-4, 1e-3):
+        for bucket in options.bucket:
             for seed in (0, 1):
-                train = TrainConfig(lr=lr, epochs=options.epochs, seed=seed, pooling="mean")
+                train = TrainConfig(lr=options.lr, epochs=options.epochs, seed=seed, pooling="mean", bucket=bucket)
                 runs.append(make_run(task, RunConfig(method=MethodConfig(size=64), train=train), backbone))
     began = time.perf_counter()
     results = fit(runs, backbone, options.runs, FitSettings(save_every=1000), Log())
@@ -72,7 +74,7 @@ def main() -> None:
         "metrics": TASKS,
         "runs": [describe(run, result) for run, result in zip(runs, results, strict=True)],
     }
-    report["means"] = {f"lr {lr:g}": summarise(report["runs"], lr) for lr in (5e-4, 1e-3)}
+    report["means"] = {f"bucket {bucket}": summarise(report["runs"], bucket) for bucket in options.bucket}
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report["means"], indent=1))
 
@@ -81,6 +83,7 @@ def describe(run, result) -> dict:
     return {
         "task": run.task.name,
         "lr": run.config.train.lr,
+        "bucket": run.config.train.bucket,
         "seed": run.config.train.seed,
         "epochs": run.config.train.epochs,
         "trained_parameters": sum(tensor.numel() for tensor in result.tensors.values()),
@@ -91,10 +94,11 @@ def describe(run, result) -> dict:
     }
 
 
-def summarise(runs: list[dict], lr: float) -> dict:
+def summarise(runs: list[dict], bucket: int) -> dict:
     """Each task's mean over seeds, and the mean of the four."""
     means = {
-        name: statistics.mean(run["score"] for run in runs if run["task"] == name and run["lr"] == lr) for name in TASKS
+        name: statistics.mean(run["score"] for run in runs if run["task"] == name and run["bucket"] == bucket)
+        for name in TASKS
     }
     return {
         **{name: round(value, 2) for name, value in means.items()},

@@ -52,6 +52,7 @@ class TrainConfig:
     lr: float = setting(5e-4, "peak learning rate")
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
+    bucket: int = setting(16, "batches whose rows are sorted by length together, to save padding; 1: none")
     max_length: int = setting(128, "tokens a text (or pair) is cut to")
     seed: int = setting(0, "seed of the initial values and the data order")
     optimizer: str = setting(
@@ -75,7 +76,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require(0 < self.lr < 10, "train.lr", self.lr, "a number above 0")
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "bucket"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.max_length >= 4, "train.max_length", self.max_length, "a whole number of at least 4")
         _require(self.patience >= 0, "train.patience", self.patience, "a whole number of at least 0")

@@ -130,12 +130,19 @@ def padding_share(batches_by_run):
 
 
 def test_runs_of_different_seeds_meet_similar_lengths_at_the_same_step():
-    runs = [epoch_batches(LENGTHS, 32, seed=seed, epoch=0) for seed in range(4)]
+    runs = [epoch_batches(LENGTHS, 32, seed=seed, epoch=0, bucket=50) for seed in range(4)]
     alone = np.mean([padding_share([run]) for run in runs])
     generator = np.random.default_rng(0)
     scattered = [[run[index] for index in generator.permutation(len(run))] for run in runs]
     assert padding_share(runs) < alone + 0.1
     assert padding_share(runs) < 0.4 * padding_share(scattered)
+
+
+def test_a_wider_bucket_saves_padding_and_none_is_a_plain_shuffle():
+    shares = [padding_share([epoch_batches(LENGTHS, 32, seed=0, epoch=0, bucket=bucket)]) for bucket in (1, 4, 16)]
+    assert shares[0] > shares[1] > shares[2]
+    plain = np.concatenate(epoch_batches(LENGTHS, 32, seed=0, epoch=0, bucket=1)[:2])
+    assert abs(np.corrcoef(np.arange(len(plain)), LENGTHS[plain])[0, 1]) < 0.5
 
 
 def test_short_texts_do_not_all_come_first():

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 CHUNK_ROWS = 2000
-WINDOW_BATCHES = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +104,12 @@ def _name_target(target: np.ndarray, labels: Sequence[str]) -> str | float | lis
     return labels[int(target)]
 
 
-def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The rows of each batch of an epoch: every row once, rows of a batch of similar length."""
+def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, *, bucket: int = 16) -> list[np.ndarray]:
+    """The rows of each batch of an epoch: every row once; `bucket` batches at a time share their rows by length."""
     num_rows = len(lengths)
     shuffled = np.random.default_rng([seed % 2**63, epoch]).permutation(num_rows)
     batches: list[np.ndarray] = []
-    window = batch_size * WINDOW_BATCHES
+    window = batch_size * bucket
     for start in range(0, num_rows, window):
         rows = shuffled[start : start + window]
         rows = rows[np.argsort(np.asarray(lengths)[rows], kind="stable")]  # stable: equal lengths stay shuffled

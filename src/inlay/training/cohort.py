@@ -97,7 +97,9 @@ class Member:
         """Row numbers of the step to come. The order is a function of seed and epoch, so a cursor is all its state."""
         train, progress = self.run.config.train, self.progress
         if self._batches[0] != progress.epoch:
-            batches = epoch_batches(self.train.lengths, train.batch_size, train.seed, progress.epoch)
+            batches = epoch_batches(
+                self.train.lengths, train.batch_size, train.seed, progress.epoch, bucket=train.bucket
+            )
             self._batches = (progress.epoch, batches)
         return self._batches[1][progress.cursor]
 

@@ -25,6 +25,7 @@ ARROWS = {
     "research": LEAVES | ROOMS | {"training", "serving"},
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
+    "library": LEAVES | ROOMS | {"training", "serving"},
     "cli": LEAVES | ROOMS | {"training", "serving", "research", "exchange", "stream"},
 }
 

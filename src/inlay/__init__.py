@@ -1,0 +1,70 @@
+"""Inlay: many text tasks on one frozen transformer.
+
+    backbone = inlay.load_backbone("minilm")
+    task = inlay.load_task("reviews.csv", name="reviews")
+    run = inlay.make_run(task, backbone, size=64, lr=5e-4, epochs=3)
+    result, = inlay.fit([run], backbone)
+    version = inlay.publish(run, result, backbone)
+    answers = inlay.Engine(backbone).predict([inlay.Request("reviews", "Well made.")])
+
+Names are imported when they are first used, so that `import inlay` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
+    from inlay.errors import InlayError
+    from inlay.library import Engine, fit, load_task, make_run, publish, verify
+    from inlay.model import Backbone, load_backbone
+    from inlay.serving import Answer, Request
+    from inlay.store import Store, Version
+    from inlay.training import Result, Run
+
+_HOMES = {
+    "inlay.config": ("DataConfig", "MethodConfig", "RunConfig", "TrainConfig"),
+    "inlay.errors": ("InlayError",),
+    "inlay.library": ("Engine", "fit", "load_task", "make_run", "publish", "verify"),
+    "inlay.model": ("Backbone", "load_backbone"),
+    "inlay.serving": ("Answer", "Request"),
+    "inlay.store": ("Store", "Version"),
+    "inlay.training": ("Result", "Run"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Answer",
+    "Backbone",
+    "DataConfig",
+    "Engine",
+    "InlayError",
+    "MethodConfig",
+    "Request",
+    "Result",
+    "Run",
+    "RunConfig",
+    "Store",
+    "TrainConfig",
+    "Version",
+    "fit",
+    "load_backbone",
+    "load_task",
+    "make_run",
+    "publish",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'inlay' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

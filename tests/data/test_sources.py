@@ -251,3 +251,14 @@ def test_absent_hub_library_and_unknown_dataset_say_what_to_do(monkeypatch):
     install_fake_hub(monkeypatch, load_dataset)
     with pytest.raises(Missing, match=r"`some` could not be loaded: Dataset 'some' doesn't exist on the Hub \(hint"):
         open_hub("some", DataConfig())
+
+
+def test_an_empty_second_text_is_none_so_that_one_file_may_mix_pair_tasks_with_others(tmp_path):
+    path = tmp_path / "mixed.csv"
+    path.write_text("task,sentence1,sentence2\nnli,a cat,an animal\nmood,fine,\nmood,good,  \n")
+    (rows,) = stream_rows(path)
+    assert [(row.task, row.text, row.pair) for row in rows] == [
+        ("nli", "a cat", "an animal"),
+        ("mood", "fine", None),
+        ("mood", "good", None),
+    ]

@@ -30,19 +30,17 @@ class Cohorts(Watcher):
         self.sizes.append(len(cohort.members))
 
 
-def test_a_task_is_learnt(tiny_bert, toy_task, tmp_path):
-    run = make(tiny_bert, toy_task(num_rows=96), epochs=12, lr=1e-2)
+# A class of one half, numbers 10 apart: guessing gives 0.5, 5.0 and 0.5. Six seeds gave 0.89, 2.98 and 0.89 at worst.
+@pytest.mark.parametrize(
+    ("kind", "is_learnt"),
+    [("classify", lambda x: x > 0.8), ("regress", lambda x: x < 3.6), ("multilabel", lambda x: x > 0.8)],
+)
+def test_a_task_is_learnt(tiny_bert, toy_task, tmp_path, kind, is_learnt):
+    task = toy_task(kind=kind, num_rows=128)
+    run = make(tiny_bert, task, size=16, epochs=10, lr=5e-3, pooling="mean")
     (result,) = fit([run], tiny_bert, tmp_path)
-    assert result.dev_metric >= 0.9
+    assert is_learnt(result.dev_metric), result.dev_metric
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
-
-
-@pytest.mark.parametrize(("kind", "good"), [("regress", lambda x: x < 4), ("multilabel", lambda x: x > 0.85)])
-def test_numbers_and_label_sets_are_learnt(tiny_bert, toy_task, tmp_path, kind, good):
-    task = toy_task(kind=kind, num_labels=2, num_rows=96)
-    run = make(tiny_bert, task, epochs=12, lr=1e-2)
-    (result,) = fit([run], tiny_bert, tmp_path)
-    assert good(result.dev_metric), result.dev_metric
 
 
 def test_run_folder_holds_config_metrics_curve_and_weights(tiny_bert, toy_task, tmp_path):

@@ -98,8 +98,11 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     store.check_name(name or config.task)
     check_device_name(device)
     task = _load_task(config)
-    backbone = open_backbone(config.backbone, device)
+    from inlay.model.methods import resolve_method
     from inlay.training import make_run
+
+    resolve_method(config.method)  # a name that is in no table is refused before the backbone is loaded
+    backbone = open_backbone(config.backbone, device)
 
     screen.note(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters, frozen")
     return Prepared(make_run(task, config, backbone), backbone, store)

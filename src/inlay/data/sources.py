@@ -162,7 +162,9 @@ def _read_input(line: int, record: dict[str, Any] | BadData, columns: Columns | 
     task = str(task).strip() or None if task is not None else None
     try:
         text = read_text(record.get(columns.text), columns.text)
-        pair = None if columns.pair is None else read_text(record.get(columns.pair), columns.pair)
+        pair = None if columns.pair is None else record.get(columns.pair)
+        # An empty second text is none: a file may mix tasks that read pairs with tasks that do not.
+        pair = None if pair is None or not str(pair).strip() else read_text(pair, str(columns.pair))
     except Fault as fault:
         return InputRow(line, "", None, task, record, BadData(fault.reason, fault.hint, path=path, line=line))
     return InputRow(line, text, pair, task, record)

@@ -53,6 +53,29 @@ class SlotSpec:
             ) from None
 
 
+@dataclass(frozen=True)
+class FlatBank:
+    """All parameters of a bank side by side, a row per slot. The bank's stacks are views into `values_SP`."""
+
+    values_SP: Tensor
+    decays_P: Tensor
+    """which parameters weight decay applies to"""
+    stacks: tuple[Tensor, ...]
+    """in the order they lie in"""
+
+    def take_grads(self) -> Tensor:
+        """The gradients of all parameters [S, P], taken away from the stacks."""
+        # Gradients that are views of one tensor would save this copy, but autograd wants them dense like the stacks.
+        grads = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self.stacks]
+        self.drop_grads()
+        return torch.cat([grad.flatten(1) for grad in grads], 1)
+
+    def drop_grads(self) -> None:
+        """Forget the gradients."""
+        for stack in self.stacks:
+            stack.grad = None
+
+
 class Bank:
     """Stacked parameters of the slots of one backbone. `stacks[name]` is [S, …]; `specs[s]` is None for a free slot."""
 
@@ -102,9 +125,18 @@ class Bank:
             for name, item in self._layouts[slot].items()
         }
 
-    def decays(self, name: str) -> bool:
-        """Whether weight decay applies to a stacked tensor."""
-        return self.stacks[name].dim() > 2
+    def flatten(self) -> FlatBank:
+        """Lay the stacks out for training. The bank must not grow after it: its slots are set."""
+        names, stacks = list(self.stacks), list(self.stacks.values())
+        values = torch.cat([stack.detach().flatten(1) for stack in stacks], 1)
+        decays = [torch.full(stack[0].shape, stack.dim() > 2).flatten() for stack in stacks]
+        start = 0
+        for name, stack in zip(names, stacks, strict=True):
+            stop = start + stack[0].numel()
+            self.stacks[name] = values[:, start:stop].view(stack.shape).requires_grad_()
+            start = stop
+        self._refresh()
+        return FlatBank(values, torch.cat(decays).to(values.device), tuple(self.stacks.values()))
 
     @contextmanager
     def routed(self, route: Route) -> Iterator[None]:
@@ -158,9 +190,7 @@ class Bank:
         self.stacks[name] = new
         if old is None and name.startswith("norm."):
             new[:] = self._neutral(name)
-        if self.is_trainable:
-            new.requires_grad_()
-        return new
+        return new.requires_grad_(self.is_trainable)
 
     def _refresh(self) -> None:
         """Rebuild the views the forward pass reads; stacks may have been replaced."""

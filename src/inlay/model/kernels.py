@@ -57,9 +57,11 @@ def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route) -> Tenso
         if size == 0:
             pieces.append(torch.zeros_like(h))
             continue
-        z = F.linear(h, down[slot][:, :size].t().to(h.dtype), down_bias[slot][:size].to(h.dtype))
+        w, b = _columns(down[slot], 1, size).to(h.dtype), _columns(down_bias[slot], 0, size).to(h.dtype)
+        z = F.linear(h, w.t(), b)
         z = ACTIVATIONS[weights.activations[slot]](z)
-        pieces.append(F.linear(z, up[slot][:size].t().to(h.dtype), up_bias[slot].to(h.dtype)))
+        w, b = _columns(up[slot], 0, size).to(h.dtype), up_bias[slot].to(h.dtype)
+        pieces.append(F.linear(z, w.t(), b))
     return _join(pieces)
 
 
@@ -124,8 +126,16 @@ def _chosen(stacked: Tensor, route: Route) -> Tensor:
 
 
 def _by_slot(stacked: Tensor) -> Tensor | tuple[Tensor, ...]:
-    # Indexing a stacked tensor slot by slot makes backward add S tensors of the whole stack's size; `unbind` adds one.
-    return stacked.unbind(0) if stacked.requires_grad else stacked
+    # Indexing a stacked tensor slot by slot makes backward add S tensors of the whole stack's size; `unbind` adds one,
+    # and a view of the only slot none.
+    if not stacked.requires_grad:
+        return stacked
+    return (stacked.view(stacked.shape[1:]),) if len(stacked) == 1 else stacked.unbind(0)
+
+
+def _columns(tensor: Tensor, dim: int, size: int) -> Tensor:
+    # A slice that takes everything still costs a copy in backward.
+    return tensor if tensor.shape[dim] == size else tensor.narrow(dim, 0, size)
 
 
 def _join(pieces: list[Tensor]) -> Tensor:

@@ -128,8 +128,8 @@ class Cohort:
             Member(run, slot, encoder.encode(run, "train"), encoder.encode(run, "dev"), backbone.device)
             for slot, run in enumerate(runs)
         ]
-        decays = {name: self.bank.decays(name) for name in self.bank.stacks}
-        self.optimizer = SlotOptimizer(self.bank.stacks, decays, [run.config.train for run in runs])
+        self.flat = self.bank.flatten()
+        self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs])
         self.num_steps = 0
         self.seconds = 0.0
 
@@ -146,7 +146,8 @@ class Cohort:
         active = self.active
         batches = {member.slot: member.next_batch() for member in active}
         losses = self._accumulate(active, batches)
-        norms = self.optimizer.clip()
+        grads_SP = self.flat.take_grads()
+        norms = self.optimizer.clip(grads_SP)
         numbers = torch.stack([torch.stack([losses[m.slot], norms[m.slot]]) for m in active]).tolist()
         rates = {}
         for member, (loss, norm) in zip(active, numbers, strict=True):
@@ -158,13 +159,13 @@ class Cohort:
             progress.loss_sum += loss
             progress.losses.append(round(loss, 5))
         if rates:
-            self.optimizer.step(rates)
+            self.optimizer.step(grads_SP, rates)
         self.num_steps += 1
         return sum(len(batch) for batch in batches.values())
 
     def _accumulate(self, active: Sequence[Member], batches: dict[int, np.ndarray]) -> dict[int, Tensor]:
         """Gradients of every active run's mean loss, and the losses. One forward, or several where memory is small."""
-        self.optimizer.zero_grad()
+        self.flat.drop_grads()
         members = {member.slot: member for member in active}
         picks = [(member.slot, int(index)) for member in active for index in batches[member.slot]]
         rows = [members[slot].row(index) for slot, index in picks]

@@ -3,6 +3,8 @@
 One formula serves AdamW and the original BERT's Adam: `p ← p − lr·(m̂ / (√v̂ + ε) + λ·p)`, where BERT's leaves out the
 bias correction (m̂ = m, v̂ = v) and has ε = 1e-6 (SEMANTICS §1). A slot that is not named in a step does not move at all:
 zero gradients would still move it by momentum and decay.
+
+Shape letters: S slots, P parameters of a slot, side by side.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from inlay.config import TrainConfig
+from inlay.model.bank import FlatBank
 
 _BETA1, _BETA2 = 0.9, 0.999
 
@@ -30,75 +33,54 @@ VARIANTS = {"adamw": Variant(1e-8, True), "bert-adam": Variant(1e-6, False)}
 
 
 class SlotOptimizer:
-    """Moments and step counts of every slot of a bank. It owns `first` and `second` and updates the stacks in place."""
+    """Moments and step counts of every slot. It owns `first_SP` and `second_SP` and updates the bank in place."""
 
-    def __init__(
-        self, stacks: Mapping[str, Tensor], decays: Mapping[str, bool], settings: Sequence[TrainConfig]
-    ) -> None:
-        self.stacks, self._decays, self._settings = stacks, decays, settings
+    def __init__(self, bank: FlatBank, settings: Sequence[TrainConfig]) -> None:
+        self._bank, self._settings = bank, settings
         self.num_steps = [0] * len(settings)
-        self.first = {name: torch.zeros_like(stack) for name, stack in stacks.items()}
-        self.second = {name: torch.zeros_like(stack) for name, stack in stacks.items()}
+        self.first_SP = torch.zeros_like(bank.values_SP)
+        self.second_SP = torch.zeros_like(bank.values_SP)
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of the last step."""
-        for stack in self.stacks.values():
-            stack.grad = None
-
-    @torch.no_grad()
-    def clip(self) -> Tensor:
-        """Scale each slot's gradients to its own largest norm; returns the norms [S] before it."""
-        grads = [stack.grad for stack in self.stacks.values() if stack.grad is not None]
-        norms_S = torch.stack([grad.flatten(1).square().sum(1) for grad in grads]).sum(0).sqrt()
+    def clip(self, grads_SP: Tensor) -> Tensor:
+        """Scale each slot's gradients, in place, to its own largest norm; returns the norms [S] before it."""
+        norms_S = grads_SP.square().sum(1).sqrt()
         limits_S = torch.tensor([run.clip_norm or torch.inf for run in self._settings]).to(norms_S)
-        scales_S = torch.where(norms_S > limits_S, limits_S / norms_S, 1.0)
-        for grad in grads:
-            grad.mul_(_per_slot(scales_S, grad))
+        grads_SP.mul_(torch.where(norms_S > limits_S, limits_S / norms_S, 1.0).unsqueeze(1))
         return norms_S
 
     @torch.no_grad()
-    def step(self, rates: Mapping[int, float]) -> None:
+    def step(self, grads_SP: Tensor, rates: Mapping[int, float]) -> None:
         """Update the slots named in `rates`, each at its learning rate, and no other."""
         slots = sorted(rates)
         for slot in slots:
             self.num_steps[slot] += 1
         variants = [VARIANTS[self._settings[slot].optimizer] for slot in slots]
-        corrections = [
-            (1 - _BETA1 ** self.num_steps[slot], 1 - _BETA2 ** self.num_steps[slot])
-            if variant.corrects_bias
-            else (1, 1)
-            for slot, variant in zip(slots, variants, strict=True)
-        ]
-        columns = {
-            "lr": [rates[slot] for slot in slots],
-            "eps": [variant.eps for variant in variants],
-            "correct1": [pair[0] for pair in corrections],
-            "correct2": [pair[1] for pair in corrections],
-            "decay": [self._settings[slot].weight_decay for slot in slots],
-        }
-        device = next(iter(self.stacks.values())).device
-        numbers = {name: torch.tensor(values, device=device) for name, values in columns.items()}
-        index = None if len(slots) == len(self._settings) else torch.tensor(slots, device=device)
-        for name in self.stacks:
-            self._update(name, index, numbers)
-
-    def _update(self, name: str, index: Tensor | None, numbers: Mapping[str, Tensor]) -> None:
-        stack, first, second = self.stacks[name], self.first[name], self.second[name]
-        grad = stack.grad
-        if grad is None:
-            return
-        if index is None:
-            p, m, v, g = stack, first, second, grad
-        else:  # copies of the slots that take part: the others are not even read
-            p, m, v, g = stack[index], first[index], second[index], grad[index]
-        lr, eps, correct1, correct2, decay = (_per_slot(numbers[key], p) for key in numbers)
+        lr, eps, correct1, correct2, decay = self._columns(
+            [rates[slot] for slot in slots],
+            [variant.eps for variant in variants],
+            [self._correction(slot, _BETA1, variant) for slot, variant in zip(slots, variants, strict=True)],
+            [self._correction(slot, _BETA2, variant) for slot, variant in zip(slots, variants, strict=True)],
+            [self._settings[slot].weight_decay for slot in slots],
+        )
+        stored = (self._bank.values_SP, self.first_SP, self.second_SP)
+        index = None if len(slots) == len(self._settings) else torch.tensor(slots, device=lr.device)
+        # Copies of the slots that take part, unless all do: the others are not even read.
+        p, m, v = stored if index is None else (tensor[index] for tensor in stored)
+        g = grads_SP if index is None else grads_SP[index]
         m.lerp_(g, 1 - _BETA1)
         v.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
-        if self._decays[name]:
-            p.mul_(1 - lr * decay)
-        p.sub_((m / correct1) / ((v / correct2).sqrt() + eps) * lr)
+        update = (m / correct1).div_((v / correct2).sqrt_().add_(eps))
+        p.mul_(1 - lr * decay * self._bank.decays_P).sub_(update.mul_(lr))
         if index is not None:
-            stack[index], first[index], second[index] = p, m, v
+            for tensor, changed in zip(stored, (p, m, v), strict=True):
+                tensor[index] = changed
+
+    def _correction(self, slot: int, beta: float, variant: Variant) -> float:
+        return 1 - beta ** self.num_steps[slot] if variant.corrects_bias else 1.0
+
+    def _columns(self, *columns: list[float]) -> Tensor:
+        """Numbers of the slots that take part, each list as a column [s, 1]."""
+        return torch.tensor(columns, device=self.first_SP.device).unsqueeze(-1)
 
 
 def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:
@@ -114,7 +96,3 @@ def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:
     else:
         share = (num_steps - step) / max(1, num_steps - warmup_steps)
     return train.lr * share
-
-
-def _per_slot(values_S: Tensor, like: Tensor) -> Tensor:
-    return values_S.view(-1, *[1] * (like.dim() - 1))

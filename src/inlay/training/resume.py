@@ -48,10 +48,7 @@ def save_state(folder: Path, cohort: Cohort) -> None:
     tensors: dict[str, Tensor] = {"rng/cpu": torch.get_rng_state()}
     if cohort.backbone.device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(cohort.backbone.device)
-    for name, stack in cohort.bank.stacks.items():
-        tensors[f"stack/{name}"] = stack.detach()
-        tensors[f"first/{name}"] = cohort.optimizer.first[name]
-        tensors[f"second/{name}"] = cohort.optimizer.second[name]
+    tensors |= _training_tensors(cohort)
     for member in cohort.members:
         for name, tensor in member.best_tensors.items():
             tensors[f"best/{member.slot}/{name}"] = tensor
@@ -62,6 +59,11 @@ def save_state(folder: Path, cohort: Cohort) -> None:
         "members": [dataclasses.asdict(member.progress) for member in cohort.members],
     }
     write_atomically(folder / _STATE, encode_tensors(tensors, {"state": json.dumps(state)}))
+
+
+def _training_tensors(cohort: Cohort) -> dict[str, Tensor]:
+    optimizer = cohort.optimizer
+    return {"values": cohort.flat.values_SP, "first": optimizer.first_SP, "second": optimizer.second_SP}
 
 
 def load_state(folder: Path, cohort: Cohort) -> None:
@@ -75,10 +77,8 @@ def load_state(folder: Path, cohort: Cohort) -> None:
             f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
         ) from None
     with torch.no_grad():
-        for name, stack in cohort.bank.stacks.items():
-            stack.copy_(tensors[f"stack/{name}"])
-            cohort.optimizer.first[name].copy_(tensors[f"first/{name}"])
-            cohort.optimizer.second[name].copy_(tensors[f"second/{name}"])
+        for name, tensor in _training_tensors(cohort).items():
+            tensor.copy_(tensors[name])
     cohort.num_steps, cohort.seconds = state["num_steps"], state["seconds"]
     cohort.optimizer.num_steps = state["slot_steps"]
     for member, progress in zip(cohort.members, state["members"], strict=True):

@@ -19,7 +19,7 @@ from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
-from inlay.config import RunConfig, write_toml
+from inlay.config import RunConfig, TrainConfig, write_toml
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
@@ -78,15 +78,17 @@ class Result:
 def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
     """Resolve every `auto` of `config` for this task and backbone, and check that they go together."""
     pooling = backbone.resolve_pooling(config.train.pooling)
-    if config.train.max_length > backbone.max_length:
+    max_length = config.train.max_length
+    if max_length == TrainConfig.max_length:  # nobody asked for it
+        max_length = min(max_length, backbone.max_length)
+    if max_length > backbone.max_length:
         raise BadConfig(
-            f"`train.max_length` is `{config.train.max_length}`, but `{backbone.name}` reads at most "
-            f"{backbone.max_length} tokens",
+            f"`train.max_length` is `{max_length}`, but `{backbone.name}` reads at most {backbone.max_length} tokens",
             f"use `--max-length {backbone.max_length}` or less",
         )
     if config.train.class_weights == "balanced" and task.kind != "classify":
         raise BadConfig(f"`train.class_weights` is `balanced` for a `{task.kind}` task", "it is for `classify` tasks")
-    train = dataclasses.replace(config.train, pooling=pooling)
+    train = dataclasses.replace(config.train, pooling=pooling, max_length=max_length)
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name

@@ -1,0 +1,93 @@
+"""The Python library: the rooms' functions with the defaults a script wants, the user's own store above all.
+
+Nothing is computed here; every function hands on to the room that does it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.config import DataConfig, RunConfig, from_tree
+from inlay.data import Task, make_task
+from inlay.data import load_task as _load_task
+from inlay.model import Backbone
+from inlay.serving import Check
+from inlay.serving import Engine as _Engine
+from inlay.serving import verify as _verify
+from inlay.store import Store, Version
+from inlay.training import FitSettings, Result, Run
+from inlay.training import fit as _fit
+from inlay.training import make_run as _make_run
+from inlay.training import publish as _publish
+from inlay.training.cohort import Watcher
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def load_task(data: str | Path | pandas.DataFrame, *, name: str, **settings: Any) -> Task:
+    """A task from a file, a folder, `glue/NAME`, `hub:NAME` or a DataFrame.
+
+    `settings` are those of `DataConfig`: `text`, `pair`, `label`, `kind`, `dev`, `test_share` …
+    """
+    if isinstance(data, str | Path):
+        return _load_task(from_tree(DataConfig, {"source": str(data), **settings}, "data."), name)
+    return make_task(data, name, from_tree(DataConfig, settings, "data."))
+
+
+def make_run(task: Task, backbone: Backbone, config: RunConfig | None = None, **settings: Any) -> Run:
+    """A run of `task`, with `settings` of the method and of training by name: `size=64, lr=5e-4, epochs=3` …
+
+    `method` is the method's name. An unknown setting is an error that names the nearest one.
+    """
+    config = config or RunConfig()
+    own = {field.name for field in dataclasses.fields(config.method)}
+    parts: dict[str, dict[str, Any]] = {"method": {}, "train": {}}
+    for key, value in settings.items():
+        key = "name" if key == "method" else key
+        parts["method" if key in own else "train"][key] = value
+    tree = dataclasses.asdict(config)
+    for part, values in parts.items():
+        tree[part].update(values)
+    return _make_run(task, from_tree(RunConfig, tree), backbone)
+
+
+def fit(
+    runs: Sequence[Run],
+    backbone: Backbone,
+    store: Store | None = None,
+    settings: FitSettings | None = None,
+    watch: Watcher | None = None,
+) -> list[Result]:
+    """Train runs together, each in its own slot; finished ones are read back, stopped ones go on."""
+    folder = (store or Store()).root / "runs"
+    return _fit(runs, backbone, folder, settings or FitSettings(), watch)
+
+
+def publish(
+    run: Run, result: Result, backbone: Backbone, store: Store | None = None, name: str | None = None
+) -> Version:
+    """Add a run's best weights to the store as an immutable version, with probes that prove it later."""
+    return _publish(run, result, backbone, store or Store(), name)
+
+
+class Engine(_Engine):
+    """Answers requests for any mix of the store's tasks on one backbone."""
+
+    def __init__(self, backbone: Backbone, store: Store | None = None, *, num_slots: int = 64) -> None:
+        super().__init__(backbone, store or Store(), num_slots=num_slots)
+
+
+def verify(backbone: Backbone, store: Store | None = None) -> list[Check]:
+    """Prove that every version of the store trained on `backbone` still stands, bit for bit where it can be."""
+    store = store or Store()
+    versions = [
+        info.version
+        for task in store.ledger()
+        for info in task.versions
+        if info.summary.backbone["fingerprint"] == backbone.fingerprint
+    ]
+    return _verify(versions, backbone, store)

@@ -1,0 +1,61 @@
+"""The Python library as a script uses it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pandas
+import pytest
+
+import inlay
+from inlay.errors import BadConfig
+
+
+@pytest.fixture
+def frame(toy_task):
+    rows = toy_task(num_rows=60).train
+    return pandas.DataFrame({"text": rows.texts, "label": [["no", "yes"][target] for target in rows.targets]})
+
+
+def test_a_script_trains_publishes_and_predicts(tiny_bert, frame, tmp_path, monkeypatch):
+    monkeypatch.setenv("INLAY_HOME", str(tmp_path))
+    task = inlay.load_task(frame, name="mood", dev_share=0.2)
+    runs = [inlay.make_run(task, tiny_bert, size=8, lr=lr, epochs=2, max_length=32) for lr in (1e-3, 1e-2)]
+    results = inlay.fit(runs, tiny_bert)
+    best, result = max(zip(runs, results, strict=True), key=lambda pair: pair[1].dev_metric)
+    version = inlay.publish(best, result, tiny_bert)
+    assert version.reference == "mood@1"
+    (answer,) = inlay.Engine(tiny_bert).predict([inlay.Request("mood", "good film")])
+    assert answer.outcome.label in ("no", "yes")
+    (check,) = inlay.verify(tiny_bert)
+    assert check.stands
+    assert check.version == version
+
+
+def test_a_file_is_read_as_the_command_line_reads_it(frame, tmp_path):
+    frame.to_csv(tmp_path / "mood.csv", index=False)
+    task = inlay.load_task(tmp_path / "mood.csv", name="mood", test_share=0.2)
+    assert task.labels == ("no", "yes")
+    assert len(task.train) + len(task.dev) + len(task.test) == 60
+
+
+def test_an_unknown_setting_is_an_error_that_names_the_nearest(tiny_bert, toy_task, tmp_path):
+    with pytest.raises(BadConfig, match=r"no setting named `train\.epoch`") as caught:
+        inlay.make_run(toy_task(), tiny_bert, epoch=3)
+    assert caught.value.hint == "did you mean `train.epochs`?"
+    with pytest.raises(BadConfig, match=r"data\.lable"):
+        inlay.load_task(tmp_path / "x.csv", name="x", lable="y")
+
+
+def test_importing_inlay_imports_nothing_heavy():
+    program = "import sys, inlay; print([n for n in ('torch', 'numpy', 'pandas', 'typer') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in inlay.__all__:
+        assert getattr(inlay, name).__doc__
+    with pytest.raises(AttributeError, match="has no attribute"):
+        _ = inlay.nothing

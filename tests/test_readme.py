@@ -1,0 +1,209 @@
+"""The documents are true: commands run, examples work, links and names lead somewhere.
+
+Commands are run as they are written, in process, on a tiny backbone and a few rows instead of the real ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import inlay
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = DOCUMENTS[0].read_text(encoding="utf8")
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf8")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SMALL = "--limit 64 --epochs 1 --max-length 32".split()  # given last, so they win
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return [body for found, body in FENCED.findall(text) if found == language]
+
+
+class Command(NamedTuple):
+    """A command of a shell block, or a file it writes: `cat > path <<'END'`."""
+
+    words: list[str]
+    content: str = ""
+
+
+def read_commands(block: str) -> list[Command]:
+    found, lines = [], iter(block.splitlines())
+    for line in lines:
+        if document := re.fullmatch(r"cat > (\S+) <<'(\w+)'", line):
+            body = list(iter(lines.__next__, document[2]))
+            found.append(Command(["cat", document[1]], "\n".join(body) + "\n"))
+        elif words := shlex.split(line, comments=True):
+            found.append(Command(words))
+    return found
+
+
+def make_lines(target: str) -> list[str]:
+    """What `make TARGET` would run. Without the flags of a make that runs these tests."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty folder with the repository's examples, and a store of its own."""
+    monkeypatch.setenv("INLAY_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+@pytest.fixture
+def run(elsewhere, capsys, tiny_bert_folder):
+    """Run one command as it is written, on the tiny backbone; returns what it printed to stdout."""
+    from inlay.cli import main
+
+    def call(words: list[str]) -> str:
+        trains = words[1] in ("train", "sweep", "stream", "plan")
+        small = ["--backbone", str(tiny_bert_folder), *SMALL] if trains else []
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([*words[1:], *small])
+        captured = capsys.readouterr()
+        assert not stop.value.code, f"{shlex.join(words)}\n{captured.err}"
+        return captured.out
+
+    return call
+
+
+def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
+    printed = {}
+    for line in make_lines("quickstart"):
+        if line.startswith(".venv/bin/inlay "):
+            words = shlex.split(line)
+            printed["quickstart", words[1]] = run(words)
+    assert re.search(r"^test +accuracy [01]\.\d+", printed["quickstart", "train"], re.MULTILINE)
+    assert re.findall(r"^(?:spam|ham) ", printed["quickstart", "predict"], re.MULTILINE)
+
+    (tour,) = [block for block in blocks(README, "sh") if "inlay" in block]
+    for words, content in read_commands(tour):
+        if words[0] == "cat":
+            (elsewhere / words[1]).write_text(content)
+        else:
+            assert words[0] == "inlay"
+            printed["tour", words[1]] = run(words)
+    assert [command for part, command in printed if part == "tour"] == ["train", "predict", "sweep", "tasks", "verify"]
+    assert "desk@1" in printed["tour", "train"]
+    answers = [json.loads(line) for line in printed["tour", "predict"].splitlines()]
+    assert [answer["task"] for answer in answers] == ["desk", "sms-spam", "desk", "sms-spam"]
+    assert {answer["label"] for answer in answers} <= {"billing", "support", "sales", "spam", "ham"}
+    assert len(re.findall(r"^ +(?:8|64) +0\.00[13] ", printed["tour", "sweep"], re.MULTILINE)) == 4
+    assert [line.split()[0] for line in printed["tour", "tasks"].splitlines()[2:5]] == ["desk", "sms-400", "sms-spam"]
+    assert "all 3 versions stand, bit for bit" in printed["tour", "verify"]
+
+
+def test_python_example_runs_and_is_the_shipped_script(elsewhere, tiny_bert, monkeypatch, capsys):
+    (example,) = blocks(README, "python")
+    path = ROOT / "examples" / "python_quickstart.py"
+    assert example == path.read_text(encoding="utf8")
+    assert len(example.splitlines()) < 20
+    load_task, make_run = inlay.load_task, inlay.make_run
+    monkeypatch.setattr(inlay, "load_backbone", lambda name: tiny_bert)
+    monkeypatch.setattr(inlay, "load_task", lambda data, **settings: load_task(data, **{**settings, "limit": 64}))
+    monkeypatch.setattr(inlay, "make_run", lambda *given, **settings: make_run(*given, **settings, max_length=32))
+    exec(compile(example, str(path), "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("sms@1 {'accuracy':")
+    assert [line.split()[0] for line in lines[1:3]] == ["sms@1", "sms@1"]
+    assert lines[3] == "all versions stand: True"
+
+
+def test_the_two_commands_do_what_the_readme_says():
+    first = read_commands(blocks(README, "sh")[0])
+    assert [command.words for command in first] == [["make", "quickstart"], ["make", "test"]]
+    quickstart = [line for line in make_lines("quickstart") if line.startswith(".venv/bin/inlay ")]
+    assert [shlex.split(line)[1] for line in quickstart] == ["train", "predict", "tasks"]
+    assert "examples/sms_spam/sms_spam.tsv" in quickstart[0]
+    assert any(".venv/bin/python -m pytest" in line for line in make_lines("test"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_make_targets_named_in_a_document_exist(document):
+    text = document.read_text(encoding="utf8")
+    targets = set(re.findall(r"`make (?!\w+=)([a-z]+)", text))
+    targets |= {line.split()[1] for block in blocks(text, "sh") for line in block.splitlines() if line[:5] == "make "}
+    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.MULTILINE))
+    assert targets <= known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_relative_links_lead_to_files_and_headings(document):
+    prose = FENCED.sub("", document.read_text(encoding="utf8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), f"{document.name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, f"{document.name}: {link}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_code_named_in_a_document_exists(document):
+    """Files by path, and tests by path and name."""
+    text = document.read_text(encoding="utf8")
+    for path in re.findall(r"`((?:src|tests|docs|examples)/[\w./-]+\.(?:py|md|tsv|svg))(?=[`:])", text):
+        assert (ROOT / path).is_file(), f"{document.name}: {path}"
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text):
+        tree = ast.parse((ROOT / path).read_text(encoding="utf8"))
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert name in names, f"{document.name}: {path}::{name}"
+
+
+def test_every_invariant_of_the_design_names_its_tests():
+    rows = re.findall(r"^\| (\d)\. [^|]+ \| ([^|]+) \|$", DESIGN, re.MULTILINE)
+    assert [number for number, _ in rows] == list("1234567")
+    assert all("::test_" in tests for _, tests in rows)
+
+
+def test_map_names_every_file_of_the_code():
+    (code_map,) = [block for block in blocks(DESIGN, "") if block.startswith("src/inlay/")]
+    named, room = set(), ""
+    for line in code_map.splitlines()[1:]:
+        indent, name = len(line) - len(line.lstrip()), line.split()[0]
+        room = name if name.endswith("/") else room
+        if name.endswith(".py"):
+            named.add(f"{room}{name}" if indent == 4 else name)
+    source = ROOT / "src" / "inlay"
+    files = {str(path.relative_to(source)) for path in source.rglob("*.py") if path.name != "__init__.py"}
+    assert named == files
+
+
+def test_families_methods_and_kinds_of_the_readme_are_those_there_are():
+    from inlay.model.heads import HEADS
+    from inlay.model.methods import METHODS
+    from inlay.model.sites import FAMILIES
+
+    rows = dict(re.findall(r"^\| (backbones|methods|kinds of task) \| (.+) \|$", README, re.MULTILINE))
+    assert {name for name in re.split(r"[,: ]+", rows["backbones"]) if name in FAMILIES} == FAMILIES.keys()
+    assert set(re.findall(r"`(\w+)`", rows["methods"])) == METHODS.keys()
+    assert set(re.findall(r"`(\w+)`", rows["kinds of task"])) == HEADS.keys()
+
+
+def test_picture_is_drawn_by_its_script(tmp_path):
+    script, drawn = ROOT / "docs" / "draw_picture.py", tmp_path / "picture.svg"
+    subprocess.run([sys.executable, str(script), str(drawn)], check=True)
+    # Not byte for byte: another matplotlib may write the same picture in other words.
+    kept = (ROOT / "docs" / "picture.svg").read_text(encoding="utf8")
+    assert kept.count("<path ") == drawn.read_text(encoding="utf8").count("<path ")

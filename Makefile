@@ -20,7 +20,7 @@ env: .venv/.installed ## make the environment .venv/
 	@touch $@
 
 quickstart: env ## train the SMS spam task on the default backbone and use it (minutes on two cores)
-	$(BIN)/inlay train examples/sms_spam/sms_spam.tsv --task sms-spam --method houlsby --size 64 --epochs 3 --test-share 0.2
+	$(BIN)/inlay train examples/sms_spam/sms_spam.tsv --task sms-spam --method houlsby --size 64 --epochs 2 --test-share 0.2
 	$(BIN)/inlay predict sms-spam "WINNER!! You have been selected for a free prize, call 09061701461 now" "Running late, home by eight. Shall I bring bread?" "URGENT! Your mobile was awarded a 2000 pound bonus" "Can you send me the notes from class?"
 	$(BIN)/inlay tasks
 
@@ -28,8 +28,8 @@ test: env ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup
 
 lint: env ## formatting, lint and types
-	$(BIN)/ruff format --check src tests bench examples results
-	$(BIN)/ruff check src tests bench examples results
+	$(BIN)/ruff format --check src tests bench examples results docs
+	$(BIN)/ruff check src tests bench examples results docs
 	$(BIN)/mypy
 
 check: lint test ## what every commit must pass

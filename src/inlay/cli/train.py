@@ -185,7 +185,8 @@ def publish_run(ready: Prepared, result: Result, name: str | None) -> Version:
     """Put a run's best weights in the store."""
     from inlay.training import publish
 
-    with screen.working("publishing: scoring the test rows and answering the probes"):
+    tested = "scoring the test rows and " if ready.run.task.test is not None else ""
+    with screen.working(f"publishing: {tested}answering the probes"):
         return publish(ready.run, result, ready.backbone, ready.store, name)
 
 

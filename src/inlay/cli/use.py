@@ -138,7 +138,8 @@ def evaluate(
     label: LabelOption = None,
     split: Annotated[str | None, typer.Option("--split", metavar="COLUMN", help=config_help("data.split"))] = None,
     on_bad_row: Annotated[
-        str, typer.Option("--on-bad-row", metavar="refuse|skip", help=config_help("data.on_bad_row"))
+        str,
+        typer.Option("--on-bad-row", metavar="refuse|skip", show_default=False, help=config_help("data.on_bad_row")),
     ] = "refuse",
     data_root: Annotated[str | None, typer.Option("--data-root", metavar="DIR", help=config_help("data.root"))] = None,
     errors: Annotated[

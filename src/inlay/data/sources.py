@@ -236,6 +236,11 @@ def _name_classes(values: list[Any], feature: Any) -> list[Any]:
 def _missing_file(path: Path) -> Missing:
     if path.is_dir():
         return Missing(f"`{path}` is a folder, not a file", "name a file in it")
+    if path.exists():
+        return Missing(
+            f"`{path}` is a pipe or a device, not a file",
+            "write it to a file first, or use `inlay predict` with lines on stdin",
+        )
     near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, near, n=1)
     hint = f"did you mean `{path.parent / close[0]}`?" if close else "give a file, a folder, glue/NAME or hub:NAME"

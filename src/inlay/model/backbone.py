@@ -84,10 +84,9 @@ class Backbone:
 
     @property
     def max_length(self) -> int:
-        """The most tokens a row may have. RoBERTa and MPNet count positions from padding_idx + 1 = 2."""
+        """The most tokens a row may have."""
         config: Any = self.model.config
-        shifted = self.anatomy.family in ("roberta", "xlm-roberta", "camembert", "mpnet")
-        return int(config.max_position_embeddings) - (2 if shifted else 0)
+        return int(config.max_position_embeddings) - find_family(self.anatomy.family).first_position
 
     def resolve_pooling(self, pooling: str) -> str:
         """`auto` as the pooling that suits this backbone; refuses a pooler that was never pretrained."""
@@ -151,10 +150,10 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise Unsupported(f"`{folder}` holds no backbone that transformers can read: {_first_line(error)}") from None
-    find_family(config.model_type)
+    attention = find_family(config.model_type).attention
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=_attention(config))
+        model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     return Backbone(name, folder, model.to(device), tokenizer)
 
@@ -214,10 +213,6 @@ def _default_pooling(folder: Path, has_pooler: bool, family: str) -> str:
         modes = json.loads(pooling_file.read_text(encoding="utf8"))
         return "cls" if modes.get("pooling_mode_cls_token") else "mean"
     return "pooler" if family == "bert" and has_pooler else "mean"
-
-
-def _attention(config: Any) -> str:
-    return "eager" if config.model_type in ("mpnet", "deberta-v2") else "sdpa"
 
 
 def _quiet_transformers() -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -37,6 +37,10 @@ class Family:
     """the pretrained pooling layer, where the family has one"""
     prefix: str = ""
     """what a checkpoint with a pretraining head puts before the backbone's tensor names"""
+    first_position: int = 0
+    """the position id of a row's first token: padding_idx + 1 where positions are counted from there"""
+    attention: str = "sdpa"
+    """transformers' attention implementation; "eager" where the family adds a bias of its own to the scores"""
 
 
 # Adapted after the output dropout of each sublayer, before the residual sum, as Houlsby et al. do in BERT. DistilBERT
@@ -49,13 +53,13 @@ _BERT = Family(
     pooler="pooler",
     prefix="bert",
 )
-_ROBERTA = Family(_BERT.stack, _BERT.places, _BERT.norms, _BERT.outer_norms, pooler="pooler", prefix="roberta")
+_ROBERTA = replace(_BERT, prefix="roberta", first_position=2)
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "electra": Family(_BERT.stack, _BERT.places, _BERT.norms, _BERT.outer_norms, prefix="electra"),
+    "electra": replace(_BERT, pooler=None, prefix="electra"),
     "mpnet": Family(
         stack="encoder.layer",
         places={"attention": "attention.dropout", "feedforward": "output.dropout", "output": "output.LayerNorm"},
@@ -63,6 +67,8 @@ FAMILIES: dict[str, Family] = {
         outer_norms={"embeddings": "embeddings.LayerNorm"},
         pooler="pooler",
         prefix="mpnet",
+        first_position=2,
+        attention="eager",
     ),
     "distilbert": Family(
         stack="transformer.layer",
@@ -78,6 +84,7 @@ FAMILIES: dict[str, Family] = {
         outer_norms={"embeddings": "embeddings.LayerNorm", "convolution": "encoder.conv.LayerNorm"},
         frozen_norms={"encoder.LayerNorm": "it normalises relative-position embeddings, not tokens"},
         prefix="deberta",
+        attention="eager",
     ),
     "modernbert": Family(
         stack="layers",

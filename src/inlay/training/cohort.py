@@ -25,7 +25,7 @@ from inlay.model.bank import Bank
 from inlay.model.heads import find_head
 from inlay.model.inference import batches_by_length, infer
 from inlay.model.route import Row, collate
-from inlay.training.evaluate import score_dev
+from inlay.training.evaluate import as_targets, score_dev
 from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
 
@@ -72,6 +72,7 @@ class Progress:
     first_loss: float | None = None
     best_epoch: int = 0
     best_metric: float | None = None
+    best_loss: float = 0.0
     status: str = ""
     message: str = ""
     losses: list[float] = field(default_factory=list)
@@ -192,11 +193,11 @@ class Cohort:
         logits = iter(infer(self.bank, rows))
         records = []
         for member in ended:
-            scores = score_dev(member.run, [next(logits) for _ in member.dev.ids])
-            records.append((member, self._close_epoch(member, scores)))
+            scores, loss = score_dev(member.run, [next(logits) for _ in member.dev.ids])
+            records.append((member, self._close_epoch(member, scores, loss)))
         return records
 
-    def _close_epoch(self, member: Member, scores: dict[str, float]) -> dict[str, Any]:
+    def _close_epoch(self, member: Member, scores: dict[str, float], dev_loss: float) -> dict[str, Any]:
         progress, task, train = member.progress, member.run.task, member.run.config.train
         progress.epoch, progress.cursor = progress.epoch + 1, 0
         loss, progress.loss_sum = progress.loss_sum / member.run.steps_per_epoch, 0.0
@@ -206,11 +207,15 @@ class Cohort:
             "train_loss": loss,
             "lr": learning_rate(train, progress.step - 1, member.run.num_steps),
             "dev": scores,
+            "dev_loss": dev_loss,
             "seconds": round(self.seconds, 3),
         }
         progress.history.append(record)
-        if is_better(task.metric, scores[task.metric], progress.best_metric):
-            progress.best_epoch, progress.best_metric = progress.epoch, scores[task.metric]
+        value = scores[task.metric]
+        # On a small dev set epochs tie; the loss still tells a sure answer from a lucky one.
+        wins_tie = value == progress.best_metric and dev_loss < progress.best_loss
+        if is_better(task.metric, value, progress.best_metric) or wins_tie:
+            progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
             member.best_tensors = self.bank.read(member.slot)
         if progress.epoch == train.epochs:
             progress.status = FINISHED
@@ -254,15 +259,14 @@ class _Encoder:
 
 def _targets(run: Run, device: torch.device) -> tuple[Tensor, Tensor]:
     """The training targets as the head's loss takes them, and each row's weight."""
-    raw, head = run.task.train.targets, run.spec.head
-    assert raw is not None
-    weights = np.ones(len(raw))
-    if run.task.kind == "regress":
-        raw = ((raw - head.target_mean) / head.target_std).astype(np.float32)
-    elif run.config.train.class_weights == "balanced":
-        counts = np.bincount(raw, minlength=len(run.task.labels))
-        weights = (len(raw) / (len(counts) * np.maximum(counts, 1)))[raw]
-    return torch.as_tensor(raw, device=device), torch.as_tensor(weights, dtype=torch.float32, device=device)
+    weights = np.ones(len(run.task.train))
+    if run.config.train.class_weights == "balanced":
+        labels = run.task.train.targets
+        assert labels is not None
+        counts = np.bincount(labels, minlength=len(run.task.labels))
+        weights = (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels]
+    targets = as_targets(run.task.train, run.spec.head).to(device)
+    return targets, torch.as_tensor(weights, dtype=torch.float32, device=device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -13,15 +13,25 @@ from inlay.data.metrics import list_metrics, score
 from inlay.data.tasks import Split
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
-from inlay.model.heads import HeadSpec
+from inlay.model.heads import HeadSpec, find_head
 from inlay.model.inference import infer
 from inlay.model.route import Row
 from inlay.training.run import Run
 
 
-def score_dev(run: Run, logits: Sequence[Tensor]) -> dict[str, float]:
-    """Every metric of the task's kind, from the logits of its dev rows."""
-    return _score(run, run.task.dev, read_outputs(run.spec.head, logits))
+def score_dev(run: Run, logits: Sequence[Tensor]) -> tuple[dict[str, float], float]:
+    """Every metric of the task's kind, and the mean loss, from the logits of its dev rows."""
+    targets = as_targets(run.task.dev, run.spec.head)
+    losses = find_head(run.task.kind).row_losses(torch.stack(list(logits)), targets)
+    return _score(run, run.task.dev, read_outputs(run.spec.head, logits)), float(losses.mean())
+
+
+def as_targets(split: Split, head: HeadSpec) -> Tensor:
+    """A split's targets as the head's loss takes them: numbers on the scale the head was trained on."""
+    assert split.targets is not None
+    if head.kind == "regress":
+        return torch.as_tensor(((split.targets - head.target_mean) / head.target_std).astype(np.float32))
+    return torch.as_tensor(split.targets)
 
 
 def score_split(run: Run, tensors: Mapping[str, Tensor], backbone: Backbone, split: Split) -> dict[str, float]:

@@ -34,7 +34,7 @@ def draw_curve(path: Path, run: Run, progress: Progress) -> None:
         scores.plot(best["step"], best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
         scores.set_ylabel(f"dev {metric} (best: {best['dev'][metric]:.4f}, epoch {best['epoch']})", color="#c0504d")
         lines, names = [*lines, line], [*names, f"dev {metric}"]
-    axes.legend(lines, names, loc="center right")
+    figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
     method, train = run.config.method, run.config.train
     axes.set_title(f"{run.task.name}: {method.name}, size {method.size}, lr {train.lr:g}, seed {train.seed}")
     buffer = io.BytesIO()

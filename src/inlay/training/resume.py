@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
@@ -72,7 +72,7 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         with safe_open(folder / _STATE, framework="pt", device=str(cohort.backbone.device)) as file:
             state = json.loads(file.metadata()["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-    except Exception as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StoreDamaged(
             f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
         ) from None

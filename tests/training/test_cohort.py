@@ -195,3 +195,14 @@ def test_dropout_is_on_in_training_and_off_in_scoring(tiny_bert, toy_task):
     assert torch.equal(dev_logits(cohort, 0), dev_logits(cohort, 0))
     rates = {module.p for module in tiny_bert.model.modules() if isinstance(module, torch.nn.Dropout)}
     assert rates == {0.1}
+
+
+def test_ties_on_dev_are_broken_by_the_dev_loss(tiny_bert, toy_task):
+    run = make_run(toy_task(), RunConfig(train=TrainConfig(**QUIET)), tiny_bert)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    best = []
+    for accuracy, loss in [(0.9, 0.5), (0.9, 0.6), (0.9, 0.4), (0.8, 0.1), (0.95, 0.9)]:
+        cohort._close_epoch(member, {"accuracy": accuracy}, loss)
+        best.append(member.progress.best_epoch)
+    assert best == [1, 1, 3, 3, 5]

@@ -94,6 +94,14 @@ def test_fingerprint_sees_one_changed_weight_a_changed_setting_and_a_changed_wor
     assert len(known) == 4
 
 
+def test_fingerprint_sees_another_rotary_base(backbone_of, copy_of):
+    folder = copy_of("modernbert")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"]["full_attention"]["rope_theta"] = 10.0
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_backbone(str(folder), device="cpu").fingerprint != backbone_of("modernbert").fingerprint
+
+
 def test_fingerprint_does_not_depend_on_where_the_folder_lies(backbone_of, copy_of):
     assert load_backbone(str(copy_of("mpnet")), device="cpu").fingerprint == backbone_of("mpnet").fingerprint
 
@@ -225,6 +233,47 @@ def test_a_built_in_backbone_with_other_weights_is_refused(monkeypatch):
     with pytest.raises(Missing, match="is not installed") as caught:
         find_folder("minilm")
     assert "inlay backbone get minilm" in caught.value.hint
+
+
+def test_a_folder_without_a_tokenizer_is_refused(copy_of):
+    folder = copy_of("bert")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(Missing, match="no tokenizer in"):
+        load_backbone(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("model.safetensors", b"\x10\x00"), ("tokenizer.json", b"{"), ("config.json", b"\xff")]
+)
+def test_a_broken_file_of_a_backbone_is_an_error_that_names_the_folder(copy_of, name, content):
+    folder = copy_of("bert")
+    (folder / name).write_bytes(content)
+    with pytest.raises((StoreDamaged, Unsupported), match=str(folder)):
+        load_backbone(str(folder), device="cpu")
+
+
+def test_a_folder_without_weights_is_refused(copy_of):
+    folder = copy_of("bert")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(Missing, match="no weights in"):
+        load_backbone(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_reaches_every_place_and_is_restored(copy_of, family):
+    folder = copy_of(family)
+    config = json.loads((folder / "config.json").read_text())
+    names = [name for name in config if "dropout" in name and isinstance(config[name], float)]
+    (folder / "config.json").write_text(json.dumps({**config, **dict.fromkeys(names, 0.3)}))
+    backbone = load_backbone(str(folder), device="cpu")
+    batch = collate([Row([2, *range(8, 30), 3], 0)], backbone.pad_id)
+    with torch.no_grad():
+        plain = backbone.hidden(batch)
+        with backbone.training(0.0):
+            assert torch.allclose(backbone.hidden(batch), plain, atol=1e-5)
+        with backbone.training(None):
+            assert not torch.allclose(backbone.hidden(batch), plain, atol=1e-3)
+        assert torch.equal(backbone.hidden(batch), plain)
 
 
 def test_a_hub_name_is_downloaded_once_asked_for(backbone_folder, monkeypatch):

@@ -60,8 +60,14 @@ def test_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, monkeypatch
     monkeypatch.setattr(kernels, "BATCHED_ON", batched_on)
     backbone = backbone_of(family)
     runs = make_runs(backbone, toy_task, method)
+    if batched_on:  # even segments, as a sweep has them
+        runs = [make_run(run.task, run.config.override(["train.batch_size=8"]), backbone) for run in runs]
     together = Cohort(runs, backbone, SETTINGS)
+    calls = []
+    batched = kernels._batched_bottleneck
+    monkeypatch.setattr(kernels, "_batched_bottleneck", lambda *given: calls.append(1) or batched(*given))
     take_steps(together, 20)
+    assert (len(calls) > 10 * backbone.anatomy.num_layers) == bool(batched_on)
     for slot, run in enumerate(runs):
         alone = Cohort([run], backbone, SETTINGS)
         take_steps(alone, 20)

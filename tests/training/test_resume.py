@@ -22,7 +22,7 @@ from inlay.training.resume import cohort_id
 PROGRAM = Path(__file__).with_name("kill_and_resume.py")
 
 
-@pytest.mark.parametrize("kind", ["one", "four"])
+@pytest.mark.parametrize("kind", ["one", "several"])
 def test_sigkill_at_twenty_random_moments_changes_nothing(tiny_bert_folder, tmp_path, kind):
     command = [sys.executable, str(PROGRAM), str(tiny_bert_folder), str(tmp_path), kind, "20", "7"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -61,6 +61,44 @@ def test_ctrl_c_saves_and_the_next_call_goes_on(tiny_bert, toy_task, tmp_path):
     (whole,) = fit([run], tiny_bert, tmp_path / "b")
     assert steps[0] == 5  # the step in hand was finished and saved: nothing is done twice
     assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+def test_a_cohort_of_the_runs_that_were_left_is_found_again(tiny_bert, toy_task, tmp_path):
+    done, short, long = (make(tiny_bert, toy_task, seed=seed, epochs=epochs) for seed, epochs in enumerate((1, 1, 2)))
+
+    def train(folder, watch=None):
+        fit([done], tiny_bert, folder)
+        return fit([done, short, long], tiny_bert, folder, watch=watch)  # a cohort of two
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(tmp_path / "cut", InterruptAt(short.num_steps + 2))
+    assert (tmp_path / "cut" / short.id / "result.json").exists()
+    steps = []
+
+    class Count(Watcher):
+        def on_step(self, cohort, num_rows):
+            steps.append((cohort.num_steps, len(cohort.members)))
+
+    resumed = train(tmp_path / "cut", Count())
+    assert steps[0] == (short.num_steps + 3, 2)
+    for one, other in zip(whole, resumed, strict=True):
+        assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+    assert not list((tmp_path / "cut" / "cohorts").rglob("state.safetensors"))
+
+
+def test_a_smaller_budget_holds_for_a_resumed_run(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task)
+    with pytest.raises(Interrupted):
+        fit([run], tiny_bert, tmp_path, watch=InterruptAt(4))
+    budgets = set()
+
+    class Look(Watcher):
+        def on_step(self, cohort, num_rows):
+            budgets.add(cohort.settings.token_budget)
+
+    fit([run], tiny_bert, tmp_path, FitSettings(token_budget=64), watch=Look())
+    assert budgets == {64}
 
 
 def test_restart_begins_anew(tiny_bert, toy_task, tmp_path):

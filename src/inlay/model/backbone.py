@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
-from inlay.model.fingerprint import digest_weights, fingerprint, hash_file
+from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weight_files
 from inlay.model.route import Batch
 from inlay.model.sites import find_family, mount, survey
 
 POOLINGS = ("cls", "pooler", "mean")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,24 @@ class Backbone:
     @contextmanager
     def training(self, dropout: float | None) -> Iterator[None]:
         """Dropout on inside the block, at its own rate or `dropout`; switched off again and restored after it."""
-        modules = [module for module in self.model.modules() if isinstance(module, nn.Dropout)]
-        rates = [module.p for module in modules]
+        rates = list(_dropout_rates(self.model))
         self.model.train()
         try:
-            for module in modules:
-                module.p = module.p if dropout is None else dropout
+            for module, name, rate in rates:
+                setattr(module, name, rate if dropout is None else dropout)
             yield
         finally:
             self.model.eval()
-            for module, rate in zip(modules, rates, strict=True):
-                module.p = rate
+            for module, name, rate in rates:
+                setattr(module, name, rate)
+
+
+def _dropout_rates(model: nn.Module) -> Iterator[tuple[nn.Module, str, float]]:
+    """Where a model keeps its dropout rates: in modules, and as ModernBERT's attention does, in plain numbers."""
+    for module in model.modules():
+        for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout",):
+            if isinstance(rate := vars(module).get(name), float):
+                yield module, name, rate
 
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
@@ -151,11 +160,29 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
     except (OSError, ValueError, KeyError) as error:
         raise Unsupported(f"`{folder}` holds no backbone that transformers can read: {_first_line(error)}") from None
     attention = find_family(config.model_type).attention
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return Backbone(name, folder, model.to(device), tokenizer)
+    try:
+        weight_files(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+            tokenizer = _load_tokenizer(folder)
+        return Backbone(name, folder, model.to(device), tokenizer)
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise StoreDamaged(
+            f"the files of the backbone `{name}` in `{folder}` cannot be read: {_first_line(error)}",
+            "a download may have been cut short: fetch the folder again",
+        ) from None
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer. Without its files transformers would make one that knows no word, and say nothing."""
+    import transformers
+
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise Missing(f"no tokenizer in `{folder}`", f"it needs one of: {', '.join(TOKENIZER_FILES)}")
+    return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def find_folder(name: str) -> Path:

@@ -54,6 +54,7 @@ class WeightsDigest:
 def fingerprint(config: Any, weights: WeightsDigest, tokenizer: Any) -> str:
     """The fingerprint as a hex digest."""
     fields = {name: _plain(getattr(config, name, None)) for name in CONFIG_FIELDS}
+    fields["rope_thetas"] = _rope_thetas(config)
     content = {
         "config": {name: value for name, value in fields.items() if value is not None},
         "weights": weights.rounded,
@@ -124,6 +125,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str) and "|" in value:  # DeBERTa's `pos_att_type` is a list or "p2c|c2p"
         return value.split("|")
     return list(value) if isinstance(value, tuple) else value
+
+
+def _rope_thetas(config: Any) -> dict[str, float] | None:
+    """The bases of rotary positions by kind of layer, however this version of transformers spells them."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, dict):
+        return None
+    by_kind = parameters if all(isinstance(value, dict) for value in parameters.values()) else {"all": parameters}
+    return {kind: float(value["rope_theta"]) for kind, value in by_kind.items() if "rope_theta" in value}
 
 
 def _digest(value: Any) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from inlay.training.curve import draw_curve
 from inlay.training.resume import (
     cohort_id,
     drop_state,
+    find_stopped,
     load_state,
-    read_settings,
     save_state,
     write_membership,
 )
@@ -44,7 +44,8 @@ TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How `fit` goes about it. None of this is part of a run: results do not depend on it beyond rounding."""
+    """How `fit` goes about it. None of this is part of a run: without dropout a run's result does not depend on it
+    beyond rounding, with dropout its distribution does not."""
 
     max_cohort: int = 32
     """runs trained together at most"""
@@ -74,8 +75,9 @@ def fit(
     """
     unique = list({run.id: run for run in runs}.values())
     for members in _group(unique, settings.max_cohort):
-        if all(is_finished(folder / run.id) for run in members):
-            drop_state(folder / "cohorts" / cohort_id(members))  # killed after the last result, before the clean-up
+        if not _unfinished(members, folder):
+            while stopped := find_stopped(folder / "cohorts", members, []):  # killed just before the clean-up
+                drop_state(folder / "cohorts" / cohort_id(stopped.runs))
         else:
             _fit_cohort(members, backbone, folder, settings, watch or Watcher())
     results = {run.id: read_result(folder / run.id) for run in unique}
@@ -94,27 +96,32 @@ def _group(runs: list[Run], max_cohort: int) -> Iterator[list[Run]]:
 
 
 def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: FitSettings, watch: Watcher) -> None:
+    stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
+    runs = stopped.runs if stopped else _unfinished(runs, folder)
     place = folder / "cohorts" / cohort_id(runs)
-    old = None if settings.restart else read_settings(place)
-    if old is None:  # no state of exactly these runs: leave out those that other cohorts have finished
-        runs = [run for run in runs if not is_finished(folder / run.id)]
-        place = folder / "cohorts" / cohort_id(runs)
-        old = None if settings.restart else read_settings(place)
-    budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
-    chosen = old or CohortSettings(budget, torch.get_num_threads(), settings.save_every)
-    if old is None:
+    if stopped is None:
+        budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
+        chosen = CohortSettings(budget, torch.get_num_threads(), settings.save_every)
         drop_state(place)
         write_membership(place, runs, chosen)
         for run in runs:
             write_start(folder / run.id, run)
+    else:
+        # A budget asked for now, perhaps because memory ran out, holds from here on; sums are then rounded otherwise.
+        chosen = replace(stopped.settings, token_budget=settings.token_budget or stopped.settings.token_budget)
+        write_membership(place, runs, chosen)
     with _own_randomness(backbone, runs), _own_threads(chosen.num_threads):
         cohort = Cohort(runs, backbone, chosen)
-        if old is not None:
+        if stopped is not None:
             load_state(place, cohort)
             for member in cohort.members:
                 write_history(folder / member.run.id, member.progress.history)
         _train(cohort, place, folder, watch)
     drop_state(place)
+
+
+def _unfinished(runs: list[Run], folder: Path) -> list[Run]:
+    return [run for run in runs if not is_finished(folder / run.id)]
 
 
 def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
@@ -132,12 +139,13 @@ def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
             for member, record in records:
                 write_history(folder / member.run.id, member.progress.history)
                 watch.on_epoch(member, record)
-            if records or interrupted.is_set() or cohort.num_steps % cohort.settings.save_every == 0:
+            ended = [member for member in before if not member.is_active]
+            # Before any result is written: resumed, the runs still training must find their cohort as it was.
+            if records or ended or interrupted.is_set() or cohort.num_steps % cohort.settings.save_every == 0:
                 save_state(place, cohort)
-            for member in before:
-                if not member.is_active:
-                    _write_end(member, cohort, folder)
-                    watch.on_end(member)
+            for member in ended:
+                _write_end(member, cohort, folder)
+                watch.on_end(member)
             if interrupted.is_set():
                 raise Interrupted
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,12 +36,23 @@ def write_membership(folder: Path, runs: list[Run], settings: CohortSettings) ->
     write_atomically(folder / "cohort.json", json.dumps(content, indent=1).encode())
 
 
-def read_settings(folder: Path) -> CohortSettings | None:
-    """The settings a cohort began with, if it ever wrote a state; they hold for its whole life."""
-    if not (folder / _STATE).is_file():
-        return None
-    content = json.loads((folder / "cohort.json").read_text(encoding="utf8"))
-    return CohortSettings(content["token_budget"], content["num_threads"], content["save_every"])
+@dataclass(frozen=True)
+class Stopped:
+    """A cohort that was stopped: its runs in slot order, some of them perhaps ended, and its settings."""
+
+    runs: list[Run]
+    settings: CohortSettings
+
+
+def find_stopped(folder: Path, runs: list[Run], unfinished: list[Run]) -> Stopped | None:
+    """The cohort under `folder` that has a state, is made of some of `runs`, and trains every unfinished one."""
+    known, wanted = {run.id: run for run in runs}, {run.id for run in unfinished}
+    for state in sorted(folder.glob(f"*/{_STATE}")):
+        content = json.loads(state.with_name("cohort.json").read_text(encoding="utf8"))
+        if wanted <= set(content["runs"]) <= known.keys():
+            settings = CohortSettings(content["token_budget"], content["num_threads"], content["save_every"])
+            return Stopped([known[run_id] for run_id in content["runs"]], settings)
+    return None
 
 
 def save_state(folder: Path, cohort: Cohort) -> None:

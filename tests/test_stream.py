@@ -170,6 +170,27 @@ def test_content_that_a_run_finished_before_is_published_without_training(place,
     assert place.of("published")[0].details["trained"] is False
 
 
+@pytest.mark.parametrize("is_swept", [False, True])
+def test_a_file_put_back_after_its_version_was_removed_is_published_again_untrained(place, num_fits, is_swept):
+    write_task(place.folder / "sms.csv", 1)
+    place.stream()
+    before = place.digests()
+    place.store.remove("sms")
+    if is_swept:
+        place.store.gc()
+    (place.folder / "sms.csv").unlink()
+    write_task(place.folder / "sms.csv", 1)
+    result = place.stream()
+    assert [version.reference for version in result.published] == ["sms@2"]
+    assert place.digests() == before
+    assert num_fits == [1, 0]
+    assert not place.stream().published, "known again"
+    write_task(place.folder / "second.csv", 1)
+    place.stream()
+    assert place.of("known")[-1].details["same_as"] == "sms@2"
+    assert num_fits == [1, 0]
+
+
 def test_changed_content_becomes_the_next_version(place):
     write_task(place.folder / "sms.csv", 1)
     place.stream()

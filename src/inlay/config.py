@@ -148,7 +148,8 @@ class RunConfig:
             key, equals, value = assignment.partition("=")
             if not equals:
                 raise BadConfig(f"`{assignment}` is no assignment", "write `--set train.lr=3e-4`")
-            _assign(tree, key.strip(), _parse_value(value.strip()))
+            is_list = isinstance(_look_up(tree, key.strip()), tuple)
+            _assign(tree, key.strip(), _parse_list(value.strip()) if is_list else _parse_value(value.strip()))
         return from_tree(type(self), tree)
 
 
@@ -162,7 +163,7 @@ def read_toml(path: Path) -> RunConfig:
     """The run config of a TOML file; an unknown key or a wrong type is a `BadConfig` that names it."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}", "see the config.toml of any run folder for an example") from None
     return from_tree(RunConfig, tree)
 
@@ -186,11 +187,7 @@ def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     values = {}
     for key, value in tree.items():
         if key not in fields:
-            close = difflib.get_close_matches(key, fields, n=1)
-            known = ", ".join(fields)
-            raise BadConfig(
-                f"no setting named `{where}{key}`", f"did you mean `{where}{close[0]}`?" if close else f"known: {known}"
-            )
+            raise BadConfig(f"no setting named `{where}{key}`", _suggest(key, hints, where))
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise BadConfig(f"`{where}{key}` is a section, not a value", f"write `{where}{key}.NAME = …`")
@@ -198,6 +195,19 @@ def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
         else:
             values[key] = _coerce(hints[key], value, f"{where}{key}")
     return kind(**values)
+
+
+def _suggest(key: str, hints: Mapping[str, Any], where: str) -> str:
+    """The setting that an unknown key may mean: one of this level, or one in its sections."""
+    inner = {
+        item.name: f"{where}{section}.{item.name}"
+        for section, hint in hints.items()
+        if dataclasses.is_dataclass(hint)
+        for item in dataclasses.fields(hint)
+    }
+    places = inner | {name: f"{where}{name}" for name in hints}
+    close = difflib.get_close_matches(key, places, n=1)
+    return f"did you mean `{places[close[0]]}`?" if close else f"known: {', '.join(hints)}"
 
 
 def _coerce(hint: Any, value: Any, name: str) -> Any:
@@ -224,6 +234,21 @@ def _parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text  # a bare word: `--set train.pooling=mean` needs no quotes
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """The items of a list as the command line has it: `pos,neg`."""
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def _parse_list(text: str) -> Any:
+    return _parse_value(text) if text.startswith("[") else split_list(text)
+
+
+def _look_up(tree: Any, key: str) -> Any:
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
 
 
 def _assign(tree: dict[str, Any], key: str, value: Any) -> None:

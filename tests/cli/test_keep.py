@@ -66,6 +66,13 @@ def test_export_import_remove_gc_round_trip(inlay: Inlay, mail: Mail, tmp_path: 
     assert inlay("import", "mail.inlay", "--json").data["version"] == "mail@2", "a number is never given twice"
 
 
+def test_export_makes_no_folder(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    ended = inlay("export", "mail", tmp_path / "typo" / "dir" / "x.inlay")
+    assert ended.status == 9
+    assert "dir`\nhint: make it first" in ended.err
+    assert not (tmp_path / "typo").exists()
+
+
 def test_unknown_task_is_an_error_with_a_suggestion(inlay: Inlay, mail: Mail) -> None:
     ended = inlay("show", "mial")
     assert ended.status == 3

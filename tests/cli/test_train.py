@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,21 @@ def test_settings_come_from_file_then_flags_then_set(inlay: Inlay, mail: Mail, t
     assert ended.data["num_steps"] == 6
 
 
+@pytest.mark.parametrize("labels", ["spam,ham", "spam, ham", '["spam", "ham"]'])
+def test_set_takes_a_list_with_commas(labels: str) -> None:
+    from inlay.config import RunConfig
+
+    assert RunConfig().override([f"data.labels={labels}"]).data.labels == ("spam", "ham")
+    assert RunConfig().override(["data.labels=1"]).data.labels == ("1",)
+
+
+def test_config_file_that_is_not_utf8_is_refused(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes('task = "caf\xe9"'.encode("latin1"))
+    ended = inlay("plan", mail.data, "--config", "run.toml")
+    assert ended.status == 2
+    assert "error: run.toml: not TOML: 'utf-8' codec" in ended.err
+
+
 def test_plan_counts_what_training_then_adds(inlay: Inlay, mail: Mail) -> None:
     planned = inlay("plan", *train_mail(mail)[1:])
     assert planned.status == 0
@@ -115,6 +132,8 @@ def test_plan_counts_what_training_then_adds(inlay: Inlay, mail: Mail) -> None:
     [
         (("--text", "body"), 4, ("no column named `body`", "columns there are: `text`, `label`")),
         (("--set", "train.lrr=1"), 2, ("no setting named `train.lrr`", "did you mean `train.lr`?")),
+        (("--set", "lr=1"), 2, ("no setting named `lr`", "did you mean `train.lr`?")),
+        (("--set", "data.labels=[ham,spam]"), 2, ("`data.labels` is `[ham,spam]`",)),
         (("--set", "lr"), 2, ("`lr` is no assignment", "--set train.lr=3e-4")),
         (("--pooling", "max"), 2, ("`train.pooling` is `max`", "cls")),
         (("--task", "../up"), 2, ("`../up` cannot name a task",)),
@@ -149,6 +168,26 @@ def test_missing_file_is_refused_with_the_nearest_name(inlay: Inlay, mail: Mail)
     ended = inlay("train", mail.data.with_name("mial.csv"))
     assert ended.status == 9
     assert "mail.csv`?" in ended.err
+
+
+def test_trouble_with_a_file_is_told_in_words(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = inlay("train", "x" * 300 + ".csv", "--task", "t")
+    assert (ended.status, ended.out) == (1, "")
+    assert "error: `xxx" in ended.err
+    assert "File name too long" in ended.err
+    monkeypatch.setattr("inlay.data.sources.find_encoding", _refuse(PermissionError(13, "Permission denied", "m.csv")))
+    ended = inlay("evaluate", "mail", mail.data, "--json")
+    assert json.loads(ended.err)["error"]["message"] == "`m.csv`: Permission denied"
+    monkeypatch.setattr("inlay.data.sources.find_encoding", _refuse(BrokenPipeError(32, "Broken pipe")))
+    ended = inlay("evaluate", "mail", mail.data)
+    assert (ended.status, ended.err) == (1, ""), "a reader that went away is no error"
+
+
+def _refuse(error: Exception) -> Callable[..., None]:
+    def refuse(*arguments: object) -> None:
+        raise error
+
+    return refuse
 
 
 def test_diverged_run_is_an_error_and_nothing_is_published(inlay: Inlay, mail: Mail) -> None:

@@ -116,6 +116,25 @@ def test_predict_fails_when_every_row_does(inlay: Inlay, mail: Mail, tmp_path: P
     assert inlay("predict", "mail", " ").status == 4
 
 
+def test_pairs_in_a_file_for_a_task_of_single_texts_fail_naming_the_option(
+    inlay: Inlay, mail: Mail, tmp_path: Path
+) -> None:
+    (tmp_path / "pair.csv").write_text("premise,hypothesis\nfree prize,now\nsee you,home\n")
+    ended = inlay("predict", "mail", "--input", "pair.csv")
+    assert ended.status == 4
+    assert "2 of 2 rows failed, first: pair.csv:2: the row is a pair" in ended.err
+    assert "hint: name the text's column with `--text COLUMN`" in ended.err
+    assert inlay("predict", "mail", "--input", "pair.csv", "--text", "premise", "--strict").status == 0
+
+
+def test_a_quote_that_never_ends_fails_the_whole_file(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text('text\nfree\n"prize\n' + "now\n" * 50)
+    ended = inlay("predict", "mail", "--input", "in.csv", "--output", "out.csv")
+    assert ended.status == 4
+    assert "in.csv:3: a quoted field never ends: lines 3–53" in ended.err
+    assert not Path("out.csv").exists()
+
+
 def test_failed_predict_leaves_no_file(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
     (tmp_path / "two.csv").write_text("a,b\n1,2\n")
     ended = inlay("predict", "mail", "--input", "two.csv", "--output", "out.csv")
@@ -132,6 +151,8 @@ def test_failed_predict_leaves_no_file(inlay: Inlay, mail: Mail, tmp_path: Path)
         ((), 2, "no task to ask"),
         (("mail", "text", "--pair", "second"), 4, "leave out the second text"),
         (("mail", "a", "b", "--pair", "second"), 2, "once per text"),
+        (("mail", "--pair", "second"), 2, "text<TAB>pair"),
+        (("mail", "--input", "-", "--pair", "second"), 2, "text<TAB>pair"),
         (("mail", "text", "--input", "x.csv"), 2, "exclude each other"),
         (("mail", "--input", "x.csv"), 9, "no file or folder `x.csv`"),
         (("mail", "--input", "x.csv", "--output", "x.pdf"), 2, ".jsonl"),
@@ -241,6 +262,7 @@ def test_task_of_pairs_reads_two_texts_from_options_lines_and_columns(
     assert inlay("predict", "pairs", "--input", "pairs.csv", "--strict").status == 0
     assert inlay("evaluate", "pairs", "pairs.csv", "--json").data["num_rows"] == 40
     (tmp_path / "single.csv").write_text("text,label\nsee,yes\n")
+    assert "`--pair COLUMN`" in inlay("predict", "pairs", "--input", "single.csv").err
     ended = inlay("evaluate", "pairs", "single.csv")
     assert ended.status == 4
     assert "the rows are single texts" in ended.err

@@ -93,7 +93,7 @@ def test_txt_is_one_text_per_line(tmp_path):
     [
         ("a.csv", "text,label\na,1\nb\n", 3, "ragged row: 1 fields, but there are 2 columns"),
         ("a.csv", "text,label\na,1,2\n", 2, "ragged row: 3 fields, but there are 2 columns"),
-        ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', 3, "a quoted field that begins in this row never ends"),
+        ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', 3, "a quoted field never ends: lines 3–4 are all in it"),
         ("a.csv", 'text,label\n"a"b,1\n', 2, "broken quoting"),
         ("a.tsv", "text\tlabel\na b\n", 2, "ragged row: 1 fields"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', 2, "no JSON"),
@@ -121,6 +121,25 @@ def test_unreadable_rows_can_be_left_out(tmp_path):
     table = read_table(write(tmp_path, "a.csv", 'text,label\na,1\nb\n"c"d,2\ne,3\n'), SKIP)
     assert table.rows == [["a", "1"], ["e", "3"]]
     assert [fault.line for fault in table.faults] == [3, 4]
+
+
+UNCLOSED = 'text,label\na,1\n"b\nb","c\nd,2\r\ne,3\n'
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_quote_that_never_ends_is_refused_even_where_bad_rows_are_left_out(tmp_path, end):
+    path = write(tmp_path, "a.csv", UNCLOSED + f"f,4{end}")
+    with pytest.raises(BadData, match=r"a\.csv:4: a quoted field never ends: lines 4–7 are all in it") as caught:
+        read_table(path, SKIP)
+    assert "close or remove the quote" in caught.value.hint
+    with pytest.raises(BadData, match="lines 4–7"):
+        list(stream_rows(path, isolate=True))
+
+
+def test_a_row_left_out_for_its_quoting_names_all_its_lines(tmp_path):
+    table = read_table(write(tmp_path, "a.csv", 'text,label\n"a,1\n"b, c",2\nd,3\n'), SKIP)
+    assert table.rows == [["d", "3"]]
+    assert [fault.reason[:29] for fault in table.faults] == ["broken quoting in lines 2–3: "]
 
 
 def test_missing_file_names_a_close_one(tmp_path):

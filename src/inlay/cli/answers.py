@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.cli.backbones import open_backbone
 from inlay.errors import BadConfig, BadData, InlayError
-from inlay.store import Store
+from inlay.store import Manifest, Store
 
 if TYPE_CHECKING:
     from inlay.data import InputRow
@@ -45,7 +45,9 @@ class Asked:
             return
         if self.task is None:
             raise BadConfig("no task to ask", "name one: `inlay predict TASK TEXT`; `inlay tasks` lists them")
-        if self.texts and self.pairs and len(self.pairs) != len(self.texts):
+        if self.pairs and not self.texts:
+            raise BadConfig("`--pair` without a text", "on stdin, write both into a line: text<TAB>pair")
+        if self.pairs and len(self.pairs) != len(self.texts):
             raise BadConfig(
                 f"{len(self.texts)} texts, but {len(self.pairs)} second texts", "give `--pair` once per text"
             )
@@ -90,14 +92,17 @@ def _chunk(rows: Iterator[InputRow]) -> Chunks:
 class Engines:
     """An engine for each backbone that is needed, loaded when it is: rows of one file may stand on several.
 
+    `file` is where the rows come from, if they do: then what is wrong with them is wrong with its columns.
     `loading_s` is the time that went into loading so far, which is no part of the rate.
     """
 
-    def __init__(self, store: Store, task: str | None, open_by_name: Callable[[str], Engine]) -> None:
-        self._store, self._task, self._open = store, task, open_by_name
+    def __init__(
+        self, store: Store, task: str | None, open_by_name: Callable[[str], Engine], file: Path | None = None
+    ) -> None:
+        self._store, self._task, self._open, self._file = store, task, open_by_name, file
         self.loading_s = 0.0
         self._engines: dict[str, Engine | InlayError] = {}
-        self._names: dict[str, str | InlayError] = {}
+        self._manifests: dict[str, Manifest | InlayError] = {}
 
     def answer(self, rows: Sequence[InputRow]) -> list[Answer]:
         """Answers in order; a bad row, an unknown task or a missing backbone spoils no other row."""
@@ -138,18 +143,33 @@ class Engines:
             raise row.error
         if not task:
             raise BadData("the row names no task", "fill in its `task` column, or name a TASK")
-        if task not in self._names:
+        if task not in self._manifests:
             try:
-                self._names[task] = self._store.manifest(self._store.resolve(task)).backbone["name"]
+                self._manifests[task] = self._store.manifest(self._store.resolve(task))
             except InlayError as error:
-                self._names[task] = error
-        found = self._names[task]
+                self._manifests[task] = error
+        found = self._manifests[task]
         if isinstance(found, InlayError):
             raise found
-        return found
+        if self._file is not None:
+            self._check_columns(row, task, wants_pair=bool(found.extra.get("pairs")))
+        return found.backbone["name"]
+
+    def _check_columns(self, row: InputRow, task: str, *, wants_pair: bool) -> None:
+        if wants_pair == (row.pair is not None):
+            return
+        if wants_pair:
+            reason = f"the row is one text, but task `{task}` reads a pair"
+            hint = "name the second text's column with `--pair COLUMN`, or fill it in"
+        else:
+            reason = f"the row is a pair, but task `{task}` reads one text"
+            hint = "name the text's column with `--text COLUMN`, or leave the row's second text empty"
+        raise BadData(reason, hint, path=self._file, line=row.line)
 
 
-def open_engines(store: Store, task: str | None, *, backbone: str | None, device: str, num_slots: int) -> Engines:
+def open_engines(
+    store: Store, task: str | None, *, backbone: str | None, device: str, num_slots: int, file: Path | None = None
+) -> Engines:
     """Engines that load each task's own backbone by its name, or `backbone` for all of them."""
 
     def open_engine(name: str) -> Engine:
@@ -158,7 +178,7 @@ def open_engines(store: Store, task: str | None, *, backbone: str | None, device
 
         return Engine(loaded, store, num_slots=num_slots)
 
-    return Engines(store, task, open_engine)
+    return Engines(store, task, open_engine, file)
 
 
 @dataclass

@@ -89,6 +89,13 @@ class Border(TyperGroup):
                 raise
             screen.complain(error, as_json=ctx.meta.get("inlay.json", False))
             raise typer.Exit(error.exit_status) from None
+        except OSError as error:
+            # A reader that went away (`| head`) is no error of ours: typer ends quietly.
+            if isinstance(error, BrokenPipeError) or os.environ.get("INLAY_DEBUG"):
+                raise
+            refusal = _describe_os_error(error)
+            screen.complain(refusal, as_json=ctx.meta.get("inlay.json", False))
+            raise typer.Exit(refusal.exit_status) from None
         except KeyboardInterrupt as stop:
             screen.say()
             screen.say(str(stop) or "stopped", "yellow")
@@ -99,6 +106,12 @@ class Border(TyperGroup):
             refusal = BadConfig(text[:1].lower() + text[1:].rstrip("."), f"see `{where} --help`")
             screen.complain(refusal, as_json=ctx.meta.get("inlay.json", False))
             raise typer.Exit(refusal.exit_status) from None
+
+
+def _describe_os_error(error: OSError) -> InlayError:
+    where = "" if error.filename is None else f"`{screen.shorten(os.fsdecode(error.filename), 200)}`: "
+    hint = "check that the file is there and who may use it; `inlay --debug …` shows where it happened"
+    return InlayError(f"{where}{error.strerror or error}", hint)
 
 
 def load_command(name: str, entry: Command) -> Any:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.config import RunConfig, from_tree, read_toml
+from inlay.config import RunConfig, from_tree, read_toml, split_list
 from inlay.errors import Missing
 from inlay.store import Store
 
@@ -188,7 +188,7 @@ def _plain_type(key: str) -> type[Any]:
 
 def _read(key: str, value: Any) -> Any:
     if key == "data.labels" and value is not None:
-        return tuple(label.strip() for label in value.split(",") if label.strip())
+        return split_list(value)
     return value
 
 

@@ -65,8 +65,8 @@ def predict(
     asked.check()
     kept = open_store(store)
     manifest = None if task is None else kept.manifest(kept.resolve(task))
-    num_slots = NUM_SLOTS if asked.is_file else 1
-    engines = open_engines(kept, task, backbone=backbone, device=device, num_slots=num_slots)
+    num_slots, source = (NUM_SLOTS, file) if asked.is_file else (1, None)
+    engines = open_engines(kept, task, backbone=backbone, device=device, num_slots=num_slots, file=source)
     chunks = asked.read(has_pairs=manifest is not None and bool(manifest.extra.get("pairs")))
     to_file = output is not None and str(output) != "-"
     if json or asked.is_file or output is not None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import csv
 import difflib
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +103,10 @@ def open_file(path: str | Path, encoding: str | None = None, names: tuple[str, .
 
 
 def read_table(path: str | Path, config: DataConfig = DataConfig(), names: tuple[str, ...] | None = None) -> Table:
-    """A file read whole; an unreadable row is refused or, with `on_bad_row` skip, listed in `faults`."""
+    """A file read whole; an unreadable row is refused or, with `on_bad_row` skip, listed in `faults`.
+
+    A quoted field that never ends is always refused: nobody knows how many rows are in it.
+    """
     stream = open_file(path, config.encoding, names)
     records, lines, faults = [], [], []
     for line, record in stream.records:
@@ -127,7 +132,8 @@ def stream_rows(
     """The rows of a file to predict, in chunks, in constant memory.
 
     Text and pair columns are those of `config` or recognised by name; a column `task` says which task answers the row.
-    A bad row stops the stream, or with `isolate` comes as an `InputRow` with its `error`.
+    A bad row stops the stream, or with `isolate` comes as an `InputRow` with its `error`; a quoted field that never
+    ends stops it always.
     """
     stream = open_file(path, config.encoding)
     header, columns = stream.header, None
@@ -341,15 +347,32 @@ def _split_quoted(path: Path, encoding: str, delimiter: str) -> Iterator[tuple[i
             try:
                 row = next(reader, None)
             except csv.Error as error:
-                reason = f"broken quoting: {error}"
                 if "unexpected end" in str(error):
-                    reason = "a quoted field that begins in this row never ends"
+                    raise _unclosed_quote(path, encoding, delimiter, line) from None
+                reason = f"broken quoting: {error}"
+                if reader.line_num > line:
+                    reason = f"broken quoting in lines {line}–{reader.line_num}: {error}"
                 yield line, BadData(reason, f'write " inside a field as ""; {SKIP_HINT}', path=path, line=line)
                 continue
             if row is None:
                 return
             if row:
                 yield line, row
+
+
+def _unclosed_quote(path: Path, encoding: str, delimiter: str, line: int) -> BadData:
+    """The error of a file whose row at `line` has a quote without an end.
+
+    It is the file's and not the row's: how many rows the quote took in is not known, so leaving out one is not enough.
+    """
+    with path.open(encoding=encoding, newline="") as file:
+        reader = csv.reader(itertools.islice(file, line - 1, None), delimiter=delimiter)
+        field = next(reader)[-1]
+    last = line + reader.line_num - 1
+    opened = last - len(re.findall(r"\r\n|\r|\n", field.removesuffix("\n").removesuffix("\r")))
+    taken = f": lines {opened}–{last} are all in it" if last > opened else ""
+    hint = 'close or remove the quote in this line; write " inside a field as ""'
+    return BadData(f"a quoted field never ends{taken}", hint, path=path, line=opened)
 
 
 def _with_header(path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: tuple[str, ...] | None) -> Stream:

@@ -194,9 +194,11 @@ class Store:
         return GcReport(len(objects), len(sidecars), len(drafts), freed_bytes, paths, dry_run)
 
     def export(self, reference: str, path: Path | str) -> Path:
-        """Write a version as one file and say where; a folder gets `NAME.inlay`."""
+        """Write a version as one file and say where; a folder gets `NAME.inlay`, and is not made if it is not there."""
         version, path = self.resolve(reference), Path(path)
         target = path / f"{version.name}.inlay" if path.is_dir() else path
+        if not target.parent.is_dir():
+            raise Missing(f"no folder `{target.parent}`", "make it first, or choose another place for the export")
         source = self._object_path(version.digest)
         with self._explained(version):
             content = source.read_bytes()

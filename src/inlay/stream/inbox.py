@@ -15,7 +15,7 @@ import os
 import time
 import tomllib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +135,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._published: dict[tuple[str, str], Version] = {}  # by task name and content
-        self._by_content: dict[str, Version] = {}
+        self._published: dict[str, list[Version]] = {}  # by content, oldest first
         self.pending: dict[str, Any] | None = None
         """the files that were being trained together, with the settings of then"""
         self.is_unproved = False
@@ -169,15 +168,14 @@ class Journal:
         elif entry["kind"] == "published":
             version = Version(**entry["version"])
             for content in entry["contents"]:
-                self._published[version.name, content] = version
-                self._by_content.setdefault(content, version)
+                self._published.setdefault(content, []).append(version)
             self.is_unproved = True
         elif entry["kind"] == "proved":
             self.pending, self.is_unproved = None, False
 
-    def find(self, content: str, name: str | None = None) -> Version | None:
-        """The version this content became, under this name or whatever name."""
-        return self._by_content.get(content) if name is None else self._published.get((name, content))
+    def versions(self, content: str) -> Sequence[Version]:
+        """What this content became, oldest first, under whatever names; some may be removed since."""
+        return self._published.get(content, ())
 
 
 def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:

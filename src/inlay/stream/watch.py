@@ -7,8 +7,9 @@ its resume state. The journal lies with the versions it speaks of, not with the 
 a folder may be moved (its files are then read again and found trained).
 
 What always holds: the same content (a file's bytes or rows, with its own settings, on one backbone) is trained once,
-whatever it is called; a file that cannot be used is moved to `bad/` with its error beside it and stops no other; a file
-that is still changing is not touched. Trouble with the store, or a version that no longer stands, stops the stream.
+whatever it is called, and published again if its version was removed; a file that cannot be used is moved to `bad/`
+with its error beside it and stops no other; a file that is still changing is not touched. Trouble with the store, or a
+version that no longer stands, stops the stream.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from inlay.config import RunConfig, digest, from_tree, write_toml
 from inlay.data import Split, Task, load_task
-from inlay.errors import Diverged, InlayError, Missing, StoreDamaged
+from inlay.errors import Diverged, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.model import Backbone
 from inlay.serving import Engine, verify
 from inlay.store import Store, Version
@@ -256,16 +257,16 @@ class _Stream:
 
     def _is_known(self, item: Item, content: str, *, also: str | None = None) -> bool:
         """Whether this content has its version under this name, which is made now if the content has another name."""
-        name, version = item.config.task, self._journal.find(content)
+        name, version = item.config.task, self._find(content)
         if version is None:
             return False
-        twin = self._journal.find(content, name)
+        twin = self._find(content, name)
         is_news = twin is None or item.name in self._closed or also is not None
         if twin is None:
             try:
                 loaded = self._bench.store.load(version)
             except InlayError:
-                return False  # removed and swept since: the run's folder still knows it, or it is trained again
+                return False  # damaged, or removed just now: the run's folder still knows it, or it is trained again
             twin = self._bench.store.publish(name, loaded.tensors, loaded.manifest, self._bench.store.sidecar(version))
             self._keep(item, twin, [content] if also is None else [content, also])
         if is_news:
@@ -275,6 +276,14 @@ class _Stream:
             self._report(Event("known", message, item.name, name, twin.reference, details))
         self._closed[item.name] = item.stamp
         return True
+
+    def _find(self, content: str, name: str | None = None) -> Version | None:
+        """The version this content became and the store still has, under this name or whatever name."""
+        for version in self._journal.versions(content):
+            with suppress(UnknownName):  # removed since
+                if name in (None, version.name) and self._bench.store.resolve(version.reference) == version:
+                    return version
+        return None
 
     def _keep(self, item: Item, version: Version, contents: Sequence[str]) -> None:
         self._journal.write("published", file=item.name, contents=contents, version=dataclasses.asdict(version))
@@ -289,7 +298,7 @@ class _Stream:
         known = {ready.run.id for ready in batch if read_result(self._bench.runs / ready.run.id) is not None}
         results = self._fit(batch)
         for ready in batch:
-            is_done = self._journal.find(ready.item.content, ready.item.config.task) is not None
+            is_done = self._find(ready.item.content, ready.item.config.task) is not None
             if ready.run.id in results and not is_done:
                 self._publish(ready, results[ready.run.id], was_trained=ready.run.id not in known)
         self._prove()

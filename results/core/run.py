@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("/tmp/inlay-core-runs"))
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("scores.json"))
     parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--bucket", type=int, nargs="+", default=[8], help="see `inlay train --help`")
+    parser.add_argument("--bucket", type=int, nargs="+", default=[4], help="see `inlay train --help`")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--limit", type=int, help="training rows per task, for a trial of this script")
     parser.add_argument("--dtype", help="of the frozen weights: bfloat16 or float32; default: the device's own")

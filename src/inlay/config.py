@@ -52,7 +52,7 @@ class TrainConfig:
     lr: float = setting(5e-4, "peak learning rate")
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
-    bucket: int = setting(8, "batches whose rows are sorted by length together, to save padding; 1: none")
+    bucket: int = setting(4, "batches whose rows are sorted by length together, to save padding; 1: none")
     max_length: int = setting(128, "tokens a text (or pair) is cut to")
     seed: int = setting(0, "seed of the initial values and the data order")
     optimizer: str = setting(

@@ -104,7 +104,7 @@ def _name_target(target: np.ndarray, labels: Sequence[str]) -> str | float | lis
     return labels[int(target)]
 
 
-def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, *, bucket: int = 8) -> list[np.ndarray]:
+def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, *, bucket: int = 4) -> list[np.ndarray]:
     """The rows of each batch of an epoch: every row once; `bucket` batches at a time share their rows by length."""
     num_rows = len(lengths)
     shuffled = np.random.default_rng([seed % 2**63, epoch]).permutation(num_rows)

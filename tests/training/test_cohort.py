@@ -207,8 +207,10 @@ def test_ties_on_dev_are_broken_by_the_dev_loss(tiny_bert, toy_task):
     run = make_run(toy_task(), RunConfig(train=TrainConfig(**QUIET)), tiny_bert)
     cohort = Cohort([run], tiny_bert, SETTINGS)
     (member,) = cohort.members
-    best = []
+    best, gains = [], []
     for accuracy, loss in [(0.9, 0.5), (0.9, 0.6), (0.9, 0.4), (0.8, 0.1), (0.95, 0.9)]:
         cohort._close_epoch(member, {"accuracy": accuracy}, loss)
         best.append(member.progress.best_epoch)
+        gains.append(member.progress.last_gain)
     assert best == [1, 1, 3, 3, 5]
+    assert gains == [1, 1, 1, 1, 5]  # a tie is no gain: patience goes on running out

@@ -73,6 +73,8 @@ class Progress:
     best_epoch: int = 0
     best_metric: float | None = None
     best_loss: float = 0.0
+    last_gain: int = 0
+    """the last epoch with a better score than any before, which patience counts from; a tie is no gain"""
     status: str = ""
     message: str = ""
     losses: list[float] = field(default_factory=list)
@@ -214,12 +216,14 @@ class Cohort:
         value = scores[task.metric]
         # On a small dev set epochs tie; the loss still tells a sure answer from a lucky one.
         wins_tie = value == progress.best_metric and dev_loss < progress.best_loss
-        if is_better(task.metric, value, progress.best_metric) or wins_tie:
+        if is_better(task.metric, value, progress.best_metric):
+            progress.last_gain = progress.epoch
+        if progress.last_gain == progress.epoch or wins_tie:
             progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
             member.best_tensors = self.bank.read(member.slot)
         if progress.epoch == train.epochs:
             progress.status = FINISHED
-        elif train.patience and progress.epoch - progress.best_epoch >= train.patience:
+        elif train.patience and progress.epoch - progress.last_gain >= train.patience:
             progress.status = STOPPED_EARLY
             progress.message = f"no better dev {task.metric} for {train.patience} epochs"
         return record

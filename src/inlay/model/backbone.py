@@ -27,7 +27,6 @@ from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weig
 from inlay.model.route import Batch
 from inlay.model.sites import find_family, mount, survey
 
-POOLINGS = ("cls", "pooler", "mean")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 

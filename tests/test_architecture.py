@@ -17,6 +17,7 @@ ROOMS = {"model", "data", "store"}
 ARROWS = {
     "errors": set(),
     "config": {"errors"},
+    "presets": LEAVES,
     "model": LEAVES,
     "data": LEAVES,
     "store": LEAVES,
@@ -25,8 +26,8 @@ ARROWS = {
     "research": LEAVES | ROOMS | {"training", "serving"},
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
-    "library": LEAVES | ROOMS | {"training", "serving"},
-    "cli": LEAVES | ROOMS | {"training", "serving", "research", "exchange", "stream"},
+    "library": LEAVES | ROOMS | {"presets", "training", "serving"},
+    "cli": LEAVES | ROOMS | {"presets", "training", "serving", "research", "exchange", "stream"},
 }
 
 
@@ -79,7 +80,9 @@ def test_transformers_is_touched_only_in_the_model_room():
     assert users <= {"model", "cli"}  # `inlay doctor` prints its version
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"], ["presets"], ["train", "--help"]]
+)
 def test_light_commands_import_no_heavy_library(arguments, tmp_path):
     program = (
         "import sys; from inlay.cli import main\n"

@@ -20,6 +20,11 @@ COMMANDS = {
     "train": Command("Train", "train", "train", "Train a task on a frozen backbone and publish it."),
     "sweep": Command("Train", "sweep", "sweep", "Train a grid of settings as one cohort and publish the best."),
     "plan": Command("Train", "train", "plan", "Tell what a run would cost, beside full fine-tuning."),
+    "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),
+    "baseline": Command(
+        "Train", "baseline", "baseline", "Score TF-IDF and logistic regression on a task, with no transformer."
+    ),
+    "presets": Command("Train", "presets", "presets", "List the presets and what each sets."),
     "stream": Command("Train", "stream", "stream", "Train every data file that appears in a folder."),
     "predict": Command("Use", "use", "predict", "Answer texts, lines from stdin, or a file of any length."),
     "evaluate": Command("Use", "use", "evaluate", "Judge a task on labelled rows."),

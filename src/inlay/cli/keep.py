@@ -147,6 +147,12 @@ def _describe_version(info: VersionInfo) -> dict[str, Any]:
     return {**about, **scores, **size, "method": summary.method, "backbone": summary.backbone["name"]}
 
 
+def _describe_start(manifest: Manifest) -> dict[str, str]:
+    """The versions it was started from, by reference and the first digits of the digest."""
+    sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
+    return {"started from": ", ".join(sources)} if sources else {}
+
+
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
     backbone, config = manifest.backbone, manifest.config
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
@@ -170,6 +176,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "pooling": str(manifest.head.get("pooling")),
         "longest row": f"{manifest.max_length} tokens",
         "settings": ", ".join(f"{title} {config[name]}" for name, title in shown.items() if name in config),
+        **_describe_start(manifest),
         "run": manifest.run_id,
         "data": manifest.data_digest,
         "digest": version.digest,

@@ -105,8 +105,10 @@ PRESETS: dict[str, Preset] = {
     "tf-adapter-bert-within-layer": Preset(
         "TF-Adapter-BERT's 'Houlsby': the two adapters of a layer are one",
         _TF_ADAPTER_BERT | {"method.sharing": "within-layer", "method.norms": "none"},
-        ("the report counts no layer norms (1,189,632), its code trains the encoder's: `--set method.norms=encoder`",)
-        + _TF_NOTES,
+        (
+            "the report counts no layer norms (1,189,632), its code trains the encoder's: `--set method.norms=encoder`",
+            *_TF_NOTES,
+        ),
     ),
     "tf-adapter-bert-none": Preset(
         "TF-Adapter-BERT's 'not shared': encoder norms and a hidden tanh layer are trained too",

@@ -115,10 +115,10 @@ def test_method_is_the_source_s_unless_asked_otherwise(tiny_bert, toy_task, stor
 
 def test_another_layout_is_refused_with_both_values(tiny_bert, toy_task, store):
     config = RunConfig(method=MethodConfig(size=16), train=TrainConfig(**TRAIN, start=("two",)))
-    with pytest.raises(BadConfig, match="`method.size` is `16`, but `two@1` has `8`"):
+    with pytest.raises(BadConfig, match=r"`method\.size` is `16`, but `two@1` has `8`"):
         make_run(toy_task(), config, tiny_bert, store)
     config = RunConfig(method=MethodConfig("pfeiffer", 8), train=TrainConfig(**TRAIN, start=("two",)))
-    with pytest.raises(BadConfig, match="`method.name` is `pfeiffer`, but `two@1` has `houlsby`"):
+    with pytest.raises(BadConfig, match=r"`method\.name` is `pfeiffer`, but `two@1` has `houlsby`"):
         make_run(toy_task(), config, tiny_bert, store)
 
 
@@ -131,7 +131,7 @@ def test_a_setting_that_leaves_the_layout_alone_may_differ(tiny_bert, toy_task, 
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (("two", "wide"), "no mean of `two@1` \\(`method.size` `8`\\) and `wide@1` \\(`12`\\)"),
+        (("two", "wide"), "no mean of `two@1` \\(`method\\.size` `8`\\) and `wide@1` \\(`12`\\)"),
         (("two", "one-place"), "no mean of `two@1` \\(`method.name` `houlsby`\\) and `one-place@1`"),
         (("two", "two@1"), "has `two@1` twice"),
     ],

@@ -1,8 +1,8 @@
 """The options commands share. Those of a run come from the config's own fields: names, help, types and defaults.
 
 A flag stands for one config key, so `--lr 3e-4` and `--set train.lr=3e-4` mean the same. What decides is, from weak to
-strong: the defaults, the method of the task that `--from` names, `--config FILE` (the preset it names first), `--preset`,
-the flags, `--set`.
+strong: the defaults, the method of the task that `--from` names, `--config FILE` (the preset it names first),
+`--preset`, the flags, `--set`.
 """
 
 from __future__ import annotations

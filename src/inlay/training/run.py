@@ -40,7 +40,7 @@ class Run:
     config: RunConfig
     spec: SlotSpec
     fingerprint: str
-    start: Start = Start()
+    start: Start = field(default_factory=Start)
 
     @cached_property
     def id(self) -> str:

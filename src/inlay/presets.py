@@ -112,8 +112,13 @@ PRESETS: dict[str, Preset] = {
     ),
     "tf-adapter-bert-none": Preset(
         "TF-Adapter-BERT's 'not shared': encoder norms and a hidden tanh layer are trained too",
-        _TF_ADAPTER_BERT | {"method.sharing": "none", "method.norms": "encoder", "train.hidden": "tanh"},
-        ("the hidden layer reads the frozen pooler; the report does not say what it reads", *_TF_NOTES),
+        _TF_ADAPTER_BERT
+        | {"method.sharing": "none", "method.norms": "encoder", "train.pooling": "cls", "train.hidden": "tanh"},
+        (
+            "the report does not say what the hidden layer reads: here the first token, in the pooler's place; a "
+            "trained pooler, `--set train.hidden=pooler`, has the same count",
+            *_TF_NOTES,
+        ),
     ),
     "tf-adapter-bert-every-3": Preset(
         "TF-Adapter-BERT's '3-shared': one adapter for all six places of three layers",

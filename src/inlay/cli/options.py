@@ -83,9 +83,11 @@ class RunOptions:
         """
         config = self._lay(RunConfig())
         if config.train.start and store is not None:
-            from inlay.training.start import inherit
+            from inlay.training.start import check_method, inherit
 
-            config = self._lay(inherit(config.train.start, store))
+            inherited = inherit(config.train.start, store)
+            config = self._lay(inherited)
+            check_method(config.method, inherited.method, config.train.start[0])
         task = self.task or (config.task if config.task != RunConfig().task else _name_of(config.data.source))
         return dataclasses.replace(config, task=task)
 

@@ -12,12 +12,13 @@ and the prediction for row i without row i is y_i − (y_i − ŷ_i) / (1 − H_
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from inlay.data.encode import Encoded, encode
 from inlay.data.metrics import METRICS, score
@@ -75,7 +76,7 @@ class _Candidate:
     reference: str
     spec: SlotSpec | None
     """None: the plain backbone"""
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Tensor]
     kind: str = ""
 
 
@@ -97,8 +98,7 @@ def suggest(
     everyone = [_Candidate("", None, {}), *candidates]
     assert part.targets is not None
     scored = []
-    for start in range(0, len(everyone), _SLOTS):
-        group = everyone[start : start + _SLOTS]
+    for group in _groups(everyone):
         for candidate, vectors in zip(group, pooled_vectors(group, backbone, encoded, settings.on_rows), strict=True):
             predictions, fit = predict_left_out(vectors, _TARGETS[task.kind](part.targets, len(task.labels)))
             scored.append((candidate, score(task.metric, _outputs(task.kind, predictions), part.targets), fit))
@@ -141,6 +141,14 @@ def sample_rows(task: Task, num_rows: int) -> np.ndarray:
     return np.sort(order[np.argsort(places, kind="stable")[:num_rows]])
 
 
+def _groups(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
+    """Candidates that share a bank; one with its own copy of the backbone's weights goes alone."""
+    mixed = [item for item in candidates if item.spec is None or not item.spec.is_solo]
+    for start in range(0, len(mixed), _SLOTS):
+        yield mixed[start : start + _SLOTS]
+    yield from ([item] for item in candidates if item.spec is not None and item.spec.is_solo)
+
+
 def pooled_vectors(
     candidates: Sequence[_Candidate], backbone: Backbone, encoded: Encoded, on_rows: Callable[[int], object]
 ) -> list[Vectors]:
@@ -149,12 +157,17 @@ def pooled_vectors(
     for slot, candidate in enumerate(candidates):
         if candidate.spec is not None:
             bank.put(slot, candidate.spec, candidate.tensors)
+    weights = {
+        name.removeprefix("weight."): backbone.like_own(name, tensor)
+        for name, tensor in candidates[0].tensors.items()
+        if name.startswith("weight.")
+    }
     found = [np.zeros((len(encoded), backbone.hidden_size)) for _ in candidates]
     places = [(slot, row) for row in range(len(encoded)) for slot in range(len(candidates))]
     lengths = [int(encoded.lengths[row]) for _, row in places]
     for chunk in batches_by_length(lengths, TOKEN_BUDGET[backbone.device.type]):
         rows = [_row(encoded, *places[index]) for index in chunk]
-        for index, vector in zip(chunk, _pool(bank, rows), strict=True):
+        for index, vector in zip(chunk, _pool(bank, rows, weights or None), strict=True):
             slot, row = places[index]
             found[slot][row] = vector
         on_rows(len(chunk))
@@ -165,17 +178,17 @@ def _row(encoded: Encoded, slot: int, row: int) -> Row:
     return Row(encoded.ids[row], slot, None if encoded.segments is None else encoded.segments[row])
 
 
-def _pool(bank: Bank, rows: Sequence[Row]) -> list[np.ndarray]:
-    """Each row's pooled vector, in order; a free slot pools as suits the backbone."""
+def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None) -> list[np.ndarray]:
+    """Each row's pooled vector, in order; a free slot pools as suits the backbone. `weights` replace its own."""
     backbone = bank.backbone
     batch = collate(rows, backbone.pad_id, backbone.device)
     answers: list[np.ndarray] = [np.empty(0)] * len(rows)
     with torch.inference_mode(), bank.routed(batch.route):
-        hidden_BTD = backbone.hidden(batch)
+        hidden_BTD = backbone.hidden_layers(batch, weights)[-1]
         for slot, start, stop in batch.route.segments:
             spec = bank.specs[slot]
             pooling = backbone.default_pooling if spec is None else spec.head.pooling
-            pooled = backbone.pool(hidden_BTD[start:stop], batch.mask_BT[start:stop], pooling)
+            pooled = backbone.pool(hidden_BTD[start:stop], batch.mask_BT[start:stop], pooling, weights)
             for place, vector in zip(batch.order[start:stop], pooled.double().cpu().numpy(), strict=True):
                 answers[place] = vector
     return answers
@@ -231,7 +244,7 @@ def _load(versions: Sequence[Version], backbone: Backbone, store: Store) -> tupl
             if loaded.manifest.backbone["fingerprint"] != backbone.fingerprint:
                 raise Unsupported(f"it was trained on the backbone `{loaded.manifest.backbone['name']}`")
             spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
-            Bank(backbone, 1).put(0, spec, loaded.tensors)  # what no mixed bank can hold is known before any work
+            Bank(backbone, 1).put(0, spec, loaded.tensors)  # what no bank can hold is known before any work
             found.append(_Candidate(version.reference, spec, loaded.tensors, loaded.manifest.kind))
         except InlayError as error:
             refused[version.reference] = error.message

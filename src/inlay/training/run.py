@@ -82,7 +82,8 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
 
     `store` has the versions that `config.train.start` names.
     """
-    pooling = backbone.resolve_pooling(config.train.pooling)
+    sources = load_sources(config.train.start, store, backbone, config.method)
+    pooling = _resolve_pooling(config.train, backbone)
     max_length = config.train.max_length
     if max_length == TrainConfig.max_length:  # nobody asked for it
         max_length = min(max_length, backbone.max_length)
@@ -93,24 +94,38 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
         )
     if config.train.class_weights == "balanced" and task.kind != "classify":
         raise BadConfig(f"`train.class_weights` is `balanced` for a `{task.kind}` task", "it is for `classify` tasks")
-    sources = load_sources(config.train.start, store, backbone)
     start = tuple(source.label for source in sources)
     train = dataclasses.replace(config.train, pooling=pooling, max_length=max_length, start=start)
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
     )
-    spec = SlotSpec(resolved.method, _make_head(task, pooling))
+    spec = SlotSpec(resolved.method, _make_head(task, train))
+    spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
     return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone))
 
 
-def _make_head(task: Task, pooling: str) -> HeadSpec:
+def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
     num_outputs = find_head(task.kind).num_outputs(len(task.labels))
+    head = HeadSpec(task.kind, num_outputs, train.pooling, hidden=train.hidden, features=train.features)
     if task.kind != "regress":
-        return HeadSpec(task.kind, num_outputs, pooling)
+        return head
     assert task.train.targets is not None
     mean, std = float(np.mean(task.train.targets)), float(np.std(task.train.targets))
-    return HeadSpec(task.kind, num_outputs, pooling, mean, std or 1.0)
+    return dataclasses.replace(head, target_mean=mean, target_std=std or 1.0)
+
+
+def _resolve_pooling(config: TrainConfig, backbone: Backbone) -> str:
+    """A trained copy of the pooler reads what the pooler reads: the first token."""
+    if config.hidden != "pooler":
+        return backbone.resolve_pooling(config.pooling)
+    backbone.resolve_pooling("pooler")  # refuses a backbone that has none
+    if config.pooling not in ("auto", "cls", "pooler"):
+        raise BadConfig(
+            f"`train.hidden` is `pooler` with `{config.pooling}` pooling",
+            "it reads the first token: leave out `--pooling`",
+        )
+    return "cls"
 
 
 def write_start(folder: Path, run: Run) -> None:

@@ -20,11 +20,13 @@ from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
+from inlay.model.methods import resolve_method
 from inlay.store import Manifest, Store, Version
 
 _DIGITS = 12
 _SCALE = ("target_mean", "target_std")
-_LAYOUT_FREE = ("init_std", "activation")  # settings that leave a method's tensors as they are
+# Settings that leave a method's tensors as they are: a run may have others than its source.
+_LAYOUT_FREE = ("init_std", "activation", "form", "combine", "scale", "alpha")
 _INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of training
 
 
@@ -56,14 +58,15 @@ class Start:
 def inherit(start: Sequence[str], store: Store) -> RunConfig:
     """The defaults with the method, and the way the backbone is read, of the first version a run starts from."""
     manifest = store.manifest(_resolve(start[0], store))
-    spec = SlotSpec.from_stored(manifest.method, manifest.head)
-    known = {item.name for item in dataclasses.fields(TrainConfig)}
-    reading = {name: getattr(spec.head, name) for name in _INHERITED if name in known and hasattr(spec.head, name)}
+    spec = _read_spec(manifest)
+    reading = {name: getattr(spec.head, name) for name in _INHERITED}
     return RunConfig(method=spec.method, train=TrainConfig(**reading))
 
 
-def load_sources(start: Sequence[str], store: Store | None, backbone: Backbone) -> list[Source]:
-    """The versions named in `start`, read and checked: on this backbone, of one method, none of them twice."""
+def load_sources(
+    start: Sequence[str], store: Store | None, backbone: Backbone, method: MethodConfig
+) -> list[Source]:
+    """The versions named in `start`, read and checked: on this backbone, with `method`, alike, none of them twice."""
     if start and store is None:
         raise BadConfig(f"`train.start` is `{', '.join(start)}`, but there is no store", "give one: `store=Store()`")
     sources: list[Source] = []
@@ -73,12 +76,20 @@ def load_sources(start: Sequence[str], store: Store | None, backbone: Backbone) 
         if any(version.digest == source.version.digest for source in sources):
             raise BadConfig(f"`train.start` has `{version.reference}` twice", "name every task once")
         loaded = store.load(version)
-        spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
-        sources.append(Source(version, loaded.manifest, spec, loaded.tensors))
-        _check_backbone(sources[-1], backbone)
-        if sources[0] is not sources[-1]:
-            _check_alike(sources[0], sources[-1])
+        source = Source(version, loaded.manifest, _read_spec(loaded.manifest), loaded.tensors)
+        _check_backbone(source, backbone)
+        if sources:
+            _check_alike(sources[0], source)
+        sources.append(source)
+    if sources:
+        check_method(method, sources[0].spec.method, sources[0].version.reference)
     return sources
+
+
+def check_method(method: MethodConfig, its: MethodConfig, reference: str) -> None:
+    """Refuse to start from a version of another method, before the other settings are taken for this one's."""
+    if method.name != its.name:
+        raise _unlike("name", method.name, its.name, reference)
 
 
 def make_start(sources: Sequence[Source], spec: SlotSpec, task: Task, backbone: Backbone) -> Start:
@@ -97,6 +108,12 @@ def make_start(sources: Sequence[Source], spec: SlotSpec, task: Task, backbone: 
     tensors = {name: torch.stack([part[name].double() for part in parts]).mean(0).float() for name in names}
     lineage = tuple({"reference": item.version.reference, "digest": item.version.digest} for item in sources)
     return Start(tensors, lineage, (_describe(sources, reason),))
+
+
+def _read_spec(manifest: Manifest) -> SlotSpec:
+    """What a version's slot is, with every setting there is now."""
+    spec = SlotSpec.from_stored(manifest.method, manifest.head)
+    return SlotSpec(resolve_method(spec.method), spec.head)
 
 
 def _resolve(name: str, store: Store) -> Version:
@@ -134,10 +151,19 @@ def _check_alike(first: Source, other: Source) -> None:
 
 
 def _other_layout(source: Source, method: MethodConfig) -> BadConfig:
-    unlike = _differences(method, source.spec.method, ignored=_LAYOUT_FREE)
-    name, mine, its = unlike[0] if unlike else ("name", method.name, source.spec.method.name)
+    reference = source.version.reference
+    found = _differences(method, source.spec.method, ignored=_LAYOUT_FREE)
+    if found:
+        return _unlike(*found[0], reference)
     return BadConfig(
-        f"`method.{name}` is `{mine}`, but `{source.version.reference}` has `{its}`",
+        f"the run would not train the tensors that `{reference}` has",
+        "leave out settings of the head, such as `--pooling`, or train without `--from`",
+    )
+
+
+def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:
+    return BadConfig(
+        f"`method.{name}` is `{mine}`, but `{reference}` has `{its}`",
         "leave it out, and the run has the method it starts from; or train without `--from`",
     )
 

@@ -40,6 +40,9 @@ def test_from_with_another_size_is_refused_naming_both(inlay: Inlay, mail: Mail,
         assert ended.status == 2
         assert "`method.size` is `64`, but `mail@1` has `8`" in ended.err
         assert "leave it out" in ended.err
+    ended = inlay("train", *post, "--from", "mail", "--method", "lora")
+    assert ended.status == 2
+    assert "`method.name` is `lora`, but `mail` has `houlsby`" in ended.err
     ended = inlay("plan", *post, "--from", "male")
     assert (ended.status, "did you mean `mail`?" in ended.err) == (3, True)
 

@@ -11,10 +11,13 @@ from inlay.data.encode import encode
 from inlay.data.tasks import Split
 from inlay.errors import Unsupported
 from inlay.model.bank import Bank
+from inlay.model.inference import infer
 from inlay.model.route import Row, collate
 from inlay.research.suggest import (
     SuggestSettings,
     _Candidate,
+    _choose,
+    _load,
     pooled_vectors,
     predict_left_out,
     sample_rows,
@@ -83,8 +86,6 @@ def store(tiny_bert, toy_task, tmp_path_factory):
 def test_vectors_in_mixed_batches_are_those_of_each_slot_alone(tiny_bert, toy_task, store):
     task = toy_task(num_rows=20)
     encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
-    from inlay.research.suggest import _choose, _load
-
     candidates, refused = _load(_choose(store, tiny_bert, None), tiny_bert, store)
     assert not refused
     everyone = [_Candidate("", None, {}), *candidates]
@@ -132,6 +133,30 @@ def test_more_candidates_than_slots_give_the_same_scores(tiny_bert, toy_task, st
     parts = suggest(task, tiny_bert, store, settings=settings)
     assert [item.reference for item in whole.ranked] == [item.reference for item in parts.ranked]
     assert [item.fit for item in whole.ranked] == pytest.approx([item.fit for item in parts.ranked], abs=1e-4)
+
+
+def test_methods_mix_and_full_fine_tuning_goes_alone(tiny_bert, toy_task, tmp_path):
+    store = Store(tmp_path)
+    for method in ("lora", "bitfit", "full", "houlsby"):
+        train = TrainConfig(batch_size=8, max_length=32, epochs=1, lr=1e-2, pooling="pooler")
+        run = make_run(toy_task(method), RunConfig(method=MethodConfig(method), train=train), tiny_bert)
+        (result,) = fit([run], tiny_bert, store.root / "runs")
+        publish(run, result, tiny_bert, store)
+    task = toy_task("new", num_rows=24)
+    settings = SuggestSettings(max_length=32)
+    together = {item.reference: item.fit for item in suggest(task, tiny_bert, store, settings=settings).ranked}
+    assert set(together) == {"lora@1", "bitfit@1", "full@1", "houlsby@1"}
+    for reference, value in together.items():
+        (alone,) = suggest(task, tiny_bert, store, [reference], settings).ranked
+        assert value == pytest.approx(alone.fit, abs=1e-4)
+    encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
+    for candidate in _load(_choose(store, tiny_bert, None), tiny_bert, store)[0]:
+        (vectors,) = pooled_vectors([candidate], tiny_bert, encoded, lambda num_rows: None)
+        bank = Bank(tiny_bert, 1)
+        bank.put(0, candidate.spec, candidate.tensors)
+        logits = torch.stack(infer(bank, [Row(ids, 0, segments) for ids, segments in encoded]))
+        weight, bias = candidate.tensors["head.weight"].numpy(), candidate.tensors["head.bias"].numpy()
+        np.testing.assert_allclose(vectors @ weight.T + bias, logits.numpy(), atol=1e-4)
 
 
 def test_version_of_another_backbone_is_refused_by_name(backbone_of, toy_task, store):

@@ -113,6 +113,35 @@ def test_method_is_the_source_s_unless_asked_otherwise(tiny_bert, toy_task, stor
     assert start_from(toy_task(), tiny_bert, store, "one-place").config.method.name == "pfeiffer"
 
 
+@pytest.mark.parametrize("method", ["lora", "ia3", "bitfit", "parallel", "norms", "head", "full", "top"])
+def test_every_method_can_be_a_start(tiny_bert, toy_task, tmp_path, method):
+    own = Store(tmp_path)
+    size = 4 if method in ("lora", "parallel") else None
+    train_and_publish(toy_task("source", num_labels=3), tiny_bert, own, method=method, size=size, epochs=1)
+    run = start_from(toy_task("new", seed=7), tiny_bert, own, "source", epochs=1)
+    first, source = first_tensors(run, tiny_bert), tensors_of(own, "source")
+    body = [name for name in source if not name.startswith("head.")]
+    assert {name for name in first if not name.startswith("head.")} == set(body)
+    assert all(torch.equal(first[name], source[name]) for name in body)
+    (result,) = fit([run], tiny_bert, tmp_path / "runs")
+    assert result.dev_metric is not None
+
+
+def test_sharing_and_running_statistics_go_along(tiny_bert, toy_task, tmp_path):
+    own = Store(tmp_path)
+    method = MethodConfig(size=8, sharing="every-2", inner_norm="batch")
+    run = make_run(toy_task("source"), RunConfig(method=method, train=TrainConfig(**TRAIN)), tiny_bert)
+    (result,) = fit([run], tiny_bert, tmp_path / "runs")
+    publish(run, result, tiny_bert, own)
+    child = start_from(toy_task("new", seed=7), tiny_bert, own, "source")
+    assert (child.config.method.sharing, child.config.method.inner_norm) == ("every-2", "batch")
+    first = first_tensors(child, tiny_bert)
+    moved = [name for name in first if name.endswith(".running_mean")]
+    assert len(moved) == 2, "three layers, two at a time"
+    assert all(torch.equal(first[name], result.tensors[name]) for name in first)
+    assert all(bool(first[name].any()) for name in moved)
+
+
 def test_another_layout_is_refused_with_both_values(tiny_bert, toy_task, store):
     config = RunConfig(method=MethodConfig(size=16), train=TrainConfig(**TRAIN, start=("two",)))
     with pytest.raises(BadConfig, match=r"`method\.size` is `16`, but `two@1` has `8`"):

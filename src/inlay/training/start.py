@@ -63,9 +63,7 @@ def inherit(start: Sequence[str], store: Store) -> RunConfig:
     return RunConfig(method=spec.method, train=TrainConfig(**reading))
 
 
-def load_sources(
-    start: Sequence[str], store: Store | None, backbone: Backbone, method: MethodConfig
-) -> list[Source]:
+def load_sources(start: Sequence[str], store: Store | None, backbone: Backbone, method: MethodConfig) -> list[Source]:
     """The versions named in `start`, read and checked: on this backbone, with `method`, alike, none of them twice."""
     if start and store is None:
         raise BadConfig(f"`train.start` is `{', '.join(start)}`, but there is no store", "give one: `store=Store()`")

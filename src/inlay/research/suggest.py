@@ -179,19 +179,23 @@ def _row(encoded: Encoded, slot: int, row: int) -> Row:
 
 
 def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None) -> list[np.ndarray]:
-    """Each row's pooled vector, in order; a free slot pools as suits the backbone. `weights` replace its own."""
+    """Each row's pooled vector, in order; where a slot's head pools nothing, as suits the backbone."""
     backbone = bank.backbone
     batch = collate(rows, backbone.pad_id, backbone.device)
     answers: list[np.ndarray] = [np.empty(0)] * len(rows)
     with torch.inference_mode(), bank.routed(batch.route):
         hidden_BTD = backbone.hidden_layers(batch, weights)[-1]
         for slot, start, stop in batch.route.segments:
-            spec = bank.specs[slot]
-            pooling = backbone.default_pooling if spec is None else spec.head.pooling
+            pooling = _pooling_of(bank.specs[slot], backbone)
             pooled = backbone.pool(hidden_BTD[start:stop], batch.mask_BT[start:stop], pooling, weights)
             for place, vector in zip(batch.order[start:stop], pooled.double().cpu().numpy(), strict=True):
                 answers[place] = vector
     return answers
+
+
+def _pooling_of(spec: SlotSpec | None, backbone: Backbone) -> str:
+    is_pooled = spec is not None and spec.head.pooling in ("cls", "pooler", "mean")
+    return spec.head.pooling if spec is not None and is_pooled else backbone.default_pooling
 
 
 def predict_left_out(vectors: Vectors, targets: np.ndarray) -> tuple[np.ndarray, float]:

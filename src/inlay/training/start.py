@@ -59,7 +59,9 @@ def inherit(start: Sequence[str], store: Store) -> RunConfig:
     """The defaults with the method, and the way the backbone is read, of the first version a run starts from."""
     manifest = store.manifest(_resolve(start[0], store))
     spec = _read_spec(manifest)
-    reading = {name: getattr(spec.head, name) for name in _INHERITED}
+    choices = {item.name: item.metadata["choices"] for item in dataclasses.fields(TrainConfig)}
+    # A head on tokens pools nothing: then the new task's pooling is what suits the backbone.
+    reading = {name: value for name in _INHERITED if (value := getattr(spec.head, name)) in choices[name]}
     return RunConfig(method=spec.method, train=TrainConfig(**reading))
 
 

@@ -1,0 +1,87 @@
+"""Heads as other libraries keep them: a linear layer on a pooled vector, with a tanh layer before it or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from inlay.config import MethodConfig
+from inlay.errors import BadData, Unsupported
+from inlay.exchange.folder import Leaving, Weights
+from inlay.model.backbone import Backbone
+from inlay.model.heads import HeadSpec
+from inlay.model.sites import CLASSIFIERS, find_family
+
+Linear = tuple[Tensor, Tensor]
+"""weight [out, in] and bias [out]"""
+
+
+def join_head(kind: str, pooling: str, out: Linear, hidden: Linear | None) -> tuple[HeadSpec, dict[str, Tensor]]:
+    """A slot's head."""
+    tensors = {"head.weight": out[0], "head.bias": out[1]}
+    if hidden is not None:
+        tensors |= {"head.hidden.weight": hidden[0], "head.hidden.bias": hidden[1]}
+    return HeadSpec(kind, len(out[0]), pooling, hidden="none" if hidden is None else "tanh"), tensors
+
+
+def describe_classifier(model_class: str, backbone: Backbone) -> None:
+    """Refuse the head of a model class that Inlay's heads cannot be."""
+    family = backbone.anatomy.family
+    if not model_class.endswith("ForSequenceClassification"):
+        raise Unsupported(f"the head of a `{model_class}`", "Inlay reads those that classify whole texts")
+    if isinstance(reason := CLASSIFIERS[family], str):
+        raise Unsupported(
+            f"transformers' own classifier of the family `{family}` has {reason}, which Inlay's heads do not have",
+            "train it in `adapters` with a flexible head (`AutoAdapterModel`), or anew in Inlay",
+        )
+
+
+def take_classifier(weights: Weights, backbone: Backbone, prefix: str = "") -> tuple[HeadSpec, dict[str, Tensor]]:
+    """The head of transformers' own sequence classifier. One output is a number, several are classes."""
+    form, width = CLASSIFIERS[backbone.anatomy.family], backbone.hidden_size
+    assert not isinstance(form, str), "described before"
+    out = _take_linear(weights, f"{prefix}{form.out}", None, width)
+    hidden, pooling = None, "cls"
+    family = find_family(backbone.anatomy.family)
+    trained_pooler = f"{prefix}{family.prefix}.{family.pooler}.dense"
+    if form.hidden:
+        hidden = _take_linear(weights, f"{prefix}{form.hidden}", width, width)
+    elif f"{trained_pooler}.weight" in weights.names:
+        hidden = _take_linear(weights, trained_pooler, width, width)
+    else:
+        pooling = "pooler"
+        if not backbone.has_pooler:
+            raise Unsupported(
+                f"the head reads the pooler, which the backbone `{backbone.name}` lacks",
+                "train it with the pooler among `modules_to_save`, or on a backbone that has one",
+            )
+    return join_head("regress" if len(out[0]) == 1 else "classify", pooling, out, hidden)
+
+
+def _take_linear(weights: Weights, name: str, num_out: int | None, num_in: int) -> Linear:
+    weight = weights.take(f"{name}.weight", num_out, num_in)
+    return weight, weights.take(f"{name}.bias", len(weight))
+
+
+def read_labels(ids: Any, num_outputs: int) -> tuple[str, ...]:
+    """The labels of a `label2id`, in order; none where it names none."""
+    if not ids or num_outputs == 1:
+        return ()
+    if not isinstance(ids, Mapping) or sorted(ids.values()) != list(range(num_outputs)):
+        raise BadData(f"`label2id` names {len(ids)} labels for {num_outputs} outputs", "name them with `--labels`")
+    return tuple(sorted(ids, key=lambda label: ids[label]))
+
+
+def fold_targets(task: Leaving) -> Linear:
+    """The output layer, which in other libraries gives a number itself and not its standard score."""
+    std, mean = task.head.target_std, task.head.target_mean
+    return task.tensors["head.weight"] * std, task.tensors["head.bias"] * std + mean
+
+
+def refuse_settings(method: MethodConfig, needs: Mapping[str, tuple[Any, str, str]]) -> None:
+    """Refuse a method by the first setting that is not as a format needs it: setting -> value, reason, hint."""
+    for name, (value, reason, hint) in needs.items():
+        if getattr(method, name) != value:
+            raise Unsupported(f"{reason}; this task has `{name}` `{getattr(method, name)}`", hint)

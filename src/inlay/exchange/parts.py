@@ -68,12 +68,12 @@ def join_low_ranks(parts: Mapping[str, LowRank]) -> tuple[int, float, dict[str, 
 
 def complete(backbone: Backbone, method: MethodConfig, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     """The tensors with neutral ones where the method has a place and the folder had none, and how many those are."""
-    own_norms = backbone.norm_tensors()
     whole = dict(tensors)
     for spec in layout(backbone.anatomy, method):
-        if spec.name not in whole:
-            neutral = torch.ones if spec.start == "ones" else torch.zeros
-            whole[spec.name] = own_norms[spec.name] if spec.name in own_norms else neutral(spec.shape)
+        if spec.name not in whole and spec.start == "backbone":
+            whole[spec.name] = backbone.own_tensor(spec.name)
+        elif spec.name not in whole:
+            whole[spec.name] = torch.full(spec.shape, float(spec.start == "ones"))
     return {name: tensor.contiguous() for name, tensor in whole.items()}, len(whole) - len(tensors)
 
 

@@ -22,7 +22,7 @@ from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, 
 from inlay.exchange.heads import describe_classifier, fold_targets, refuse_settings, take_classifier
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
-from inlay.model.methods import adapted_linears, resolve_method, trained_norms
+from inlay.model.methods import adapted_linears, resolve_method, scales_input, trained_norms
 from inlay.model.sites import CLASSIFIERS, Anatomy, LinearSite, find_family
 
 CONFIG = "adapter_config.json"
@@ -30,8 +30,6 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 VERSION = "0.21.2"
 """of the library that this file was written against"""
 ROOT = "base_model.model."
-INPUT_LINEARS = ("project", "contract")
-"""those whose input (IA)³ multiplies, in PEFT's words the feed-forward modules; of the others it is the output"""
 
 # method -> setting -> the values at which it changes nothing, and what it means otherwise
 _COMMON: dict[str, tuple[tuple[Any, ...], str]] = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
@@ -145,7 +143,7 @@ def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig
     tensors, sites = {}, locate.linears("ia3_l")
     for site in sites:
         is_input = locate.shape(site.path, "ia3_l")[0] == 1
-        if is_input != (site.name in INPUT_LINEARS):
+        if is_input != scales_input(site):
             raise Unsupported(
                 f"(IA)³ on the {'input' if is_input else 'output'} of `{site.path}`: Inlay multiplies the other side",
                 "train it with the output projections, and only those, among `feedforward_modules`",
@@ -249,8 +247,8 @@ def _write_ia3(task: Leaving, anatomy: Anatomy) -> Written:
     weights = {}
     for site in sites:
         vector = task.tensors[f"ia3.{site.key}"]
-        weights[f"{prefix}.{site.path}.ia3_l"] = vector[None] if site.name in INPUT_LINEARS else vector[:, None]
-    wide = [f"{prefix}.{site.path}" for site in sites if site.name in INPUT_LINEARS]
+        weights[f"{prefix}.{site.path}.ia3_l"] = vector[None] if scales_input(site) else vector[:, None]
+    wide = [f"{prefix}.{site.path}" for site in sites if scales_input(site)]
     config = {"peft_type": "IA3", "target_modules": [f"{prefix}.{site.path}" for site in sites]}
     return {**config, "feedforward_modules": wide, "fan_in_fan_out": False}, weights
 

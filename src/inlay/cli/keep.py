@@ -1,10 +1,9 @@
-"""`inlay tasks`, `show`, `export`, `import`, `remove` and `gc`: what is in the store."""
+"""`inlay tasks`, `show`, `remove` and `gc`: what is in the store."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -201,37 +200,6 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
         rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
         rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]
     screen.put_table(columns, rows)
-
-
-def export(
-    reference: ReferenceArgument,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="file or folder; default: NAME.inlay")] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Write a version as one file, for another store."""
-    kept = open_store(store)
-    version = kept.resolve(reference)
-    target = kept.export(reference, file or Path(f"{version.name}.inlay"))
-    size_bytes = target.stat().st_size
-    if json:
-        screen.put_json({"version": version.reference, "file": str(target), "size_bytes": size_bytes})
-    else:
-        screen.put(f"{version.reference} is in {target} ({screen.size(size_bytes)})")
-
-
-def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="a file that `inlay export` wrote")],
-    name: Annotated[str | None, typer.Option("--name", help="call the task this; default: its own name")] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Add the version in an exported file to the store."""
-    version = open_store(store).import_(file, name)
-    if json:
-        screen.put_json({"version": version.reference, "digest": version.digest})
-    else:
-        screen.put(f"{version.reference} is here; prove it with: inlay verify {version.reference}")
 
 
 def remove(

@@ -11,11 +11,13 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from inlay.config import TrainConfig
 
@@ -159,7 +161,7 @@ def _describe(
         backbone=describe_backbone(backbone),
         run_id="imported",
         num_parameters=sum(tensor.numel() for tensor in foreign.tensors.values()),
-        probes=_make_probes(foreign, spec, backbone, length),
+        probes=_make_probes(foreign.tensors, spec, backbone, length, has_pairs=bool(own.get("pairs"))),
         config={},
         extra={"pairs": bool(own.get("pairs"))},
     )
@@ -191,11 +193,18 @@ def _choose_labels(
     return labels, ()
 
 
-def _make_probes(foreign: Foreign, spec: SlotSpec, backbone: Backbone, max_length: int) -> tuple[Probe, ...]:
+def _make_probes(
+    tensors: Mapping[str, Tensor], spec: SlotSpec, backbone: Backbone, max_length: int, *, has_pairs: bool
+) -> tuple[Probe, ...]:
+    """The neutral rows, each with the next one where the task reads pairs, and their canonical answers."""
+    pairs = [*PROBES[1:], PROBES[0]] if has_pairs else None
     backbone = canonical_backbone(backbone)
-    rows = encode_rows(backbone, Split(list(PROBES), None, None, []), max_length)
-    answers = infer_canonically(backbone, spec, foreign.tensors, rows)
-    return tuple(Probe(text, None, tuple(logits.tolist())) for text, logits in zip(PROBES, answers, strict=True))
+    rows = encode_rows(backbone, Split(list(PROBES), pairs, None, []), max_length)
+    answers = infer_canonically(backbone, spec, tensors, rows)
+    return tuple(
+        Probe(text, pair, tuple(logits.tolist()))
+        for text, pair, logits in zip(PROBES, pairs or [None] * len(PROBES), answers, strict=True)
+    )
 
 
 def _sidecar() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from inlay.config import MethodConfig
-from inlay.errors import BadData, Unsupported
+from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_weights
 from inlay.exchange.heads import describe_classifier, fold_targets, refuse_settings, take_classifier
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
@@ -92,8 +92,17 @@ class _Locator:
 
     def __init__(self, anatomy: Anatomy, weights: Weights) -> None:
         self.anatomy, self.weights = anatomy, weights
-        prefix = f"{find_family(anatomy.family).prefix}."
-        self.prefix = prefix if any(name.startswith(ROOT + prefix) for name in weights.names) else ""
+        family = find_family(anatomy.family)
+        # A bare encoder's names begin with its stack, or with `embeddings`; a classifier's with the family's prefix.
+        starts = {f"{family.prefix}.": f"{family.prefix}.", f"{family.stack}.": "", "embeddings.": ""}
+        known = [prefix for start, prefix in starts.items() for name in weights.names if name.startswith(ROOT + start)]
+        if not known:
+            raise WrongBackbone(
+                f"`{weights.path}` holds `{min(weights.names, default='nothing')}`: no module of the backbone's family, "
+                f"`{anatomy.family}`",
+                "name the backbone it was trained on with `--backbone`",
+            )
+        self.prefix = known[0]
 
     def has(self, path: str, item: str) -> bool:
         return f"{ROOT}{self.prefix}{path}.{item}" in self.weights.names

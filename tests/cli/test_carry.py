@@ -54,7 +54,7 @@ def test_formats_of_the_command_are_those_of_the_exchange_room() -> None:
     from inlay.cli import carry
     from inlay.exchange import FORMATS
 
-    assert carry.FORMATS == ("inlay", *FORMATS)
+    assert ("inlay", *FORMATS) == carry.FORMATS
 
 
 def test_options_of_folders_are_refused_for_files(inlay: Inlay, mail: Mail) -> None:

@@ -1,4 +1,4 @@
-"""Inlay against the `peft` library itself: the same weights give the same logits and, for LoRA and LN tuning, gradients."""
+"""Inlay against the `peft` library itself: equal weights give equal logits and, for LoRA and LN tuning, gradients."""
 
 from __future__ import annotations
 
@@ -236,6 +236,14 @@ def test_other_methods_of_peft_are_refused_by_name(backbone_folder, tiny_bert, t
         import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), Wishes())
 
 
+def test_head_of_a_token_classifier_is_refused(backbone_folder, tiny_bert, tmp_path):
+    base = transformers.AutoModelForTokenClassification.from_pretrained(backbone_folder("bert"), num_labels=3)
+    config = LORA(task_type="TOKEN_CLS", target_modules=["query"])
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "folder")
+    with pytest.raises(Unsupported, match="`TOKEN_CLS`, which does not say"):
+        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), Wishes())
+
+
 def test_adapter_without_a_head_is_refused(backbone_folder, tiny_bert, tmp_path):
     base = transformers.AutoModel.from_pretrained(backbone_folder("bert"))
     peft.get_peft_model(base, LORA(target_modules=["query"])).save_pretrained(tmp_path / "folder")
@@ -253,5 +261,5 @@ def test_head_that_no_head_of_inlay_is_like_is_refused(family, backbone_folder, 
 
 def test_another_backbone_is_refused(backbone_folder, backbone_of, tmp_path):
     save_lora(backbone_folder("bert"), tmp_path / "folder", target_modules=["query"])
-    with pytest.raises(WrongBackbone, match="no module of the backbone's family, `roberta`"):
+    with pytest.raises(WrongBackbone, match="in no module of the backbone's family, `roberta`"):
         import_folder(tmp_path / "folder", backbone_of("roberta"), Store(tmp_path / "store"), Wishes())

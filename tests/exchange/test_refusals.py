@@ -71,6 +71,15 @@ def test_pfeiffer_with_another_residual_is_refused(residual, folder, tiny_bert):
     refuse(folder, tiny_bert, Unsupported, f"`residual_before_ln` `{residual}`")
 
 
+WRONG_TYPES: dict[str, Any] = {"scaling": "loud", "leave_out": 3}
+
+
+@pytest.mark.parametrize("setting", WRONG_TYPES)
+def test_value_of_a_wrong_type_is_refused_by_name(setting, folder, tiny_bert):
+    change(folder / "adapter_config.json", **{setting: WRONG_TYPES[setting]})
+    refuse(folder, tiny_bert, BadData, f"`{setting}` is `{WRONG_TYPES[setting]}`")
+
+
 @pytest.mark.parametrize("architecture", ["prefix_tuning", "union", "reft", "mtl_lora"])
 def test_other_architectures_are_refused_by_name(architecture, folder, tiny_bert):
     change(folder / "adapter_config.json", architecture=architecture)

@@ -45,9 +45,7 @@ EXPRESSIBLE = [
 
 
 @pytest.mark.parametrize(("format_name", "family", "case", "head"), EXPRESSIBLE)
-def test_export_and_import_give_equal_tensors(
-    format_name, family, case, head, backbone_of, publish_random, tmp_path
-):
+def test_export_and_import_give_equal_tensors(format_name, family, case, head, backbone_of, publish_random, tmp_path):
     backbone, store = backbone_of(family), Store(tmp_path / "store")
     version = publish_random(store, "task", backbone, SlotSpec(METHOD_CASES[case], head))
     export_folder("task", store, backbone, format_name, tmp_path / "folder")

@@ -23,7 +23,9 @@ def train(job: dict[str, Any]) -> Any:
     model = open_model(job)
     model.add_adapter(job["name"], config=adapters.AdapterConfig.load(job["config"], **job.get("changes", {})))
     if job.get("static") is None:
-        labels = {int(index): label for index, label in job["head"].pop("id2label", {}).items()}  # JSON's keys are texts
+        labels = {
+            int(index): label for index, label in job["head"].pop("id2label", {}).items()
+        }  # JSON's keys are texts
         model.add_classification_head(job["name"], id2label=labels or None, **job["head"])
     model.train_adapter(job["name"])
     trained = [parameter for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -65,7 +65,10 @@ LEAVING: dict[str, tuple[MethodConfig, HeadSpec]] = {
     "shared": (MethodConfig("houlsby", 4, norms="none", sharing="within-layer"), HeadSpec("multilabel", 2, "cls")),
     "pfeiffer": (MethodConfig("pfeiffer", 7, activation="swish"), HeadSpec("classify", 3, "cls")),
     "parallel": (MethodConfig("parallel", 16, activation="tanh"), HeadSpec("regress", 1, "cls", 3.0, 2.0)),
-    "lora": (MethodConfig("lora", 4, alpha=10.0, linears=("value", "expand", "contract")), HeadSpec("classify", 3, "cls")),
+    "lora": (
+        MethodConfig("lora", 4, alpha=10.0, linears=("value", "expand", "contract")),
+        HeadSpec("classify", 3, "cls"),
+    ),
     "ia3": (MethodConfig("ia3", linears=("value", "expand"), layers="0,2"), HeadSpec("classify", 3, "cls")),
 }
 
@@ -130,7 +133,9 @@ LEAVING_CASES = [(family, case) for family in FAMILIES for case in LEAVING]
 
 
 @pytest.fixture(scope="session")
-def exported(backbone_folder: Any, backbone_of: Any, texts: Any, publish_random: Any, in_adapters: Any, tmp_path_factory: Any) -> Any:
+def exported(
+    backbone_folder: Any, backbone_of: Any, texts: Any, publish_random: Any, in_adapters: Any, tmp_path_factory: Any
+) -> Any:
     """(family, case) -> Inlay's logits, and those of the library for the exported folder."""
     root, jobs, own = tmp_path_factory.mktemp("exported"), {}, {}
     store = Store(root / "store")

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from inlay.config import MethodConfig
 from inlay.errors import BadData, Unsupported, WrongBackbone
-from inlay.exchange.folder import Foreign, Weights, read_json, read_weights
-from inlay.exchange.heads import describe_classifier, join_head, read_labels, take_classifier
+from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
+from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
 from inlay.exchange.parts import Bottleneck, LowRank, join_bottlenecks, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
 from inlay.model.heads import HeadSpec
@@ -129,7 +129,7 @@ def _check_settings(config: Mapping[str, Any], weights: Weights, path: Path) -> 
     inner = dict(inner)
     legacy = inner.pop("invertible_adapter", None)
     if legacy:
-        inner["inv_adapter"] = legacy.get("block_type")
+        inner["inv_adapter"] = legacy
     # The library drops the invertible part that old task adapters name and never had.
     if config.get("type") == "text_task" and not any("invertible" in name for name in weights.names):
         inner["inv_adapter"] = None
@@ -141,7 +141,9 @@ def _check_settings(config: Mapping[str, Any], weights: Weights, path: Path) -> 
             )
     for key in inner.keys() - _NEUTRAL.keys() - _IGNORED - _READ:
         if inner[key] not in (None, False, [], {}):
-            raise Unsupported(f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it anew")
+            raise Unsupported(
+                f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it anew"
+            )
     if "version" not in config and inner.get("non_linearity") in ("gelu", "gelu_orig"):
         # Before version 2 of its predecessor, `gelu` meant the tanh form.
         inner["non_linearity"] = {"gelu": "gelu_new", "gelu_orig": "gelu"}[inner["non_linearity"]]
@@ -198,9 +200,9 @@ def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[Method
             f"the non-linearity `{inner.get('non_linearity')}`", f"Inlay has those called: {', '.join(ACTIVATIONS)}"
         )
     layers = _adapted_layers(inner, anatomy)
-    scaling = inner.get("scaling", 1.0)
+    learned = inner.get("scaling") in ("learned", "channel")
     keys = [site.key for site in anatomy.sites if site.layer in layers and site.place in places]
-    size, tensors = join_bottlenecks({key: _take_bottleneck(locate, key, scaling) for key in keys})
+    size, tensors = join_bottlenecks({key: _take_bottleneck(locate, key, has_scaling=learned) for key in keys})
     method = MethodConfig(
         name=name,
         size=size,
@@ -208,12 +210,12 @@ def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[Method
         norms="none",
         places=places,
         layers=name_layers(layers, anatomy.num_layers),
-        scale=1.0 if isinstance(scaling, str) else float(scaling),
+        scale=1.0 if learned else read_number(inner, "scaling", 1.0),
     )
     return resolve_method(method), tensors
 
 
-def _take_bottleneck(locate: _Locator, key: str, scaling: float | str) -> Bottleneck:
+def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> Bottleneck:
     """An adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
     width, path = locate.anatomy.hidden_size, locate_bottleneck(locate.anatomy, key)
     down = locate.take(path, "adapters", "adapter_down.0.weight", None, width)
@@ -221,7 +223,7 @@ def _take_bottleneck(locate: _Locator, key: str, scaling: float | str) -> Bottle
     down_bias = locate.take(path, "adapters", "adapter_down.0.bias", size)
     up = locate.take(path, "adapters", "adapter_up.weight", width, size)
     up_bias = locate.take(path, "adapters", "adapter_up.bias", width)
-    if isinstance(scaling, str):
+    if has_scaling:
         factor = locate.take(path, "adapters", "scaling", None)
         up, up_bias = up * factor[:, None], up_bias * factor
     return Bottleneck(down.T, down_bias, up.T, up_bias)
@@ -247,7 +249,7 @@ def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _adapted_layers(inner: Mapping[str, Any], anatomy: Anatomy) -> list[int]:
-    left_out = set(inner.get("leave_out") or ())
+    left_out = read_list(inner, "leave_out")
     layers = [layer for layer in range(anatomy.num_layers) if layer not in left_out]
     if not layers:
         raise Unsupported("`leave_out` names every layer: no adapter anywhere", "train it anew")
@@ -255,10 +257,10 @@ def _adapted_layers(inner: Mapping[str, Any], anatomy: Anatomy) -> list[int]:
 
 
 def _find_linears(inner: Mapping[str, Any]) -> tuple[str, ...]:
-    attention = inner.get("attn_matrices", ("q", "v")) if inner.get("selfattn_lora", True) else ()
-    unknown = set(attention) - ATTENTION_LINEARS.keys()
+    attention = read_list(inner, "attn_matrices", ("q", "v")) if inner.get("selfattn_lora", True) else []
+    unknown = [item for item in attention if item not in ATTENTION_LINEARS]
     if unknown:
-        raise Unsupported(f"`attn_matrices` names `{min(unknown)}`", "Inlay knows q, k and v")
+        raise Unsupported(f"`attn_matrices` names `{unknown[0]}`", "Inlay knows q, k and v")
     flags = {"expand": inner.get("intermediate_lora"), "contract": inner.get("output_lora")}
     wide = tuple(name for name, is_set in flags.items() if is_set)
     return tuple(linear for key, linear in ATTENTION_LINEARS.items() if key in attention) + wide
@@ -271,12 +273,12 @@ def _linear_method(inner: Mapping[str, Any], locate: _Locator, name: str) -> Met
 
 
 def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
-    config, rank = _linear_method(inner, locate, "lora"), int(inner.get("r", 8))
+    config, rank = _linear_method(inner, locate, "lora"), int(read_number(inner, "r", 8))
     parts = {}
     for site in adapted_linears(locate.anatomy, resolve_method(config)):
         down = locate.take(site.path, "loras", "lora_A", rank, site.in_width)
         up = locate.take(site.path, "loras", "lora_B", site.out_width, rank)
-        parts[site.key] = LowRank(down.T, up.T, float(inner.get("alpha", 8)) / rank)
+        parts[site.key] = LowRank(down.T, up.T, read_number(inner, "alpha", 8) / rank)
     size, scale, tensors = join_low_ranks(parts)
     return resolve_method(replace(config, size=size, alpha=scale * size)), tensors
 
@@ -289,7 +291,7 @@ def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig,
             "train it with intermediate_lora=True and output_lora=False",
         )
     config = resolve_method(_linear_method(inner, locate, "ia3"))
-    factor = float(inner.get("alpha", 1))
+    factor = read_number(inner, "alpha", 1)
     tensors = {
         f"ia3.{site.key}": locate.take(site.path, "loras", "lora_B", site.out_width, 1)[:, 0] * factor
         for site in adapted_linears(locate.anatomy, config)
@@ -298,9 +300,6 @@ def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig,
 
 
 _ARCHITECTURES = {"bottleneck": _read_bottleneck, "lora": _read_lora, "ia3": _read_ia3}
-
-HEAD_KINDS = {"classification": "classify", "multilabel_classification": "multilabel"}
-"""the library's type of head -> kind of task; a classification of one label is its regression"""
 
 
 def _read_head(folder: Path, backbone: Backbone) -> tuple[HeadSpec, tuple[str, ...], dict[str, Tensor]]:
@@ -312,37 +311,11 @@ def _read_head(folder: Path, backbone: Backbone) -> tuple[HeadSpec, tuple[str, .
         )
     config = read_json(folder / HEAD_CONFIG)
     if config.get("config") is None:  # the head of a model class such as BertForSequenceClassification
-        describe_classifier(str(config.get("model_class")), backbone)
+        check_classifier(str(config.get("model_class")), backbone)
         head, tensors = take_classifier(weights, backbone)
         labels = read_labels(config.get("label2id"), head.num_outputs)
     else:
-        head, tensors = _take_flexible_head(config, weights, backbone)
+        head, tensors = take_flexible_head(config, weights, backbone)
         labels = read_labels(config["config"].get("label2id"), head.num_outputs)
     weights.finish(backbone.anatomy.num_layers)
     return head, labels, tensors
-
-
-def _take_flexible_head(
-    config: Mapping[str, Any], weights: Weights, backbone: Backbone
-) -> tuple[HeadSpec, dict[str, Tensor]]:
-    """A stack of dropout and linear layers: dropout, dense, activation, dropout, dense."""
-    inner, width = config["config"], backbone.hidden_size
-    kind = HEAD_KINDS.get(inner.get("head_type"))
-    if kind is None:
-        raise Unsupported(f"a prediction head of the type `{inner.get('head_type')}`", f"known: {', '.join(HEAD_KINDS)}")
-    num_layers, act = inner.get("layers"), inner.get("activation_function")
-    if num_layers not in (1, 2) or (num_layers == 2 and act != "tanh"):
-        raise Unsupported(
-            f"a prediction head of {num_layers} layers with the activation `{act}`",
-            "Inlay's heads have one layer, or two with tanh between: train it with layers=1 or activation_function='tanh'",
-        )
-    if inner.get("use_pooler") and not backbone.has_pooler:
-        raise Unsupported(f"the head reads the pooler, which the backbone `{backbone.name}` lacks", "use_pooler=False")
-    prefix, last = f"heads.{config.get('name')}", 1 if num_layers == 1 else 4
-    out = weights.take(f"{prefix}.{last}.weight", None, width)
-    bias = weights.take(f"{prefix}.{last}.bias", out.shape[0]) if inner.get("bias", True) else out.new_zeros(len(out))
-    hidden = None
-    if num_layers == 2:
-        hidden = weights.take(f"{prefix}.1.weight", width, width), weights.take(f"{prefix}.1.bias", width)
-    pooling = "pooler" if inner.get("use_pooler") else "cls"
-    return join_head("regress" if kind == "classify" and len(out) == 1 else kind, pooling, (out, bias), hidden)

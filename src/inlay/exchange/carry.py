@@ -20,7 +20,6 @@ from typing import Any
 from torch import Tensor
 
 from inlay.config import TrainConfig
-
 from inlay.data.metrics import METRICS, resolve_metric
 from inlay.data.tasks import Split
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
@@ -105,7 +104,9 @@ def find_format(folder: Path) -> str:
             path=folder,
         )
     if (folder / "adapter_fusion_config.json").is_file():
-        raise Unsupported(f"`{folder}` holds an AdapterFusion, which Inlay does not have", "import its adapters one by one")
+        raise Unsupported(
+            f"`{folder}` holds an AdapterFusion, which Inlay does not have", "import its adapters one by one"
+        )
     return "peft" if "peft_type" in read_json(path) else "adapterhub"
 
 
@@ -121,7 +122,7 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
     """Publish the task in another library's folder as a version on `backbone`."""
     format_name = find_format(folder)
     foreign = FORMATS[format_name].read(folder, backbone)
-    own = read_json(folder / OWN) if (folder / OWN).is_file() else {}
+    own = _read_own(folder / OWN)
     if own.get("fingerprint") not in (None, backbone.fingerprint):
         raise WrongBackbone(
             f"`{folder}` was exported for the backbone with the fingerprint `{own['fingerprint']}`; "
@@ -135,6 +136,18 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
     name = wishes.name or own.get("name") or legal_name(folder.resolve().name)
     version = store.publish(str(name), foreign.tensors, manifest, _sidecar())
     return Imported(version, foreign.library, foreign.base, (*foreign.notes, *notes))
+
+
+_OWN_TYPES: dict[str, type] = {"name": str, "kind": str, "labels": list, "max_length": int, "fingerprint": str}
+
+
+def _read_own(path: Path) -> dict[str, Any]:
+    """What Inlay's own export said about the task; nothing where another library wrote the folder."""
+    own = read_json(path) if path.is_file() else {}
+    for key, kind in _OWN_TYPES.items():
+        if key in own and not isinstance(own[key], kind):
+            raise BadData(f"`{key}` is `{own[key]}`", "delete the file: the folder can do without it", path=path)
+    return {**own, "labels": [str(label) for label in own.get("labels", ())]}
 
 
 def _describe(
@@ -197,13 +210,13 @@ def _make_probes(
     tensors: Mapping[str, Tensor], spec: SlotSpec, backbone: Backbone, max_length: int, *, has_pairs: bool
 ) -> tuple[Probe, ...]:
     """The neutral rows, each with the next one where the task reads pairs, and their canonical answers."""
-    pairs = [*PROBES[1:], PROBES[0]] if has_pairs else None
+    pairs: list[str] | None = [*PROBES[1:], PROBES[0]] if has_pairs else None
     backbone = canonical_backbone(backbone)
     rows = encode_rows(backbone, Split(list(PROBES), pairs, None, []), max_length)
     answers = infer_canonically(backbone, spec, tensors, rows)
     return tuple(
-        Probe(text, pair, tuple(logits.tolist()))
-        for text, pair, logits in zip(PROBES, pairs or [None] * len(PROBES), answers, strict=True)
+        Probe(text, pairs[index] if pairs else None, tuple(answers[index].tolist()))
+        for index, text in enumerate(PROBES)
     )
 
 
@@ -224,9 +237,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
     check_backbone(version, manifest, backbone)
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
     base = str(backbone.folder) if backbone.name in BUILT_IN else backbone.name
-    task = Leaving(
-        version.name, resolve_method(spec.method), spec.head, tuple(manifest.labels), loaded.tensors, base
-    )
+    task = Leaving(version.name, resolve_method(spec.method), spec.head, tuple(manifest.labels), loaded.tensors, base)
     folder = FORMATS[format_name].write(task, anatomy)
     own = {
         "name": version.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ class Weights:
             return
         name, more = min(self._left), f" and {len(self._left) - 1} more" if len(self._left) > 1 else ""
         raise Unsupported(
-            f"{self.path}: Inlay has no place for the tensor `{name}`{more}; importing the rest would give wrong answers",
+            f"{self.path}: Inlay has no place for the tensor `{name}`{more}, and without it answers would be wrong",
             f"if its layer is beyond this backbone's {num_layers}, name the right backbone with `--backbone`; "
             "otherwise train the task again without that part",
         )
@@ -119,6 +120,22 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise BadData("not a JSON object", "save the adapter again", path=path)
     return tree
+
+
+def read_number(tree: Mapping[str, Any], key: str, default: float) -> float:
+    """A number of a config."""
+    value = tree.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadData(f"`{key}` is `{value}`, which is no number", "save the adapter again")
+    return float(value)
+
+
+def read_list(tree: Mapping[str, Any], key: str, default: Sequence[Any] = ()) -> list[Any]:
+    """A list of a config; None is an empty one."""
+    value = tree.get(key, default)
+    if value is not None and not isinstance(value, list | tuple):
+        raise BadData(f"`{key}` is `{value}`, which is no list", "save the adapter again")
+    return list(value or ())
 
 
 def read_weights(folder: Path, names: Sequence[str]) -> Weights | None:

@@ -17,6 +17,9 @@ from inlay.model.sites import CLASSIFIERS, find_family
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""
 
+HEAD_KINDS = {"classification": "classify", "multilabel_classification": "multilabel"}
+"""the library's type of head -> kind of task; a classification of one label is its regression"""
+
 
 def join_head(kind: str, pooling: str, out: Linear, hidden: Linear | None) -> tuple[HeadSpec, dict[str, Tensor]]:
     """A slot's head."""
@@ -26,7 +29,7 @@ def join_head(kind: str, pooling: str, out: Linear, hidden: Linear | None) -> tu
     return HeadSpec(kind, len(out[0]), pooling, hidden="none" if hidden is None else "tanh"), tensors
 
 
-def describe_classifier(model_class: str, backbone: Backbone) -> None:
+def check_classifier(model_class: str, backbone: Backbone) -> None:
     """Refuse the head of a model class that Inlay's heads cannot be."""
     family = backbone.anatomy.family
     if not model_class.endswith("ForSequenceClassification"):
@@ -41,7 +44,7 @@ def describe_classifier(model_class: str, backbone: Backbone) -> None:
 def take_classifier(weights: Weights, backbone: Backbone, prefix: str = "") -> tuple[HeadSpec, dict[str, Tensor]]:
     """The head of transformers' own sequence classifier. One output is a number, several are classes."""
     form, width = CLASSIFIERS[backbone.anatomy.family], backbone.hidden_size
-    assert not isinstance(form, str), "described before"
+    assert not isinstance(form, str), "checked before"
     out = _take_linear(weights, f"{prefix}{form.out}", None, width)
     hidden, pooling = None, "cls"
     family = find_family(backbone.anatomy.family)
@@ -58,6 +61,34 @@ def take_classifier(weights: Weights, backbone: Backbone, prefix: str = "") -> t
                 "train it with the pooler among `modules_to_save`, or on a backbone that has one",
             )
     return join_head("regress" if len(out[0]) == 1 else "classify", pooling, out, hidden)
+
+
+def take_flexible_head(
+    config: Mapping[str, Any], weights: Weights, backbone: Backbone
+) -> tuple[HeadSpec, dict[str, Tensor]]:
+    """The head of AdapterHub's own model classes: dropout and a linear layer, once or with an activation between."""
+    inner, width = config["config"], backbone.hidden_size
+    kind = HEAD_KINDS.get(inner.get("head_type"))
+    if kind is None:
+        raise Unsupported(
+            f"a prediction head of the type `{inner.get('head_type')}`", f"known: {', '.join(HEAD_KINDS)}"
+        )
+    num_layers, act = inner.get("layers"), inner.get("activation_function")
+    if num_layers not in (1, 2) or (num_layers == 2 and act != "tanh"):
+        raise Unsupported(
+            f"a prediction head of {num_layers} layers with the activation `{act}`",
+            "Inlay's heads have one layer, or two with tanh between: train it with layers=1",
+        )
+    if inner.get("use_pooler") and not backbone.has_pooler:
+        raise Unsupported(f"the head reads the pooler, which the backbone `{backbone.name}` lacks", "use_pooler=False")
+    prefix, last = f"heads.{config.get('name')}", 1 if num_layers == 1 else 4
+    out = weights.take(f"{prefix}.{last}.weight", None, width)
+    bias = weights.take(f"{prefix}.{last}.bias", out.shape[0]) if inner.get("bias", True) else out.new_zeros(len(out))
+    hidden = None
+    if num_layers == 2:
+        hidden = weights.take(f"{prefix}.1.weight", width, width), weights.take(f"{prefix}.1.bias", width)
+    pooling = "pooler" if inner.get("use_pooler") else "cls"
+    return join_head("regress" if kind == "classify" and len(out) == 1 else kind, pooling, (out, bias), hidden)
 
 
 def _take_linear(weights: Weights, name: str, num_out: int | None, num_in: int) -> Linear:

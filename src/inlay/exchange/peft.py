@@ -18,10 +18,11 @@ from torch import Tensor
 
 from inlay.config import MethodConfig
 from inlay.errors import BadData, Unsupported, WrongBackbone
-from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_weights
-from inlay.exchange.heads import describe_classifier, fold_targets, refuse_settings, take_classifier
+from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_number, read_weights
+from inlay.exchange.heads import check_classifier, fold_targets, refuse_settings, take_classifier
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
+from inlay.model.heads import HeadSpec
 from inlay.model.methods import adapted_linears, resolve_method, scales_input, trained_norms
 from inlay.model.sites import CLASSIFIERS, Anatomy, LinearSite, find_family
 
@@ -72,7 +73,7 @@ def read(folder: Path, backbone: Backbone) -> Foreign:
         raise BadData(f"no weights: neither `{WEIGHTS[0]}` nor `{WEIGHTS[1]}`", "save the adapter again", path=folder)
     locate = _Locator(backbone.anatomy, weights)
     method, tensors = _READERS[kind](config, locate)
-    head, head_tensors = _read_head(weights, backbone)
+    head, head_tensors = _read_head(config, weights, backbone)
     weights.finish(backbone.anatomy.num_layers)
     whole, num_added = complete(backbone, method, tensors)
     note = f"{num_added} tensors are neutral: the folder adapts only some modules of its layers"
@@ -98,7 +99,7 @@ class _Locator:
         known = [prefix for start, prefix in starts.items() for name in weights.names if name.startswith(ROOT + start)]
         if not known:
             raise WrongBackbone(
-                f"`{weights.path}` holds `{min(weights.names, default='nothing')}`: no module of the backbone's family, "
+                f"{weights.path}: `{min(weights.names, default='nothing')}` is in no module of the backbone's family, "
                 f"`{anatomy.family}`",
                 "name the backbone it was trained on with `--backbone`",
             )
@@ -143,8 +144,12 @@ def _read_lora(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfi
 def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     """alpha / r, or alpha / √r in rsLoRA, with the alpha of the first pattern that ends as the module's name does."""
     patterns = config.get("alpha_pattern") or {}
-    matching = (key for key in patterns if re.match(rf"(.*\.)?({key})$", path))
-    alpha = float(patterns.get(next(matching, None), config.get("lora_alpha", 8)))
+    try:
+        matching = [key for key in patterns if re.match(rf"(.*\.)?({key})$", path)]
+    except (re.error, TypeError):
+        raise BadData(f"`alpha_pattern` is `{patterns}`, no patterns of names", "save the adapter again") from None
+    default = read_number(config, "lora_alpha", 8)
+    alpha = read_number(patterns, matching[0], default) if matching else default
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -180,13 +185,20 @@ _READERS: dict[str, Callable[[Mapping[str, Any], _Locator], tuple[MethodConfig, 
 }
 
 
-def _read_head(weights: Weights, backbone: Backbone) -> tuple[Any, dict[str, Tensor]]:
+def _read_head(config: Mapping[str, Any], weights: Weights, backbone: Backbone) -> tuple[HeadSpec, dict[str, Tensor]]:
     if not any(name.startswith(f"{ROOT}classifier.") for name in weights.names):
         raise Unsupported(
             f"`{weights.path}` holds an adapter without a classifier, which answers nothing",
             "train it with task_type='SEQ_CLS', which saves the classifier too",
         )
-    describe_classifier("AutoModelForSequenceClassification", backbone)
+    # A token classifier's head has the same name and shape, and would be read as one of whole texts.
+    model_class = str((config.get("auto_mapping") or {}).get("base_model_class"))
+    if config.get("task_type") != "SEQ_CLS" and not model_class.endswith("ForSequenceClassification"):
+        raise Unsupported(
+            f"the `task_type` `{config.get('task_type')}`, which does not say that the head classifies whole texts",
+            "train it with task_type='SEQ_CLS'; if it does, set that in the folder's adapter_config.json",
+        )
+    check_classifier("AutoModelForSequenceClassification", backbone)
     return take_classifier(weights, backbone, ROOT)
 
 

@@ -16,19 +16,38 @@ from torch import Tensor
 from inlay.errors import Unsupported
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Leaving, dump_json
-from inlay.exchange.heads import fold_targets, refuse_settings
+from inlay.exchange.heads import HEAD_KINDS, fold_targets, refuse_settings
 from inlay.model.methods import adapted_layers, adapted_linears, adapter_groups
 from inlay.model.sites import Anatomy, find_family
 
 _BOTTLENECK: dict[str, Any] = {
-    **{"mh_adapter": False, "output_adapter": True, "original_ln_before": False, "original_ln_after": True},
-    **{"ln_before": False, "ln_after": False, "residual_before_ln": True, "adapter_residual_before_ln": False},
-    **{"init_weights": "bert", "init_weights_seed": None, "is_parallel": False, "use_gating": False, "dropout": 0.0},
-    **{"inv_adapter": None, "inv_adapter_reduction_factor": None, "cross_adapter": False, "phm_layer": False},
+    "mh_adapter": False,
+    "output_adapter": True,
+    "original_ln_before": False,
+    "original_ln_after": True,
+    "ln_before": False,
+    "ln_after": False,
+    "residual_before_ln": True,
+    "adapter_residual_before_ln": False,
+    "init_weights": "bert",
+    "init_weights_seed": None,
+    "is_parallel": False,
+    "use_gating": False,
+    "dropout": 0.0,
+    "inv_adapter": None,
+    "inv_adapter_reduction_factor": None,
+    "cross_adapter": False,
+    "phm_layer": False,
 }
 _LINEAR: dict[str, Any] = {
-    **{"architecture": "lora", "dropout": 0.0, "use_gating": False, "use_dora": False, "init_weights_seed": None},
-    **{"vera_b": None, "vera_d": None, "dtype": None},
+    "architecture": "lora",
+    "dropout": 0.0,
+    "use_gating": False,
+    "use_dora": False,
+    "init_weights_seed": None,
+    "vera_b": None,
+    "vera_d": None,
+    "dtype": None,
 }
 _HINT_METHODS = "AdapterHub has houlsby, pfeiffer, parallel, lora and ia3: train one of them, or use `--format inlay`"
 
@@ -192,7 +211,7 @@ _WRITERS = {
 
 def _write_head(task: Leaving, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     head = task.head
-    types = {ours: theirs for theirs, ours in adapterhub.HEAD_KINDS.items()} | {"regress": "classification"}
+    types = {ours: theirs for theirs, ours in HEAD_KINDS.items()} | {"regress": "classification"}
     if head.kind not in types:
         raise Unsupported(f"a head of the kind `{head.kind}` in AdapterHub's format", f"it can be: {', '.join(types)}")
     if head.pooling == "mean" or head.features != "last":

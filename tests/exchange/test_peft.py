@@ -107,7 +107,7 @@ def test_trained_in_peft_gives_the_same_logits_in_inlay(family, case, backbone_f
     imported = import_folder(tmp_path / "folder", backbone, store, Wishes(name="task"))
     logits = infer_version(store, imported.version, backbone, texts)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-    assert logits.std(0).min() > 1e-3, "rows that all get the same answer prove nothing"
+    assert logits.std(0).min() > 1e-4, "rows that all get the same answer prove nothing"
 
 
 def test_trained_pooler_comes_along(backbone_folder, tiny_bert, texts, tmp_path):
@@ -149,7 +149,7 @@ def test_exported_from_inlay_gives_the_same_logits_in_peft(
         theirs = model(**make_inputs(backbone, texts)).logits
     ours = infer_version(store, version, backbone, texts)
     torch.testing.assert_close(theirs, ours * head.target_std + head.target_mean, rtol=1e-5, atol=1e-5)
-    assert ours.std(0).min() > 1e-3, "rows that all get the same answer prove nothing"
+    assert ours.std(0).min() > 1e-4, "rows that all get the same answer prove nothing"
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

@@ -124,7 +124,7 @@ def test_trained_in_adapters_gives_the_same_logits_in_inlay(family, case, traine
     split = Split(texts, None, None, [])
     logits = torch.stack(predict_split(spec, loaded.tensors, backbone, split, loaded.manifest.max_length))
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-    assert logits.std(0).min() > 1e-3, "rows that all get the same answer prove nothing"
+    assert logits.std(0).min() > 1e-4, "rows that all get the same answer prove nothing"
     if case not in ("regression", "static"):
         assert loaded.manifest.labels == ("no", "maybe", "yes")
 
@@ -162,4 +162,4 @@ def test_exported_from_inlay_gives_the_same_logits_in_adapters(family, case, exp
     ours, theirs = exported[f"{family}/{case}"]
     head = LEAVING[case][1]
     torch.testing.assert_close(theirs, ours * head.target_std + head.target_mean, rtol=1e-5, atol=1e-5)
-    assert ours.std(0).min() > 1e-3, "rows that all get the same answer prove nothing"
+    assert ours.std(0).min() > 1e-4, "rows that all get the same answer prove nothing"

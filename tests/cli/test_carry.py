@@ -32,7 +32,10 @@ def test_a_task_goes_out_as_a_folder_and_comes_back(inlay: Inlay, plain_mail: Ma
         assert before["label"] == after["label"]
         assert before["probabilities"] == pytest.approx(after["probabilities"], rel=1e-5)
     assert "back" in inlay("tasks").out
-    assert "imported" in inlay("show", "back").out
+    shown = inlay("show", "back").out
+    assert "made by" in shown
+    assert "adapters 1.3.0" in shown
+    assert "settings" not in shown
 
 
 def test_what_a_format_cannot_express_is_refused(inlay: Inlay, mail: Mail) -> None:

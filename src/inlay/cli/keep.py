@@ -170,8 +170,10 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         for split, values in manifest.metrics.items()
     }
     part = screen.share(manifest.num_parameters, backbone["num_parameters"])
-    return {
+    origin = manifest.extra.get("origin") or {}  # of an imported version, which has no settings and no data
+    described = {
         "version": version.reference,
+        "made by": origin.get("library", ""),
         "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
         "labels": screen.shorten(", ".join(manifest.labels), 400) or "none: it answers with a number",
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
@@ -189,6 +191,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "size": screen.size(info.size_bytes),
         "probes": screen.count(len(manifest.probes), "row"),
     }
+    return {title: text for title, text in described.items() if text}
 
 
 def _describe_sidecar(sidecar: dict[str, Any]) -> dict[str, str]:

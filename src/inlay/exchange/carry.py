@@ -111,8 +111,9 @@ def find_format(folder: Path) -> str:
 
 
 def named_backbone(folder: Path) -> str:
-    """The backbone that a folder says it was trained on."""
-    base = read_json(folder / adapterhub.CONFIG).get(FORMATS[find_format(folder)].base)
+    """The backbone that a folder says it was trained on; an export of Inlay knows it by Inlay's own name."""
+    key = FORMATS[find_format(folder)].base
+    base = _read_own(folder / OWN).get("backbone") or read_json(folder / adapterhub.CONFIG).get(key)
     if not base:
         raise BadConfig(f"`{folder}` names no backbone", "name the one it was trained on with `--backbone`")
     return str(base)
@@ -138,7 +139,14 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
     return Imported(version, foreign.library, foreign.base, (*foreign.notes, *notes))
 
 
-_OWN_TYPES: dict[str, type] = {"name": str, "kind": str, "labels": list, "max_length": int, "fingerprint": str}
+_OWN_TYPES: dict[str, type] = {
+    "name": str,
+    "kind": str,
+    "labels": list,
+    "max_length": int,
+    "backbone": str,
+    "fingerprint": str,
+}
 
 
 def _read_own(path: Path) -> dict[str, Any]:
@@ -245,6 +253,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
         "labels": manifest.labels,
         "pairs": bool(manifest.extra.get("pairs")),
         "max_length": manifest.max_length,
+        "backbone": backbone.name,
         "fingerprint": backbone.fingerprint,
         "digest": version.digest,
     }

@@ -100,8 +100,9 @@ def test_light_commands_import_no_heavy_library(arguments, tmp_path):
 def test_the_core_imports_without_the_extras_and_pydantic():
     program = (
         "import sys\n"
-        "for name in ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn'): sys.modules[name] = None\n"
-        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep"
+        "extras = ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'peft', 'adapters')\n"
+        "for name in extras: sys.modules[name] = None\n"
+        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep, inlay.exchange"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}

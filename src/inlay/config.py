@@ -253,6 +253,8 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
+    if value is None and str in options:
+        value = "none"  # a word like any other: `--set method.norms=none`
     for option in options:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
             return tuple(str(item) for item in value)

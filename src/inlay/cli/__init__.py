@@ -31,8 +31,12 @@ COMMANDS = {
     "tasks": Command("Keep", "keep", "tasks", "List the tasks and the parameters each adds."),
     "show": Command("Keep", "keep", "show", "Show all there is to know of a version."),
     "verify": Command("Keep", "verify", "verify", "Prove that published versions still stand."),
-    "export": Command("Keep", "keep", "export", "Write a version as one file, for another store."),
-    "import": Command("Keep", "keep", "import_", "Add the version in an exported file to the store."),
+    "export": Command(
+        "Keep", "carry", "export", "Write a version as a file for another store, or a folder for another library."
+    ),
+    "import": Command(
+        "Keep", "carry", "import_", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."
+    ),
     "remove": Command("Keep", "keep", "remove", "Drop a version, or a task with all its versions."),
     "gc": Command("Keep", "keep", "gc", "Delete the bytes that no version needs."),
     "backbone": Command("Set up", "backbones", "app", "List, fetch and describe backbones."),

@@ -73,7 +73,7 @@ class Backbone:
         self.mount = mount(model, self.anatomy)
         self.default_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters
 
     @property
     def device(self) -> torch.device:
@@ -102,7 +102,7 @@ class Backbone:
     def hidden(self, batch: Batch) -> Tensor:
         """The last hidden states [B, T, D] of a batch, through the bank that is routed."""
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
-        if self._takes_types and batch.token_types_BT is not None:
+        if self.takes_token_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
         return self.model(**inputs).last_hidden_state
 

@@ -1,0 +1,1 @@
+"""The exchange room: tasks that leave Inlay, or come to it, in the formats of others."""

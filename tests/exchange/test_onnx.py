@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +20,9 @@ from inlay.data.encode import encode
 from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
 from inlay.exchange import onnx
 from inlay.exchange.gathered import Slot, TaskGraph
-from inlay.model import Bank, SlotSpec, infer, infer_canonically
+from inlay.model import Bank, SlotSpec, infer, infer_canonically, load_backbone
 from inlay.model.heads import HeadSpec
-from inlay.model.route import Row
+from inlay.model.route import Row, collate
 from inlay.model.sites import FAMILIES
 from inlay.store import Manifest, Probe, Store
 from inlay.training.publish import describe_backbone
@@ -54,6 +57,13 @@ class Filled(NamedTuple):
         return [
             Row(generator.integers(5, vocabulary, length), int(slot))
             for length, slot in zip(lengths, slots, strict=True)
+        ]
+
+    def slots(self) -> list[Slot]:
+        """The slots as an export reads them from the store."""
+        return [
+            Slot(f"{name}@1", spec, self.store.load(self.store.resolve(name)).tensors)
+            for name, spec in self.specs.items()
         ]
 
     def expected(self, row: Row, logits: torch.Tensor) -> np.ndarray:
@@ -124,10 +134,172 @@ def check_parity(filled: Filled, session, num_rows: int, longest: int) -> None:
     np.testing.assert_allclose(answers, np.stack(wanted), atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_mixed_batch_in_onnxruntime_equals_inference_at_any_size(family, backbone_of, tmp_path):
-    filled = fill(backbone_of(family), tmp_path / "store")
-    graph = onnx.export_onnx(filled.store, list(filled.specs), filled.bank.backbone, tmp_path / "onnx")
-    session = onnx.open_session(graph.folder)
+def test_mixed_batch_in_onnxruntime_equals_inference_at_any_size(filled, exported):
+    session = onnx.open_session(exported.folder)
     for num_rows, longest in ((3, 9), (1, 2), (12, 33), (2, 64)):  # 9 tokens were traced, 64 are all there are
         check_parity(filled, session, num_rows, longest)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_traced_module_equals_inference_for_every_family(family, backbone_of, tmp_path):
+    filled = fill(backbone_of(family), tmp_path)
+    graph = TaskGraph(filled.bank.backbone, filled.slots())
+    rows = filled.rows(12, 33)
+    batch = collate(rows, filled.bank.backbone.pad_id)
+    task = torch.tensor([rows[index].slot for index in batch.order])
+    with torch.no_grad():
+        logits, num_outputs = graph(batch.input_ids_BT, batch.mask_BT, task)
+    inferred = infer(filled.bank, rows)
+    wanted = np.stack([filled.expected(rows[index], inferred[index]) for index in batch.order])
+    np.testing.assert_allclose(logits.numpy(), wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    assert num_outputs.tolist() == [len(inferred[index]) for index in batch.order]
+
+
+# Families by the number of blocks that show all of them: DeBERTa's convolution follows the first block, ModernBERT's
+# second block attends locally. xlm-roberta and camembert are roberta's code; the test above is enough for them.
+NUM_BLOCKS = {"roberta": 1, "electra": 1, "mpnet": 1, "distilbert": 1, "deberta-v2": 2, "modernbert": 2}
+
+
+@pytest.mark.parametrize("family", NUM_BLOCKS)
+def test_every_architecture_is_the_same_in_onnxruntime(family, backbone_folder, tmp_path):
+    folder = make_shallow(backbone_folder(family), tmp_path / "backbone", NUM_BLOCKS[family])
+    backbone = load_backbone(str(folder), device="cpu")
+    filled = fill(backbone, tmp_path / "store", {name: SPECS[name] for name in ("plain", "end")})
+    graph = onnx.export_onnx(filled.store, list(filled.specs), backbone, tmp_path / "onnx")
+    session = onnx.open_session(graph.folder)
+    for num_rows, longest in ((1, 2), (6, 33), (2, 64)):
+        check_parity(filled, session, num_rows, longest)
+
+
+def make_shallow(folder, target, num_layers):
+    """A copy of a tiny backbone with its first blocks only: tracing takes seconds a block."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.num_hidden_layers = num_layers
+    if hasattr(config, "layer_types"):
+        config.layer_types = config.layer_types[:num_layers]
+    transformers.AutoModel.from_pretrained(folder, config=config).save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    return target
+
+
+def test_padded_labels_have_no_probability_and_numbers_their_own_scale(filled, exported):
+    session, names = onnx.open_session(exported.folder), list(filled.specs)
+    rows = [Row([2, 9, 8, 3], slot) for slot in range(len(names))]
+    logits = onnx.answer(session, rows, 0)
+    assert logits.shape == (len(names), 5)
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    for row, name in enumerate(names):
+        num_outputs = filled.specs[name].head.num_outputs
+        assert np.isfinite(logits[row, :num_outputs]).all()
+        assert (shares[row, num_outputs:] == 0).all()
+    number = names.index("number")
+    assert logits[number, 0] == pytest.approx(100 + 7 * float(infer(filled.bank, rows)[number]), abs=1e-3)
+
+
+def test_a_task_id_that_is_none_is_never_answered(filled, exported):
+    session = onnx.open_session(exported.folder)
+    assert np.isnan(onnx.answer(session, [Row([2, 9, 3], -1)], 0)).all()
+    with pytest.raises(Exception, match="out of data bounds"):
+        onnx.answer(session, [Row([2, 9, 3], len(filled.specs))], 0)
+
+
+def test_nan_in_one_task_leaves_the_others_as_they_were(filled, tiny_bert):
+    slots, rows = filled.slots(), torch.tensor([[2, 9, 8, 3]] * len(filled.specs))
+    task = torch.arange(len(slots))
+    before, _ = TaskGraph(tiny_bert, slots)(rows, torch.ones_like(rows), task)
+    spoiled = {name: torch.full_like(tensor, torch.nan) for name, tensor in slots[0].tensors.items()}
+    slots[0] = dataclasses.replace(slots[0], tensors=spoiled)
+    after, _ = TaskGraph(tiny_bert, slots)(rows, torch.ones_like(rows), task)
+    assert after[0, :3].isnan().all()
+    assert torch.equal(after[1:], before[1:])
+
+
+def test_the_folder_says_all_that_is_needed(filled, exported, tiny_bert):
+    about = json.loads((exported.folder / "tasks.json").read_text())
+    assert {"model.onnx", "tasks.json", "tokenizer.json", "tokenizer_config.json", "README.txt"} == {
+        path.name for path in exported.folder.iterdir()
+    }
+    assert about["backbone"]["fingerprint"] == tiny_bert.fingerprint
+    assert list(about["inputs"]) == ["input_ids", "attention_mask", "token_type_ids", "task"]
+    assert about["opset"] == exported.opset
+    assert [task["id"] for task in about["tasks"]] == list(range(len(SPECS)))
+    for task, (name, spec) in zip(about["tasks"], SPECS.items(), strict=True):
+        version = filled.store.resolve(name)
+        assert (task["version"], task["digest"]) == (version.reference, version.digest)
+        assert (task["kind"], task["num_outputs"]) == (spec.head.kind, spec.head.num_outputs)
+        assert task["labels"] == list(filled.store.manifest(version).labels)
+        assert task["kind"] in about["reading"]
+    assert str(Path(onnx.__file__).parent).encode() not in (exported.folder / "model.onnx").read_bytes()
+    tokenizer = json.loads((exported.folder / "tokenizer.json").read_text())
+    assert tokenizer["truncation"] is None, "the length Inlay last cut rows to is no task's"
+    assert (exported.num_probes, exported.difference < TOLERANCE) == (len(TEXTS) * len(SPECS), True)
+
+
+def test_the_example_in_the_readme_runs_without_torch_and_says_the_same(filled, exported, tiny_bert):
+    readme = (exported.folder / "README.txt").read_text()
+    program = readme[readme.index("import json") :] + "\nimport sys\nassert 'torch' not in sys.modules\n"
+    done = subprocess.run([sys.executable, "-c", program], cwd=exported.folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    encoded = encode(tiny_bert.tokenizer, [text for text, _ in lines], None, 32)
+    wanted = infer(filled.bank, [Row(ids, 0, types) for ids, types in encoded])
+    for (_, shown), logits in zip(lines, wanted, strict=True):
+        answer = ast.literal_eval(shown)
+        assert list(answer) == ["plain-0", "plain-1", "plain-2"]
+        np.testing.assert_allclose(list(answer.values()), logits.numpy(), atol=TOLERANCE)
+
+
+def test_weights_that_fit_no_protobuf_lie_beside_the_graph(tiny_bert_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx, "INLINE_LIMIT_BYTES", 1000)
+    backbone = load_backbone(str(make_shallow(tiny_bert_folder, tmp_path / "backbone", 1)), device="cpu")
+    filled = fill(backbone, tmp_path / "store", {"end": SPECS["end"]})
+    graph = onnx.export_onnx(filled.store, ["end"], backbone, tmp_path / "big")
+    assert (graph.folder / "model.onnx").stat().st_size < (graph.folder / "model.onnx.data").stat().st_size
+    moved = graph.folder.rename(tmp_path / "elsewhere")
+    check_parity(filled, onnx.open_session(moved), 3, 12)
+
+
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(filled, tiny_bert, backbone_of, tmp_path):
+    folder = tmp_path / "onnx"
+    with pytest.raises(BadConfig, match="`plain@1` is named twice"):
+        onnx.export_onnx(filled.store, ["plain", "plain@1"], tiny_bert, folder)
+    with pytest.raises(BadConfig, match="no task"):
+        onnx.export_onnx(filled.store, [], tiny_bert, folder)
+    with pytest.raises(WrongBackbone, match="plain@1"):
+        onnx.export_onnx(filled.store, ["plain"], backbone_of("electra"), folder)
+    with pytest.raises(Missing, match="no folder"):
+        onnx.export_onnx(filled.store, ["plain"], tiny_bert, tmp_path / "none" / "onnx")
+    assert list(tmp_path.iterdir()) == []
+    folder.mkdir()
+    (folder / "mine.txt").write_text("keep me")
+    with pytest.raises(BadConfig, match="not an empty folder"):
+        onnx.export_onnx(filled.store, ["plain"], tiny_bert, folder)
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+def test_a_kind_without_one_row_of_logits_is_refused_by_name(filled, tiny_bert):
+    slot = filled.slots()[0]
+    spec = dataclasses.replace(slot.spec, head=dataclasses.replace(slot.spec.head, kind="span"))
+    with pytest.raises(Unsupported, match="`plain@1` is of the kind `span`"):
+        TaskGraph(tiny_bert, [dataclasses.replace(slot, spec=spec)])
+
+
+def test_a_graph_that_answers_otherwise_leaves_no_folder(filled, tiny_bert, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx, "answer", lambda session, rows, pad_id: np.full((len(rows), 5), 9.0))
+    monkeypatch.setattr(onnx, "_write_graph", lambda graph, backbone, path: 18)
+    monkeypatch.setattr(onnx, "open_session", lambda folder: None)
+    with pytest.raises(Unsupported, match="probes of `end@1` differ"):
+        onnx.export_onnx(filled.store, ["end"], tiny_bert, tmp_path / "onnx")
+    assert list(tmp_path.iterdir()) == [], "neither the folder nor its draft"
+
+
+@pytest.mark.parametrize("name", onnx.PACKAGES)
+def test_without_the_extra_it_is_named(name, filled, tiny_bert, tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda asked: None if asked == name else found(asked))
+    with pytest.raises(Missing, match=f"`{name}` is not installed") as refused:
+        onnx.export_onnx(filled.store, ["plain"], tiny_bert, tmp_path / "onnx")
+    assert "inlay[onnx]" in refused.value.hint

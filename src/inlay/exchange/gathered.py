@@ -108,8 +108,8 @@ class Bottleneck(nn.Module):
         self.activation = Activation(["" if adapter is None else adapter.activation for adapter in adapters])
 
     def forward(self, h_BTD: Tensor, task_B: Tensor) -> Tensor:
-        z_BTR = h_BTD @ self.down[task_B] + _rows(self.down_bias, task_B)
-        return self.activation(z_BTR, task_B) @ self.up[task_B] + _rows(self.up_bias, task_B)
+        z_BTR = h_BTD @ _own(self.down, task_B) + _rows(self.down_bias, task_B)
+        return self.activation(z_BTR, task_B) @ _own(self.up, task_B) + _rows(self.up_bias, task_B)
 
 
 class Activation(nn.Module):
@@ -122,7 +122,7 @@ class Activation(nn.Module):
 
     def forward(self, z_BTR: Tensor, task_B: Tensor) -> Tensor:
         first, *others = (ACTIVATIONS[name](z_BTR) for name in self.names)
-        return _choose(first, others, self.choice[task_B])
+        return _choose(first, others, _own(self.choice, task_B))
 
 
 class Norm(nn.Module):
@@ -157,9 +157,9 @@ class Heads(nn.Module):
         self.register_buffer("std", torch.tensor([spec.target_std for spec in specs]))
 
     def forward(self, pooled_BD: Tensor, task_B: Tensor) -> Tensor:
-        logits_BL = (self.weight[task_B] @ pooled_BD.unsqueeze(-1)).squeeze(-1) + self.bias[task_B]
-        logits_BL = logits_BL * self.std[task_B][:, None] + self.mean[task_B][:, None]
-        logits_BL = logits_BL.masked_fill(~self.is_own[task_B], -torch.inf)
+        logits_BL = (_own(self.weight, task_B) @ pooled_BD.unsqueeze(-1)).squeeze(-1) + _own(self.bias, task_B)
+        logits_BL = logits_BL * _own(self.std, task_B)[:, None] + _own(self.mean, task_B)[:, None]
+        logits_BL = logits_BL.masked_fill(~_own(self.is_own, task_B), -torch.inf)
         # A gather takes −1 for the last task; its rows must not look answered.
         return logits_BL.masked_fill((task_B < 0)[:, None], torch.nan)
 
@@ -184,12 +184,12 @@ class TaskGraph(nn.Module):
         with self._backbone.mount.routed(self.bank.bind(task)):
             hidden_BTD = self._backbone.hidden(batch)
         pooled_BD = self._pool(hidden_BTD, attention_mask, task)
-        return self.heads(pooled_BD, task), self.heads.num_outputs[task]
+        return self.heads(pooled_BD, task), _own(self.heads.num_outputs, task)
 
     def _pool(self, hidden_BTD: Tensor, mask_BT: Tensor, task_B: Tensor) -> Tensor:
         poolings = self.heads.poolings
         first, *others = (self._backbone.pool(hidden_BTD, mask_BT, pooling) for pooling in poolings)
-        return _choose(first, others, self.heads.pooling[task_B])
+        return _choose(first, others, _own(self.heads.pooling, task_B))
 
 
 def _check_slot(slot: Slot) -> None:
@@ -228,9 +228,14 @@ def _stack(own: Sequence[Tensor | None], neutral: Tensor | None) -> Tensor | Non
     return stacked
 
 
+def _own(stacked: Tensor, task_B: Tensor) -> Tensor:
+    """Each row's own entry of a stack."""
+    return stacked.index_select(0, task_B)  # `stacked[task_B]` is traced as a slower kind of gather
+
+
 def _rows(stacked_SD: Tensor, task_B: Tensor) -> Tensor:
     """Each row's own vector, to be added to or multiplied with every token of it."""
-    return stacked_SD[task_B].unsqueeze(1)
+    return _own(stacked_SD, task_B).unsqueeze(1)
 
 
 def _plain(key: str) -> str:

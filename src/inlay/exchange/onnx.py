@@ -185,8 +185,18 @@ def _write_graph(graph: TaskGraph, backbone: Backbone, path: Path) -> int:
             dynamo=True,
             verbose=False,
         )
+        _strip(program.model)
         program.save(path, external_data=_size_bytes(graph) > INLINE_LIMIT_BYTES)
     return int(program.model.opset_imports[""])
+
+
+def _strip(model: Any) -> None:
+    """Drop what the exporter notes at every node: stack traces, with the paths of this machine in them."""
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
 
 
 def _size_bytes(graph: torch.nn.Module) -> int:

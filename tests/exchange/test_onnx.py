@@ -105,9 +105,7 @@ def publish(backbone, store, name, spec, tensors):
         backbone=describe_backbone(backbone),
         run_id="run",
         num_parameters=1,
-        probes=tuple(
-            Probe(text, None, tuple(logits.tolist())) for text, logits in zip(TEXTS, answers, strict=True)
-        ),
+        probes=tuple(Probe(text, None, tuple(logits.tolist())) for text, logits in zip(TEXTS, answers, strict=True)),
         config={},
         extra={"pairs": False},
     )

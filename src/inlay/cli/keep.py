@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.options import JsonOption, StoreOption, open_store
+from inlay.cli.backbones import open_backbone
+from inlay.cli.options import BackboneOption, JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
-from inlay.store import Manifest, Version
+from inlay.errors import BadConfig, UnknownName
+from inlay.store import Manifest, Store, Version
 
 if TYPE_CHECKING:
     from inlay.store.format import VersionInfo
@@ -204,20 +206,60 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
 
 
 def export(
-    reference: ReferenceArgument,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="file or folder; default: NAME.inlay")] = None,
+    references: Annotated[
+        list[str], typer.Argument(metavar="TASK…", help="NAME, NAME@3 or NAME@best; for onnx as many as you like")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="file or folder; default: NAME.inlay")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", metavar="inlay|onnx", help="what to write")] = "inlay",
+    backbone: BackboneOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a version as one file, for another store."""
-    kept = open_store(store)
+    """Write a version as one file for another store, or tasks as one ONNX graph.
+
+    `--format onnx` makes a folder: the graph with the task id as an input, tokenizer, labels and an example.
+    """
+    if format not in EXPORTS:
+        raise UnknownName("format", format, EXPORTS)
+    report, words = EXPORTS[format](open_store(store), references, output, backbone)
+    screen.put_json(report) if json else screen.put(words)
+
+
+def _export_inlay(
+    kept: Store, references: list[str], output: Path | None, backbone: str | None
+) -> tuple[dict[str, Any], str]:
+    reference, *rest = references
+    if output is None and len(rest) == 1:
+        output = Path(rest.pop())  # `inlay export mail copy.inlay`
+    if rest:
+        raise BadConfig("`inlay export` writes one version into a file", "export one at a time, or use `--format onnx`")
     version = kept.resolve(reference)
-    target = kept.export(reference, file or Path(f"{version.name}.inlay"))
+    target = kept.export(reference, output or Path(f"{version.name}.inlay"))
     size_bytes = target.stat().st_size
-    if json:
-        screen.put_json({"version": version.reference, "file": str(target), "size_bytes": size_bytes})
-    else:
-        screen.put(f"{version.reference} is in {target} ({screen.size(size_bytes)})")
+    report = {"version": version.reference, "file": str(target), "size_bytes": size_bytes}
+    return report, f"{version.reference} is in {target} ({screen.size(size_bytes)})"
+
+
+def _export_onnx(
+    kept: Store, references: list[str], output: Path | None, backbone: str | None
+) -> tuple[dict[str, Any], str]:
+    if output is None:
+        raise BadConfig("`--format onnx` writes a folder", "name it with `--output DIR`")
+    name = backbone or kept.manifest(kept.resolve(references[0])).backbone["name"]
+    loaded = open_backbone(name, "cpu")
+    from inlay.exchange.onnx import export_onnx
+
+    with screen.working("tracing and checking the graph"):
+        made = export_onnx(kept, references, loaded, output)
+    names = [version.reference for version in made.versions]
+    report = {**dataclasses.asdict(made), "folder": str(made.folder), "versions": names}
+    checked = f"{screen.count(made.num_probes, 'probe')} answered in onnxruntime, within {made.difference:.1e}"
+    return report, f"{', '.join(names)} in {made.folder} ({screen.size(made.size_bytes)}); {checked}"
+
+
+EXPORTS = {"inlay": _export_inlay, "onnx": _export_onnx}
 
 
 def import_(

@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from inlay.data.encode import encode
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
-from inlay.exchange.gathered import Slot, TaskGraph
+from inlay.exchange.gathered import TaskGraph
 from inlay.model.backbone import Backbone
-from inlay.model.bank import SlotSpec
+from inlay.model.bank import Bank, SlotSpec
 from inlay.model.inference import canonical_backbone
 from inlay.model.route import Row, collate
 from inlay.serving.engine import check_backbone
@@ -62,12 +63,13 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class _Task:
+class Leaving:
     """A version on its way out; its place in the list is its task id."""
 
     version: Version
     manifest: Manifest
-    slot: Slot
+    spec: SlotSpec
+    tensors: Mapping[str, Tensor]
 
 
 def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, folder: Path) -> Exported:
@@ -79,7 +81,7 @@ def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, fol
     check_folder(folder)
     backbone = canonical_backbone(backbone)
     tasks = _load(store, references, backbone)
-    graph = TaskGraph(backbone, [task.slot for task in tasks]).eval()
+    graph = TaskGraph(fill_bank(backbone, tasks)).eval()
     with _drafted(folder) as draft:
         opset = _write_graph(graph, backbone, draft / "model.onnx")
         _write_tokenizer(backbone, draft)
@@ -106,8 +108,8 @@ def check_folder(folder: Path) -> None:
         raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
 
 
-def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[_Task]:
-    tasks: list[_Task] = []
+def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[Leaving]:
+    tasks: list[Leaving] = []
     for reference in references:
         version = store.resolve(reference)
         if any(task.version == version for task in tasks):
@@ -115,10 +117,33 @@ def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[_
         loaded = store.load(version)
         check_backbone(version, loaded.manifest, backbone)
         spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
-        tasks.append(_Task(version, loaded.manifest, Slot(version.reference, spec, loaded.tensors)))
+        check_spec(version.reference, spec)
+        tasks.append(Leaving(version, loaded.manifest, spec, loaded.tensors))
     if not tasks:
         raise BadConfig("no task to export", "name at least one; `inlay tasks` lists them")
     return tasks
+
+
+def check_spec(reference: str, spec: SlotSpec) -> None:
+    """Refuse what a graph that mixes tasks cannot hold."""
+    if spec.is_solo:
+        raise Unsupported(
+            f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
+            "such a task shares no graph with others: leave it out, or train it with another method",
+        )
+    if spec.head.kind not in READINGS:
+        raise Unsupported(
+            f"`{reference}` is of the kind `{spec.head.kind}`, whose answer is not one row of logits",
+            f"an ONNX graph mixes tasks of the kinds {', '.join(READINGS)}: leave it out",
+        )
+
+
+def fill_bank(backbone: Backbone, tasks: Sequence[Leaving]) -> Bank:
+    """A bank in which every task has the slot of its id."""
+    bank = Bank(backbone, len(tasks))
+    for slot, task in enumerate(tasks):
+        bank.put(slot, task.spec, task.tensors)
+    return bank
 
 
 def input_names(backbone: Backbone) -> tuple[str, ...]:
@@ -127,10 +152,10 @@ def input_names(backbone: Backbone) -> tuple[str, ...]:
     return ("input_ids", "attention_mask", *(("token_type_ids",) if has_types else ()), "task")
 
 
-def describe(tasks: Sequence[_Task], backbone: Backbone, opset: int) -> dict[str, Any]:
+def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[str, Any]:
     """The content of `tasks.json`: what a program needs to ask the graph and to read its answers."""
-    inputs = {name: "[batch] int64: each row's task id" for name in ("task",)}
-    inputs = {name: inputs.get(name, "[batch, tokens] int64") for name in input_names(backbone)}
+    inputs = {name: "[batch, tokens] int64" for name in input_names(backbone)}
+    inputs["task"] = "[batch] int64: each row's task id"
     return {
         "format": 1,
         "opset": opset,
@@ -147,8 +172,8 @@ def describe(tasks: Sequence[_Task], backbone: Backbone, opset: int) -> dict[str
     }
 
 
-def _describe_task(task: _Task) -> dict[str, Any]:
-    manifest, head = task.manifest, task.slot.spec.head
+def _describe_task(task: Leaving) -> dict[str, Any]:
+    manifest, head = task.manifest, task.spec.head
     return {
         "task": task.version.name,
         "version": task.version.reference,
@@ -211,12 +236,12 @@ def _write_tokenizer(backbone: Backbone, folder: Path) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf8")
 
 
-def _check_probes(tasks: Sequence[_Task], backbone: Backbone, folder: Path) -> tuple[int, float]:
+def _check_probes(tasks: Sequence[Leaving], backbone: Backbone, folder: Path) -> tuple[int, float]:
     """How many probes the graph answers in onnxruntime, and the largest difference; refuses one beyond tolerance."""
     session = open_session(folder)
     num_probes, largest = 0, 0.0
     for place, task in enumerate(tasks):
-        probes, head = task.manifest.probes, task.slot.spec.head
+        probes, head = task.manifest.probes, task.spec.head
         if not probes:
             continue
         pairs = None if probes[0].pair is None else [probe.pair or "" for probe in probes]

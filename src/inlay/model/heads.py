@@ -27,6 +27,10 @@ class HeadSpec:
     pooling: str
     target_mean: float = 0.0
     target_std: float = 1.0
+    hidden: str = "none"
+    """the layer before it: none, tanh, or pooler (a trained copy of the backbone's)"""
+    features: str = "last"
+    """what it reads: the last layer, or a learned mix of all"""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Result:
 
 def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
     """Resolve every `auto` of `config` for this task and backbone, and check that they go together."""
-    pooling = backbone.resolve_pooling(config.train.pooling)
+    pooling = _resolve_pooling(config.train, backbone)
     max_length = config.train.max_length
     if max_length == TrainConfig.max_length:  # nobody asked for it
         max_length = min(max_length, backbone.max_length)
@@ -93,16 +93,32 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
     )
-    return Run(task, resolved, SlotSpec(resolved.method, _make_head(task, pooling)), backbone.fingerprint)
+    spec = SlotSpec(resolved.method, _make_head(task, train))
+    spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
+    return Run(task, resolved, spec, backbone.fingerprint)
 
 
-def _make_head(task: Task, pooling: str) -> HeadSpec:
+def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
     num_outputs = find_head(task.kind).num_outputs(len(task.labels))
+    head = HeadSpec(task.kind, num_outputs, train.pooling, hidden=train.hidden, features=train.features)
     if task.kind != "regress":
-        return HeadSpec(task.kind, num_outputs, pooling)
+        return head
     assert task.train.targets is not None
     mean, std = float(np.mean(task.train.targets)), float(np.std(task.train.targets))
-    return HeadSpec(task.kind, num_outputs, pooling, mean, std or 1.0)
+    return dataclasses.replace(head, target_mean=mean, target_std=std or 1.0)
+
+
+def _resolve_pooling(config: TrainConfig, backbone: Backbone) -> str:
+    """A trained copy of the pooler reads what the pooler reads: the first token."""
+    if config.hidden != "pooler":
+        return backbone.resolve_pooling(config.pooling)
+    backbone.resolve_pooling("pooler")  # refuses a backbone that has none
+    if config.pooling not in ("auto", "cls", "pooler"):
+        raise BadConfig(
+            f"`train.hidden` is `pooler` with `{config.pooling}` pooling",
+            "it reads the first token: leave out `--pooling`",
+        )
+    return "cls"
 
 
 def write_start(folder: Path, run: Run) -> None:

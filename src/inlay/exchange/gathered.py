@@ -51,7 +51,7 @@ class Choice:
         """What `compute` gives for each row's own kind; a slot of the kind None takes any."""
         occurring = [*dict.fromkeys(kind for kind in kinds if kind is not None)]
         result = compute(occurring[0])
-        for index, kind in enumerate(occurring[1:], start=1):
+        for kind in occurring[1:]:
             is_own = self.value([float(other == kind) for other in kinds], result) == 1
             result = torch.where(is_own, compute(kind), result)
         return result
@@ -156,9 +156,7 @@ class TaskGraph(nn.Module):
         num_outputs_B = choice.own(torch.tensor([head.num_outputs for head in self._heads]))
         return self._answer(pooled_BD, stacks, choice), num_outputs_B
 
-    def _pool(
-        self, layers: Sequence[Tensor], mask_BT: Tensor, stacks: Mapping[str, Tensor], choice: Choice
-    ) -> Tensor:
+    def _pool(self, layers: Sequence[Tensor], mask_BT: Tensor, stacks: Mapping[str, Tensor], choice: Choice) -> Tensor:
         """The vector each row's head reads: its own features, pooling and layer before the head."""
         features = {"last": lambda: layers[-1], "mix": lambda: _mix(layers, stacks, choice)}
         states_BTD = choice.pick([head.features for head in self._heads], lambda kind: features[kind]())

@@ -154,7 +154,7 @@ def input_names(backbone: Backbone) -> tuple[str, ...]:
 
 def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[str, Any]:
     """The content of `tasks.json`: what a program needs to ask the graph and to read its answers."""
-    inputs = {name: "[batch, tokens] int64" for name in input_names(backbone)}
+    inputs = dict.fromkeys(input_names(backbone), "[batch, tokens] int64")
     inputs["task"] = "[batch] int64: each row's task id"
     return {
         "format": 1,

@@ -239,3 +239,50 @@ def test_row_losses_follow_their_formulas():
     torch.testing.assert_close(HEADS["multilabel"].row_losses(logits, targets), expected)
     numbers = torch.tensor([1.0, 2, 3, 4])
     torch.testing.assert_close(HEADS["regress"].row_losses(logits, numbers), (logits[:, 0] - numbers) ** 2)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"depth": 3}, {"inner_norm": "layer"}, {"inner_norm": "batch"}, {"multiplies": True}, {"activation": None}],
+    ids=str,
+)
+@pytest.mark.parametrize("is_training", [False, True])
+def test_every_kind_of_bottleneck_in_one_batched_product_equals_the_loop(monkeypatch, kind, is_training):
+    plain = random_bottleneck([5, 16, 2, 1])
+    shapes = [Shape(**{"size": shape.size, "activation": "gelu", "scale": 1.3, **kind}) for shape in plain.shapes]
+    more = [torch.rand(4, 16, dtype=torch.float64).requires_grad_() for _ in range(6)]
+    layers = [torch.randn(4, 16, 16, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    weights = dataclasses.replace(
+        plain,
+        shapes=shapes,
+        hidden=((layers[0], more[0]), (layers[1], more[1])),
+        norm=tuple(more[2:4]),
+        running=tuple(more[4:]),
+    )
+    with torch.no_grad():  # as a bank pads
+        for slot, shape in enumerate(shapes):
+            size = shape.size
+            weights.down_SDR[slot, :, size:] = weights.up_SRE[slot, size:] = weights.down_bias_SR[slot, size:] = 0
+            for tensor in more:
+                tensor[slot, size:] = 0
+            for tensor in layers:
+                tensor[slot, size:] = tensor[slot, :, size:] = 0
+    mask = torch.ones(8, 5, dtype=torch.int64)
+    mask[::3, 2:] = 0
+    route = Route(tuple(Segment(slot, 2 * i, 2 * i + 2) for i, slot in enumerate([2, 0, 3, 1])), mask)
+    h = torch.randn(8, 5, 12, dtype=torch.float64).requires_grad_()
+
+    def run():
+        moments = [] if is_training else None
+        out = bottleneck_update(h, weights, route, moments)
+        (gradient,) = torch.autograd.grad((out * mask[..., None]).pow(3).sum(), [h])
+        return [out, gradient], moments or []
+
+    loop, seen = run()
+    monkeypatch.setattr(kernels, "BATCHED_ON", {"cpu"})
+    batched, seen_batched = run()
+    torch.testing.assert_close(batched, loop)
+    assert [moment.slot for moment in seen] == [moment.slot for moment in seen_batched]
+    for one, other in zip(seen, seen_batched, strict=True):
+        torch.testing.assert_close(other[1:], one[1:])
+    assert len(seen) == (4 if is_training and kind == {"inner_norm": "batch"} else 0)

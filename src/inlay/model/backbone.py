@@ -125,7 +125,7 @@ class Backbone:
             else:
                 own = {self._mounted_names[name]: tensor.to(self.dtype) for name, tensor in weights.items()}
                 last = functional_call(self.model, own, kwargs=inputs).last_hidden_state
-        return [*layers[:-1], last]  # the last one after a final norm, where there is one
+        return [*layers, last]
 
     def pool(
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
@@ -189,18 +189,16 @@ class Backbone:
 
 @contextmanager
 def _collecting(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """What the first block reads and every block gives, in a list that fills during the forward pass."""
+    """What every block reads, in a list that fills during the forward pass.
+
+    Not what they give: DeBERTa's convolution joins in between two blocks.
+    """
     found: list[Tensor] = []
 
-    def note_input(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
         found.append(args[0] if args else kwargs["hidden_states"])
 
-    def note_output(module: nn.Module, args: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [block.register_forward_hook(note_output) for block in blocks]
-    if blocks:
-        handles.append(blocks[0].register_forward_pre_hook(note_input, with_kwargs=True))
+    handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
     try:
         yield found
     finally:

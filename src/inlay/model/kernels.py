@@ -12,7 +12,7 @@ bottleneck, L labels; G segments of M tokens each.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -80,7 +80,7 @@ def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments:
     With `moments`, batch norm is training: it uses the tokens at hand and notes what it saw of them.
     """
     if _is_batched(h_BTD, route) and _is_uniform(weights, route):
-        return _batched_bottleneck(h_BTD, weights, route)
+        return _batched_bottleneck(h_BTD, weights, route, moments)
     pieces = []
     by_slot = _BySlot(weights)
     for slot, start, stop in route.segments:
@@ -170,15 +170,47 @@ def linear_heads(
     ]
 
 
-def _batched_bottleneck(h_BTD: Tensor, weights: Bottleneck, route: Route) -> Tensor:
+def _batched_bottleneck(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None) -> Tensor:
     h_GMD = _grouped(h_BTD, route)
     shape = weights.shapes[route.segments[0].slot]
     assert shape is not None
+    activate = ACTIVATIONS.get(shape.activation or "", lambda z: z)
     z_GMR = _batched_linear(h_GMD, weights.down_SDR, weights.down_bias_SR, route)
-    z_GMR = z_GMR if shape.activation is None else ACTIVATIONS[shape.activation](z_GMR)
+    z_GMR = z_GMR if shape.inner_norm == "none" else _batched_norm(z_GMR, weights, route, moments)
+    z_GMR = activate(z_GMR)
+    for w_SRR, b_SR in weights.hidden[: shape.depth - 1]:
+        z_GMR = activate(_batched_linear(z_GMR, w_SRR, b_SR, route))
     update_GME = _batched_linear(z_GMR, weights.up_SRE, weights.up_bias_SE, route)
     update_GME = update_GME if shape.scale == 1.0 else update_GME * shape.scale
+    update_GME = h_GMD * update_GME if shape.multiplies else update_GME
     return update_GME.view(*h_BTD.shape[:-1], -1)
+
+
+def _batched_norm(z_GMR: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None) -> Tensor:
+    """The norm inside even segments. Scale and shift are zero in the padding, so it stays zero."""
+    assert weights.norm is not None
+    shapes = [weights.shapes[segment.slot] for segment in route.segments]
+    sizes = [shape.size for shape in shapes if shape is not None]
+    scale_G1R, shift_G1R = (_chosen(tensor, route).unsqueeze(1) for tensor in weights.norm)
+    wide = z_GMR.to(torch.promote_types(z_GMR.dtype, scale_G1R.dtype))
+    if shapes[0] is not None and shapes[0].inner_norm == "layer":
+        size_G11 = torch.tensor(sizes, device=wide.device).view(-1, 1, 1)
+        own_G1R = torch.arange(wide.shape[-1], device=wide.device) < size_G11
+        mean = wide.sum(-1, keepdim=True) / size_G11  # the padding is zero
+        var = ((wide - mean) * own_G1R).square().sum(-1, keepdim=True) / size_G11
+    elif moments is None:
+        assert weights.running is not None
+        mean, var = (_chosen(tensor, route).unsqueeze(1) for tensor in weights.running)
+    else:
+        real_GM1 = (
+            torch.ones_like(wide[..., :1]) if route.mask_BT is None else _grouped(route.mask_BT[..., None], route)
+        )
+        count_G11 = real_GM1.sum(1, keepdim=True)
+        mean = (wide * real_GM1).sum(1, keepdim=True) / count_G11
+        var = ((wide - mean).square() * real_GM1).sum(1, keepdim=True) / count_G11
+        for group, (segment, size) in enumerate(zip(route.segments, sizes, strict=True)):
+            moments.append(Moments(segment.slot, mean[group, 0, :size].detach(), var[group, 0, :size].detach()))
+    return ((wide - mean) * torch.rsqrt(var + _NORM_EPS) * scale_G1R + shift_G1R).to(z_GMR.dtype)
 
 
 def _batched_linear(x_GMD: Tensor, stacked: Tensor, bias: Tensor | None, route: Route) -> Tensor:
@@ -193,14 +225,9 @@ def _is_batched(h_BTD: Tensor, route: Route) -> bool:
 
 
 def _is_uniform(weights: Bottleneck, route: Route) -> bool:
-    """Every segment has a plain bottleneck, and all are alike but for their size."""
-    kinds = set()
-    for segment in route.segments:
-        shape = weights.shapes[segment.slot]
-        if shape is None or shape.depth > 1 or shape.inner_norm != "none" or shape.multiplies:
-            return False
-        kinds.add((shape.activation, shape.scale))
-    return len(kinds) == 1
+    """Every segment has a bottleneck, and all are alike but for their size."""
+    shapes = [weights.shapes[segment.slot] for segment in route.segments]
+    return None not in shapes and len({shape and replace(shape, size=0) for shape in shapes}) == 1
 
 
 def _grouped(h_BTD: Tensor, route: Route) -> Tensor:

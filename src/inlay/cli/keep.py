@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import open_backbone
+from inlay.cli.graph import export_graph
 from inlay.cli.options import BackboneOption, JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
 from inlay.errors import BadConfig, UnknownName
@@ -231,7 +231,7 @@ def export(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a version as one file for another store, or tasks as one ONNX graph.
+    """Write a version as one file, for another store; or several as one ONNX graph.
 
     `--format onnx` makes a folder: the graph with the task id as an input, tokenizer, labels and an example.
     """
@@ -256,24 +256,7 @@ def _export_inlay(
     return report, f"{version.reference} is in {target} ({screen.size(size_bytes)})"
 
 
-def _export_onnx(
-    kept: Store, references: list[str], output: Path | None, backbone: str | None
-) -> tuple[dict[str, Any], str]:
-    if output is None:
-        raise BadConfig("`--format onnx` writes a folder", "name it with `--output DIR`")
-    name = backbone or kept.manifest(kept.resolve(references[0])).backbone["name"]
-    loaded = open_backbone(name, "cpu")
-    from inlay.exchange.onnx import export_onnx
-
-    with screen.working("tracing and checking the graph"):
-        made = export_onnx(kept, references, loaded, output)
-    names = [version.reference for version in made.versions]
-    report = {**dataclasses.asdict(made), "folder": str(made.folder), "versions": names}
-    checked = f"{screen.count(made.num_probes, 'probe')} answered in onnxruntime, within {made.difference:.1e}"
-    return report, f"{', '.join(names)} in {made.folder} ({screen.size(made.size_bytes)}); {checked}"
-
-
-EXPORTS = {"inlay": _export_inlay, "onnx": _export_onnx}
+EXPORTS = {"inlay": _export_inlay, "onnx": export_graph}
 
 
 def import_(

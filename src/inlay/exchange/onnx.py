@@ -44,8 +44,8 @@ INLINE_LIMIT_BYTES = 1536 * 1024**2
 TOLERANCE = 1e-4
 """of the largest logit, or of 1 if that is more: by how much a probe's answer may differ in onnxruntime"""
 READINGS = {
-    "classify": "probabilities are the softmax of the first num_outputs logits, each divided by the temperature",
-    "multilabel": "a label's probability is the sigmoid of its logit; it applies from 0.5 on",
+    "classify": "the label of the largest logit; probabilities are softmax(logits / temperature)",
+    "multilabel": "a label applies if its logit is at least 0; its probability is sigmoid(logit / temperature)",
     "regress": "the first logit is the number, on the scale of the task's own targets",
 }
 

@@ -210,7 +210,7 @@ def _batched_norm(z_GMR: Tensor, weights: Bottleneck, route: Route, moments: lis
         var = ((wide - mean).square() * real_GM1).sum(1, keepdim=True) / count_G11
         for group, (segment, size) in enumerate(zip(route.segments, sizes, strict=True)):
             moments.append(Moments(segment.slot, mean[group, 0, :size].detach(), var[group, 0, :size].detach()))
-    return ((wide - mean) * torch.rsqrt(var + _NORM_EPS) * scale_G1R + shift_G1R).to(z_GMR.dtype)
+    return ((wide - mean) * torch.rsqrt(var + NORM_EPS) * scale_G1R + shift_G1R).to(z_GMR.dtype)
 
 
 def _batched_linear(x_GMD: Tensor, stacked: Tensor, bias: Tensor | None, route: Route) -> Tensor:

@@ -97,8 +97,9 @@ def test_light_commands_import_no_heavy_library(arguments, tmp_path):
 def test_the_core_imports_without_the_extras_and_pydantic():
     program = (
         "import sys\n"
-        "for name in ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn'): sys.modules[name] = None\n"
-        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep"
+        "absent = ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'onnx', 'onnxscript', 'onnxruntime')\n"
+        "for name in absent: sys.modules[name] = None\n"
+        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep, inlay.exchange.onnx"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}

@@ -71,12 +71,17 @@ class Filled(NamedTuple):
     specs: dict[str, SlotSpec]
 
     def rows(self, num_rows: int, longest: int, seed: int = 0) -> list[Row]:
-        """Random rows of random tasks."""
-        generator, vocabulary = np.random.default_rng(seed), len(self.bank.backbone.tokenizer)
+        """Random rows of random tasks, with token types where the tokenizer makes them."""
+        tokenizer, generator = self.bank.backbone.tokenizer, np.random.default_rng(seed)
+        has_types = "token_type_ids" in tokenizer.model_input_names
         lengths = [longest, *generator.integers(2, longest + 1, num_rows - 1)]
         slots = generator.integers(len(self.specs), size=num_rows)
         return [
-            Row(generator.integers(5, vocabulary, length), int(slot))
+            Row(
+                generator.integers(5, len(tokenizer), length),
+                int(slot),
+                generator.integers(2, size=length) if has_types else None,
+            )
             for length, slot in zip(lengths, slots, strict=True)
         ]
 
@@ -103,8 +108,9 @@ def fill(backbone, folder, specs=SPECS) -> Filled:
 
 
 def publish(backbone, store, name, spec, tensors):
-    head = spec.head
-    encoded = encode(backbone.tokenizer, TEXTS, None, 32)
+    """A version of the slot; the task `end` reads pairs."""
+    head, pairs = spec.head, TEXTS[::-1] if name == "end" else None
+    encoded = encode(backbone.tokenizer, TEXTS, pairs, 32)
     answers = infer_canonically(backbone, spec, tensors, [Row(ids, 0, types) for ids, types in encoded])
     manifest = Manifest(
         kind=head.kind,
@@ -119,9 +125,12 @@ def publish(backbone, store, name, spec, tensors):
         backbone=describe_backbone(backbone),
         run_id="run",
         num_parameters=1,
-        probes=tuple(Probe(text, None, tuple(logits.tolist())) for text, logits in zip(TEXTS, answers, strict=True)),
+        probes=tuple(
+            Probe(text, pair, tuple(logits.tolist()))
+            for text, pair, logits in zip(TEXTS, pairs or [None] * len(TEXTS), answers, strict=True)
+        ),
         config={},
-        extra={"pairs": False},
+        extra={"pairs": pairs is not None},
     )
     return store.publish(name, tensors, manifest)
 
@@ -166,7 +175,7 @@ def test_the_traced_module_equals_inference_for_every_family(family, backbone_of
     batch = collate(rows, filled.bank.backbone.pad_id)
     task = torch.tensor([rows[index].slot for index in batch.order])
     with torch.no_grad():
-        logits, num_outputs = graph(batch.input_ids_BT, batch.mask_BT, task)
+        logits, num_outputs = graph(batch.input_ids_BT, batch.mask_BT, task, batch.token_types_BT)
     inferred = infer(filled.bank, rows)
     wanted = np.stack([filled.expected(rows[index], inferred[index]) for index in batch.order])
     np.testing.assert_allclose(logits.numpy(), wanted, atol=TOLERANCE, rtol=TOLERANCE)
@@ -229,10 +238,10 @@ def test_padded_labels_have_no_probability_and_numbers_their_own_scale(filled, e
 
 
 def test_a_task_id_that_is_none_is_never_answered(filled, exported):
-    session = onnx.open_session(exported.folder)
+    session, beyond = onnx.open_session(exported.folder), len(filled.specs)
     assert np.isnan(onnx.answer(session, [Row([2, 9, 3], -1)], 0)).all()
     with pytest.raises(Exception, match="out of data bounds"):
-        onnx.answer(session, [Row([2, 9, 3], len(filled.specs))], 0)
+        onnx.answer(session, [Row([2, 9, 3], beyond)], 0)
 
 
 def test_nan_in_one_task_leaves_the_others_as_they_were(short_bert, tmp_path):
@@ -264,6 +273,7 @@ def test_the_folder_says_all_that_is_needed(filled, exported):
         assert (task["kind"], task["num_outputs"]) == (spec.head.kind, spec.head.num_outputs)
         assert task["labels"] == list(filled.store.manifest(version).labels)
         assert task["kind"] in about["reading"]
+        assert task["pairs"] == (name == "end")
     assert str(Path(onnx.__file__).parent).encode() not in (exported.folder / "model.onnx").read_bytes()
     tokenizer = json.loads((exported.folder / "tokenizer.json").read_text())
     assert tokenizer["truncation"] is None, "the length Inlay last cut rows to is no task's"

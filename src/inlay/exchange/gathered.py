@@ -181,8 +181,8 @@ class TaskGraph(nn.Module):
             logits_BL = logits_BL * choice.value(deviations, logits_BL) + choice.value(means, logits_BL)
         num_outputs_B1 = choice.value([head.num_outputs for head in self._heads], logits_BL)
         is_own_BL = torch.arange(logits_BL.shape[-1]) < num_outputs_B1
-        # A gather takes −1 for the last task; its rows must not look answered.
-        missing_B1 = (choice.task_B < 0).unsqueeze(-1)
+        # A gather takes −1 for the last task, and a GPU's anything: rows of no task must not look answered.
+        missing_B1 = ((choice.task_B < 0) | (choice.task_B >= len(self._heads))).unsqueeze(-1)
         return logits_BL.masked_fill(~is_own_BL, -torch.inf).masked_fill(missing_B1, torch.nan)
 
 

@@ -167,7 +167,7 @@ def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[s
         },
         "pad_id": backbone.pad_id,
         "reading": {kind: READINGS[kind] for kind in sorted({task.manifest.kind for task in tasks})},
-        "ids": "an id below 0 is answered with nan, one beyond the last task is refused by the runtime",
+        "ids": "an id that is no task's is refused by the runtime, or answered with nan",
         "tasks": [{"id": place, **_describe_task(task)} for place, task in enumerate(tasks)],
     }
 
@@ -202,17 +202,24 @@ def _write_graph(graph: TaskGraph, backbone: Backbone, path: Path) -> int:
     }
     axes = {name: {0: "batch"} if name == "task" else {0: "batch", 1: "tokens"} for name in names}
     with _quiet(), torch.no_grad():
-        program: Any = torch.onnx.export(
-            graph,
-            kwargs={name: values[name] for name in names},
-            dynamic_shapes=axes,
-            output_names=["logits", "num_outputs"],
-            dynamo=True,
-            verbose=False,
-        )
+        program = _trace(graph, {name: values[name] for name in names}, axes)
         _strip(program.model)
         program.save(path, external_data=_size_bytes(graph) > INLINE_LIMIT_BYTES)
     return int(program.model.opset_imports[""])
+
+
+def _trace(graph: TaskGraph, inputs: dict[str, Any], axes: dict[str, dict[int, str]]) -> Any:
+    outputs = ["logits", "num_outputs"]
+    try:
+        return torch.onnx.export(
+            graph, kwargs=inputs, dynamic_shapes=axes, output_names=outputs, dynamo=True, verbose=False
+        )
+    except torch.onnx.OnnxExporterError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unsupported(
+            f"torch's ONNX exporter cannot trace this backbone: {reason}",
+            "it may be able to in another version of torch or transformers",
+        ) from error
 
 
 def _strip(model: Any) -> None:

@@ -100,9 +100,10 @@ def test_light_commands_import_no_heavy_library(arguments, tmp_path):
 def test_the_core_imports_without_the_extras_and_pydantic():
     program = (
         "import sys\n"
-        "extras = ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'peft', 'adapters')\n"
-        "for name in extras: sys.modules[name] = None\n"
-        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep, inlay.exchange"
+        "extras = ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'peft', 'adapters', 'onnx', 'onnxscript')\n"
+        "for name in (*extras, 'onnxruntime', 'seqeval'): sys.modules[name] = None\n"
+        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep, inlay.exchange\n"
+        "import inlay.exchange.onnx"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}

@@ -57,7 +57,7 @@ def test_formats_of_the_command_are_those_of_the_exchange_room() -> None:
     from inlay.cli import carry
     from inlay.exchange import FORMATS
 
-    assert ("inlay", *FORMATS) == carry.FORMATS
+    assert ("inlay", *FORMATS, "onnx") == carry.FORMATS
 
 
 def test_options_of_folders_are_refused_for_files(inlay: Inlay, mail: Mail) -> None:

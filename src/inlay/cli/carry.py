@@ -9,6 +9,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbones import open_backbone
+from inlay.cli.graph import export_graph
 from inlay.cli.options import BackboneOption, JsonOption, StoreOption, open_store
 from inlay.config import split_list
 from inlay.errors import BadConfig, UnknownName
@@ -16,18 +17,20 @@ from inlay.errors import BadConfig, UnknownName
 if TYPE_CHECKING:
     from inlay.store import Store, Version
 
-FORMATS = ("inlay", "adapterhub", "peft")
+FORMATS = ("inlay", "adapterhub", "peft", "onnx")
 """what `--format` takes; those but `inlay` are the exchange room's, which is not imported to tell"""
 
 
 def export(
-    reference: Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")],
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="file or folder; default: NAME.inlay")] = None,
+    references: Annotated[
+        list[str], typer.Argument(metavar="TASK…", help="NAME, NAME@3 or NAME@best; for onnx as many as you like")
+    ],
     format: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMATS), help="Inlay's own file, or a folder for a library")
     ] = "inlay",
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="folder of another format; default: NAME-FORMAT")
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="file or folder; default: NAME.inlay, NAME-FORMAT"),
     ] = None,
     backbone: BackboneOption = None,
     store: StoreOption = None,
@@ -35,23 +38,22 @@ def export(
 ) -> None:
     """Write a version as a file for another store, or a folder for another library.
 
-    `adapterhub` is for the adapters library, `peft` for PEFT. What a format cannot express is refused with the reason.
+    `adapterhub` is for the adapters library, `peft` for PEFT; `onnx` makes one graph of all the tasks named, with the
+    task id as an input. What a format cannot express is refused with the reason.
     """
     if format not in FORMATS:
         raise UnknownName("format", format, FORMATS)
-    if file is not None and output is not None:
-        raise BadConfig(f"both `{file}` and `--output {output}` say where to write", "give one of them")
+    if len(references) == 2 and output is None and format != "onnx":
+        output = Path(references.pop())  # `inlay export mail copy.inlay`
+    if len(references) > 1 and format != "onnx":
+        raise BadConfig(f"`--format {format}` writes one version", "export one at a time, or use `--format onnx`")
     kept = open_store(store)
-    version, target = kept.resolve(reference), file or output
-    if format == "inlay":
-        path = kept.export(reference, target or Path(f"{version.name}.inlay"))
-        size_bytes = path.stat().st_size
-        about: dict[str, Any] = {"version": version.reference, "file": str(path), "size_bytes": size_bytes}
-        said = f"{version.reference} is in {path} ({screen.size(size_bytes)})"
+    if format == "onnx":
+        about, said = export_graph(kept, references, output, backbone)
+    elif format == "inlay":
+        about, said = _export_file(kept, references[0], output)
     else:
-        target = target or Path(f"{version.name}-{format}")
-        about = _export_folder(kept, version, format, target, backbone)
-        said = f"{version.reference} is in {target}; how to load it is in {target / 'README.md'}"
+        about, said = _export_folder(kept, kept.resolve(references[0]), format, output, backbone)
     if json:
         screen.put_json(about)
         return
@@ -60,16 +62,26 @@ def export(
     screen.put(said)
 
 
+def _export_file(kept: Store, reference: str, output: Path | None) -> tuple[dict[str, Any], str]:
+    version = kept.resolve(reference)
+    path = kept.export(reference, output or Path(f"{version.name}.inlay"))
+    size_bytes = path.stat().st_size
+    about = {"version": version.reference, "file": str(path), "size_bytes": size_bytes}
+    return about, f"{version.reference} is in {path} ({screen.size(size_bytes)})"
+
+
 def _export_folder(
-    kept: Store, version: Version, format_name: str, target: Path, backbone: str | None
-) -> dict[str, Any]:
+    kept: Store, version: Version, format_name: str, output: Path | None, backbone: str | None
+) -> tuple[dict[str, Any], str]:
     """Write a version as a folder of another library, and tell about it."""
+    target = output or Path(f"{version.name}-{format_name}")
     opened = open_backbone(backbone or str(kept.manifest(version).backbone["name"]), "cpu")
     from inlay.exchange import export_folder
 
     folder = export_folder(version.reference, kept, opened, format_name, target)
     files = {name: len(content) for name, content in folder.files.items()}
-    return {"version": version.reference, "folder": str(target), "files": files, "notes": list(folder.notes)}
+    about = {"version": version.reference, "folder": str(target), "files": files, "notes": list(folder.notes)}
+    return about, f"{version.reference} is in {target}; how to load it is in {target / 'README.md'}"
 
 
 def import_(

@@ -106,9 +106,14 @@ def test_a_cohort_steps_on_the_gpu_as_on_the_cpu(backbone_folder, tiny_bert, toy
         for _ in range(5):
             cohort.step()
         cohorts.append(cohort)
-    for name, stack in cohorts[0].bank.stacks.items():
-        if "key" not in name:  # a key's bias has no gradient but rounding, which Adam makes a step of
-            torch.testing.assert_close(cohorts[1].bank.stacks[name].cpu(), stack, atol=2e-3, rtol=1e-2, msg=name)
+    # Logits, not weights: some gradients are zero but for rounding (a key's bias, a shift that a norm takes away), and
+    # Adam makes a step of the rounding.
+    answers = [
+        infer(cohort.bank, [Row(ids, slot) for slot in range(cohort.bank.num_slots) for ids in ROWS])
+        for cohort in cohorts
+    ]
+    for here, there in zip(*answers, strict=True):
+        torch.testing.assert_close(there, here, atol=2e-3, rtol=1e-2)
 
 
 def test_a_task_is_trained_published_served_and_proved_from_the_gpu(backbone_folder, toy_task, tmp_path):

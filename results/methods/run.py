@@ -15,6 +15,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="ROW")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK")
     parser.add_argument("--runs", type=Path, default=Path("/tmp/inlay-method-runs"))
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("scores.json"))
     parser.add_argument("--epochs", type=int, default=EPOCHS)
@@ -81,7 +83,7 @@ def train(options: argparse.Namespace) -> None:
     report = json.loads(options.out.read_text()) if options.out.exists() else {"rows": {}}
     tasks = [
         load_task(DataConfig(source=f"glue/{name}", root=options.data_root, limit=options.limit), name)
-        for name in TASKS
+        for name in options.tasks
     ]
     about = {
         "command": "python " + " ".join(sys.argv),
@@ -93,12 +95,15 @@ def train(options: argparse.Namespace) -> None:
         "precision": str(backbone.dtype).removeprefix("torch."),
     }
     for row in options.methods:
-        report["rows"][row] = {**train_row(row, tasks, backbone, options), **about}
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        before = report["rows"].get(row, {"runs": []})["runs"]
+        for found in train_row(row, tasks, backbone, options):
+            kept = [run for run in before if run["task"] not in options.tasks]
+            report["rows"][row] = {**found, "runs": [*kept, *found["runs"]], **about}
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def train_row(row: str, tasks: list, backbone, options: argparse.Namespace) -> dict:
-    """All runs of one method, as one call of `fit`."""
+def train_row(row: str, tasks: list, backbone, options: argparse.Namespace) -> Iterator[dict]:
+    """All runs of one method: as one call of `fit`, or of fine-tuning one by one, each told of when it is done."""
     from inlay.config import MethodConfig, RunConfig, TrainConfig
     from inlay.training import FitSettings, fit, make_run
 
@@ -109,20 +114,23 @@ def train_row(row: str, tasks: list, backbone, options: argparse.Namespace) -> d
             for seed in SEEDS:
                 train = TrainConfig(**{"lr": lr, "epochs": options.epochs, "seed": seed, "pooling": "mean", **settings})
                 runs.append(make_run(task, RunConfig(method=MethodConfig(**method), train=train), backbone))
-    began = time.perf_counter()
-    results = fit(runs, backbone, options.runs, FitSettings(save_every=10**9))
-    seconds = time.perf_counter() - began
-    described = [describe(run, result, backbone) for run, result in zip(runs, results, strict=True)]
+    groups = [[run] for run in runs] if runs[0].spec.is_solo else [runs]
+    described, seconds = [], 0.0
+    for group in groups:
+        began = time.perf_counter()
+        results = fit(group, backbone, options.runs, FitSettings(save_every=10**9))
+        seconds += time.perf_counter() - began
+        described += [describe(run, result, backbone) for run, result in zip(group, results, strict=True)]
+        yield {
+            "method": method,
+            "training": settings,
+            "seconds": round(seconds, 1),
+            "seconds_per_epoch_and_run": round(seconds / len(described) / options.epochs, 3),
+            "runs_together": len(group),
+            "epochs": options.epochs,
+            "runs": list(described),
+        }
     print(f"{seconds:6.0f} s  {row:26} {summarise(described)}", flush=True)
-    return {
-        "method": method,
-        "training": settings,
-        "seconds": round(seconds, 1),
-        "seconds_per_epoch_and_run": round(seconds / len(runs) / options.epochs, 3),
-        "runs_together": 1 if runs[0].spec.is_solo else len(runs),
-        "epochs": options.epochs,
-        "runs": described,
-    }
 
 
 def describe(run, result, backbone) -> dict:
@@ -147,11 +155,10 @@ def summarise(runs: list[dict]) -> dict[str, float]:
         for run in runs:
             if run["task"] == task:
                 by_rate.setdefault(run["lr"], []).append(run["score"])
-        means[task] = max(statistics.mean(scores) for scores in by_rate.values())
-    return {
-        **{task: round(value, 1) for task, value in means.items()},
-        "mean": round(statistics.mean(means.values()), 1),
-    }
+        if by_rate:
+            means[task] = max(statistics.mean(scores) for scores in by_rate.values())
+    rounded = {task: round(value, 1) for task, value in means.items()}
+    return {**rounded, "mean": round(statistics.mean(means.values()), 1)}
 
 
 def draw(report: dict, picture: Path) -> None:

@@ -199,7 +199,7 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
     elif task.test is not None and task.test.targets is not None:
         from inlay.training.evaluate import score_split
 
-        metrics["test"] = score_split(ready.run, result.tensors, ready.backbone, task.test)
+        metrics["test"] = score_split(ready.run, result, ready.backbone, task.test)
     folder = ready.runs_folder / result.run_id
     infos = [] if version is None else ready.store.versions(version.name)
     return {

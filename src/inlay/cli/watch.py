@@ -64,7 +64,7 @@ class ScreenWatcher(Watcher):
     def _draw(self, cohort: Cohort) -> None:
         members = cohort.members
         self._is_alone = len(members) == 1
-        total = sum(member.run.num_steps if member.is_active else member.progress.step for member in members)
+        total = sum(member.num_steps if member.is_active else member.progress.step for member in members)
         rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
         text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
         if self._is_alone:

@@ -23,9 +23,9 @@ from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model import kernels
 from inlay.model.backbone import Backbone
-from inlay.model.heads import HeadSpec
+from inlay.model.heads import HeadSpec, find_head
 from inlay.model.methods import TensorSpec, layout, resolve_method
-from inlay.model.route import Batch, Route
+from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
@@ -147,19 +147,26 @@ class Bank:
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        `dropout` is each slot's rate on the pooled vector. Call it, and `backward`, inside `routed(batch.route)`.
+        They are [n, L], or [n, T, L] where the slot's head reads tokens (padding included). `dropout` is each slot's rate
+        on what its head reads. Call it, and `backward`, inside `routed(batch.route)`.
         """
         hidden_BTD = self.backbone.hidden(batch)
-        pooled = []
+        read, segments = [], []
         for slot, start, stop in batch.route.segments:
             spec = self.specs[slot]
             assert spec is not None, f"slot {slot} is free"
-            vector = self.backbone.pool(hidden_BTD[start:stop], batch.mask_BT[start:stop], spec.head.pooling)
-            pooled.append(F.dropout(vector, dropout[slot]) if dropout else vector)
+            states = hidden_BTD[start:stop]
+            if find_head(spec.head.kind).reads == "pooled":
+                states = self.backbone.pool(states, batch.mask_BT[start:stop], spec.head.pooling)
+            read.append(F.dropout(states, dropout[slot]) if dropout else states)
+            before = segments[-1].stop if segments else 0
+            segments.append(Segment(slot, before, before + states[..., 0].numel()))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
-        return kernels.linear_heads(
-            torch.cat(pooled), self.stacks["head.weight"], self.stacks["head.bias"], num_outputs, batch.route
+        vectors = torch.cat([states.flatten(0, -2) for states in read])
+        logits = kernels.linear_heads(
+            vectors, self.stacks["head.weight"], self.stacks["head.bias"], num_outputs, Route(tuple(segments))
         )
+        return [part.view(*states.shape[:-1], -1) for part, states in zip(logits, read, strict=True)]
 
     def _initial(self, item: TensorSpec, seed: int) -> Tensor:
         if item.start == "backbone":

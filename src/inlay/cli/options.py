@@ -50,6 +50,13 @@ DeviceOption = Annotated[
 ]
 
 
+TextOption = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="column of the text")]
+ConfidenceOption = Annotated[
+    float | None,
+    typer.Option("--min-confidence", metavar="P", help="give no answer that is less sure than this probability"),
+]
+
+
 def _note_json(context: typer.Context, value: bool) -> bool:
     context.meta["inlay.json"] = value  # shared with the parent context, where errors are printed
     return value

@@ -133,14 +133,15 @@ def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dic
     """The first encoded training rows, as people check their data."""
     if num_rows <= 0:
         return []
-    from inlay.data.encode import describe, encode
+    from inlay.data.encode import describe
+    from inlay.data.windows import encode_split
 
     task, tokenizer = ready.run.task, ready.backbone.tokenizer
     rows = task.train.take(range(min(num_rows, len(task.train))))
-    encoded = encode(tokenizer, rows.texts, rows.pairs, ready.run.config.train.max_length)
+    encoded = encode_split(tokenizer, rows, ready.run.reading)
     examples = describe(tokenizer, encoded, rows.targets, task.labels, num_rows)
     for number, example in enumerate([] if as_json else examples, start=1):
-        screen.put(f"example {number} of {len(examples)} (line {rows.lines[number - 1]})")
+        screen.put(f"example {number} of {len(examples)} (line {rows.lines[int(encoded.owners[number - 1])]})")
         parts: dict[str, Sequence[Any]] = {"tokens": example.tokens, "ids": example.ids}
         parts |= {"segments": example.segments or []}
         screen.put_pairs({key: " ".join(map(str, values)) for key, values in parts.items()} | {"label": example.label})

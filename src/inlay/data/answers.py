@@ -45,8 +45,8 @@ def read_squad(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...], bool]:
     """The gold answers of a cell, and whether their places had to be found in the context.
 
-    Takes SQuAD's list of {text, answer_start}, the hub's {text: [...], answer_start: [...]}, either as JSON text, or one
-    answer as text with its `start`. Raises ValueError with the reason where they are not in the context.
+    Takes SQuAD's list of {text, answer_start} or the hub's {text: [...], answer_start: [...]}, both also as JSON text,
+    or one answer as text with its `start`. Raises ValueError with the reason where they are not in the context.
     """
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         cell = json.loads(cell)

@@ -117,7 +117,7 @@ def describe(
             tokens=tokenizer.convert_ids_to_tokens(encoded.ids[row].tolist()),
             ids=encoded.ids[row].tolist(),
             segments=None if encoded.segments is None else encoded.segments[row].tolist(),
-            label=None if targets is None else _name_target(targets[row], labels),
+            label=None if targets is None else _name_target(targets[encoded.owners[row]], labels),
         )
         for row in range(min(num_rows, len(encoded)))
     ]

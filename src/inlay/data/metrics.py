@@ -1,8 +1,8 @@
 """Scores of predictions, and a report with confidence intervals.
 
 Each metric is one function over a sample summed up: counts per label for classify and multilabel, per entity type for
-tag, means for span, weighted rows for regress. The same function scores one sample and a thousand resamples, so an interval cannot drift from its metric.
-Degenerate samples (one class, constant predictions) score 0, never NaN.
+tag, means for span, weighted rows for regress. The same function scores one sample and a thousand resamples, so an
+interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0, never NaN.
 
 Shapes: leading axes `...` are resamples; the last axis of counts is the label, of weighted rows the row.
 """
@@ -153,8 +153,11 @@ METRICS = {
     "exact_match": Metric(exact_match, ("span",)),
 }
 DEFAULT_METRIC = {
-    **{"classify": "accuracy", "multilabel": "micro_f1", "regress": "spearman"},
-    **{"tag": "entity_f1", "span": "token_f1"},
+    "classify": "accuracy",
+    "multilabel": "micro_f1",
+    "regress": "spearman",
+    "tag": "entity_f1",
+    "span": "token_f1",
 }
 
 

@@ -1,7 +1,7 @@
 """Token tagging: words with their tags, as CoNLL columns and as spans of characters; entities counted by seqeval.
 
-Tags are kept as IOB2: `B-` begins an entity, `I-` goes on with it, `O` is outside. What comes in as IOB1, IOBES or BILOU
-is converted. Tags without such letters (parts of speech) are kept as they are: they have words, and no entities.
+Tags are kept as IOB2: `B-` begins an entity, `I-` goes on with it, `O` is outside. What comes in as IOB1, IOBES or
+BILOU is converted. Tags without such letters (parts of speech) stay as they are: they have words, and no entities.
 
 A word is `(start, end)` in its text; a target is `(start, end, label)` for each word of the row.
 """

@@ -193,8 +193,7 @@ def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[st
 def _find_own_columns(table: Table, config: DataConfig, *, labelled: bool = True) -> Columns:
     """The columns of a table; one called `split` counts only if it was named or holds nothing but words for sides."""
     if table.kind is not None:
-        names = {"text": "text", "pair": "pair" if table.kind == "span" else None, "label": "label"}
-        config = replace(config, **names)
+        config = replace(config, text="text", pair="pair" if table.kind == "span" else None, label="label")
     if not labelled and config.label is not None and config.label not in table.header.names:
         config = replace(config, label=None)
     columns = find_columns(table.header, config, labelled=labelled)

@@ -147,11 +147,12 @@ class Bank:
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        They are [n, L], or [n, T, L] where the slot's head reads tokens (padding included). `dropout` is each slot's rate
-        on what its head reads. Call it, and `backward`, inside `routed(batch.route)`.
+        They are [n, L], or [n, T, L] with padding where a slot's head reads tokens. `dropout` is each slot's rate on
+        what its head reads. Call it, and `backward`, inside `routed(batch.route)`.
         """
         hidden_BTD = self.backbone.hidden(batch)
-        read, segments = [], []
+        read: list[Tensor] = []
+        segments: list[Segment] = []
         for slot, start, stop in batch.route.segments:
             spec = self.specs[slot]
             assert spec is not None, f"slot {slot} is free"

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.errors import Unsupported, UnknownName
+from inlay.errors import UnknownName, Unsupported
 from inlay.model.passages import Entity, Passage, Passages, Word, find_passages, join_entities
 
 _IGNORED = -100  # the target of a token that says nothing
@@ -56,8 +56,11 @@ class Output:
 class Windows(Protocol):
     """Encoded rows, as far as outputs need them."""
 
-    places: list[np.ndarray] | None
-    words: list[tuple[tuple[int, int], ...]] | None
+    @property
+    def places(self) -> list[np.ndarray] | None: ...
+
+    @property
+    def words(self) -> list[tuple[tuple[int, int], ...]] | None: ...
 
     def windows_of_rows(self) -> list[range]: ...
 
@@ -95,7 +98,8 @@ class Outcome:
     end: int | None = None
     probability: float | None = None
     nbest: tuple[Passage, ...] | None = None
-    abstained: bool = False
+    abstained: str = ""
+    """the field that would have been given, if it were surer"""
 
     def to_json(self) -> dict[str, Any]:
         """Only the fields that this kind of task has."""
@@ -105,14 +109,8 @@ class Outcome:
                 found[name] = [vars(item) for item in value]
             elif value is not None and name != "abstained":
                 found[name] = value
-        if not self.abstained:
-            return found
-        return {**({} if self.entities is not None else {self._silent: None}), **found, "abstained": True}
-
-    @property
-    def _silent(self) -> str:
-        """The field that would have been said."""
-        return "answer" if self.nbest is not None else "label"
+        silent = {} if self.abstained in ("", *found) else {self.abstained: None}
+        return {**silent, **found, **({"abstained": True} if self.abstained else {})}
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,6 @@ class Head:
     """"pooled": one vector per row; "tokens": every token"""
     max_length: int = 128
     """tokens of a window where nobody says otherwise"""
-
     weight: Callable[[Tensor], float] = lambda target: 1.0
     """how much a window counts in a mean, from its tokens' targets"""
 
@@ -144,12 +141,11 @@ class Head:
             raise Unsupported("a number has no confidence to abstain by", "leave out `--min-confidence`")
         if self.confidence(outcome) >= min_confidence:
             return outcome
-        kept = (
-            None if outcome.entities is None else tuple(e for e in outcome.entities if e.probability >= min_confidence)
-        )
-        return replace(
-            outcome, label=None, labels=None, answer=None, start=None, end=None, entities=kept, abstained=True
-        )
+        said = next(name for name in ("label", "labels", "answer", "entities") if getattr(outcome, name) is not None)
+        if said == "entities":  # each stands for itself
+            sure = tuple(entity for entity in outcome.entities or () if entity.probability >= min_confidence)
+            return replace(outcome, entities=sure, abstained=said)
+        return replace(outcome, label=None, labels=None, answer=None, start=None, end=None, abstained=said)
 
 
 def _answer_class(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:

@@ -96,7 +96,9 @@ def fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: E
     if head.null_threshold is not None:
         assert split.targets is not None
         found = [find_output_passages(output, None) for output in outputs]
-        fitted["null_threshold"] = tune_threshold([f.margin for f in found], [f.passage for f in found], split.targets)
+        fitted["null_threshold"] = tune_threshold(
+            [f.margin for f in found], [f.passage for f in found], list(split.targets)
+        )
     return fitted
 
 
@@ -142,6 +144,14 @@ class Judged:
     """expected calibration error, where there are probabilities"""
     num_lost: int
     """words beyond the last token"""
+
+    def predictions(self, labels: Sequence[str]) -> Any:
+        """The outputs as the metrics take them."""
+        return read_outputs(self.head, labels, self.outputs)
+
+    def take(self, rows: Sequence[int]) -> Judged:
+        """The outputs of some rows."""
+        return dataclasses.replace(self, outputs=[self.outputs[row] for row in rows])
 
 
 def judge_split(

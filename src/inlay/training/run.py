@@ -112,7 +112,9 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
 
 
 def _make_head(task: Task, pooling: str) -> HeadSpec:
-    num_outputs = find_head(task.kind).num_outputs(len(task.labels))
+    entry = find_head(task.kind)
+    num_outputs = entry.num_outputs(len(task.labels))
+    pooling = pooling if entry.reads == "pooled" else entry.reads
     assert task.train.targets is not None
     known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
     return HeadSpec(task.kind, num_outputs, pooling, **known)

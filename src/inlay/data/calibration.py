@@ -17,16 +17,14 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     from scipy.optimize import minimize_scalar
 
     logits = np.asarray(logits, dtype=np.float64)
-    if not len(logits) or not np.isfinite(logits).all():
+    # Without a mistake the likeliest temperature is the coldest: that is no finding.
+    if not len(logits) or not np.isfinite(logits).all() or _is_right(logits, targets).all():
         return 1.0
     bounds = (np.log(_RANGE[0]), np.log(_RANGE[1]))
     found = minimize_scalar(
         lambda log: negative_log_likelihood(logits, targets, np.exp(log)), bounds=bounds, method="bounded"
     )
-    # Rows that are all right would make every answer certain: such a temperature is no finding, but the range's end.
-    is_inside = bounds[0] + 1e-3 < found.x < bounds[1] - 1e-3
-    better = found.fun < negative_log_likelihood(logits, targets, 1.0)
-    return float(np.exp(found.x)) if is_inside and better else 1.0
+    return float(np.exp(found.x)) if found.fun < negative_log_likelihood(logits, targets, 1.0) else 1.0
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, temperature: float = 1.0) -> float:
@@ -47,13 +45,17 @@ def calibration_error(logits: np.ndarray, targets: np.ndarray, temperature: floa
     scaled, targets = np.asarray(logits, dtype=np.float64) / temperature, np.asarray(targets)
     if np.ndim(targets) == 2:
         confidences = (1 / (1 + np.exp(-np.abs(scaled)))).ravel()
-        is_right = ((scaled > 0) == (targets > 0)).ravel()
     else:
-        scaled = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-        confidences = scaled.max(axis=-1) / scaled.sum(axis=-1)
-        is_right = scaled.argmax(axis=-1) == targets
+        confidences = 1 / np.exp(scaled - scaled.max(axis=-1, keepdims=True)).sum(axis=-1)
     if not len(confidences):
         return 0.0
+    is_right = _is_right(scaled, targets).ravel()
     bins = np.clip(np.ceil(confidences * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
     gaps = np.bincount(bins, weights=is_right - confidences, minlength=NUM_BINS)
     return float(np.abs(gaps).sum() / len(confidences))
+
+
+def _is_right(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    if np.ndim(targets) == 2:
+        return (logits > 0) == (np.asarray(targets) > 0)
+    return logits.argmax(axis=-1) == targets

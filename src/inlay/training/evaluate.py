@@ -36,7 +36,7 @@ class Targets:
         assert split.targets is not None
         aligned = align_targets(head.kind, encoded, split.targets)
         self._whole = None if aligned is not None else _as_numbers(split.targets, head).to(device)
-        self._tokens = [torch.as_tensor(target, device=device) for target in aligned or ()]
+        self._tokens = [torch.as_tensor(target) for target in aligned or ()]  # padded here, sent batch by batch
         entry = find_head(head.kind)
         weights = [entry.weight(target) for target in self._tokens] if aligned is not None else np.ones(len(encoded))
         self.weights = torch.as_tensor(weights, dtype=torch.float32, device=device)
@@ -50,7 +50,7 @@ class Targets:
         padded = chosen[0].new_full((len(chosen), width, *chosen[0].shape[1:]), IGNORED)
         for row, target in enumerate(chosen):
             padded[row, : len(target)] = target
-        return padded
+        return padded.to(self.weights.device)
 
 
 def _as_numbers(targets: np.ndarray, head: HeadSpec) -> Tensor:

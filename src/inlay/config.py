@@ -31,17 +31,34 @@ def setting(default: Any, text: str, choices: Iterable[str] = ()) -> Any:
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """Which parameters a task adds to the backbone."""
+    """Which parameters a task adds to the backbone. What is `auto`, None or empty is left to the method."""
 
-    name: str = setting("houlsby", "method: houlsby, pfeiffer")
-    size: int = setting(64, "bottleneck size m")
+    name: str = setting("houlsby", "method: houlsby, pfeiffer, parallel, lora, ia3, bitfit, norms, head, full, top")
+    size: int | None = setting(None, "bottleneck size m (64), rank r of LoRA (8)")
     init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")
     activation: str = setting("auto", "auto (the method's own), gelu (tanh form), gelu-exact, relu, tanh, swish")
     norms: str = setting("auto", "layer norms trained", choices=("auto", "all", "encoder", "none"))
+    places: tuple[str, ...] = setting((), "sublayers adapted: attention, feedforward, or both")
+    layers: str = setting("auto", "layers adapted: all, 6: (from the seventh on), -3: (the last three), 0,2,5")
+    sharing: str = setting("none", "adapters that are one: none, within-layer, every-3 (any number of layers), all")
+    depth: int = setting(1, "layers of the bottleneck: each beyond the first is another m × m")
+    inner_norm: str = setting("none", "norm inside the bottleneck", choices=("none", "layer", "batch"))
+    form: str = setting(
+        "auto",
+        "sequential (reads a sublayer's output) or parallel (its input)",
+        choices=("auto", "sequential", "parallel"),
+    )
+    combine: str = setting("add", "add: x + f(x); multiply: x·(1 + f(x))", choices=("add", "multiply"))
+    scale: float | None = setting(None, "factor of the update: 4 for parallel, 1 otherwise")
+    alpha: float | None = setting(None, "LoRA's alpha: the factor is alpha / r")
+    linears: tuple[str, ...] = setting((), "linear layers that LoRA or IA3 change: query, key, value, project, …")
 
     def __post_init__(self) -> None:
-        _require(0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
+        _require(self.size is None or 0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
         _require(0 < self.init_std <= 10, "method.init_std", self.init_std, "a number above 0, at most 10")
+        _require(1 <= self.depth <= 8, "method.depth", self.depth, "a whole number from 1 to 8")
+        for name in ("places", "linears"):  # a manifest's JSON has lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_choices(self, "method")
 
 
@@ -71,6 +88,14 @@ class TrainConfig:
     head_dropout: float = setting(0.1, "dropout on the pooled vector the head reads")
     pooling: str = setting(
         "auto", "auto (suits the backbone), cls, pooler, mean", choices=("auto", "cls", "pooler", "mean")
+    )
+    hidden: str = setting(
+        "none",
+        "layer before the head: none, tanh (width × width, fresh), pooler (the backbone's own, trained)",
+        choices=("none", "tanh", "pooler"),
+    )
+    features: str = setting(
+        "last", "what pooling reads: last (layer), or mix (a learned mix of all layers)", choices=("last", "mix")
     )
     patience: int = setting(0, "stop after this many epochs without a better dev score; 0: train to the end")
     class_weights: str = setting("none", "none, or balanced (rare classes count more)", choices=("none", "balanced"))

@@ -13,7 +13,7 @@ from inlay.model import kernels
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.inference import batches_by_length, infer, infer_canonically, single_thread
-from inlay.model.kernels import ACTIVATIONS, Bottleneck, bottleneck_update, layer_norm, linear_heads
+from inlay.model.kernels import ACTIVATIONS, Bottleneck, Shape, bottleneck_update, layer_norm, linear_heads
 from inlay.model.route import Route, Row, Segment, collate
 
 
@@ -94,7 +94,10 @@ def random_bottleneck(sizes, width=12, padded=16):
     slots = len(sizes)
     shapes = [(slots, width, padded), (slots, padded), (slots, padded, width), (slots, width)]
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
-    return Bottleneck(*tensors, sizes=sizes, activations=["gelu", "relu", "tanh", "swish"][:slots])
+    down, down_bias, up, up_bias = tensors
+    names = ["gelu", "relu", "tanh", "swish"]
+    shapes = [Shape(size, name) if size else None for size, name in zip(sizes, names, strict=False)]
+    return Bottleneck(down, up, shapes, down_bias, up_bias)
 
 
 def test_bottleneck_is_the_formula_for_each_segment_and_its_own_columns():
@@ -103,13 +106,16 @@ def test_bottleneck_is_the_formula_for_each_segment_and_its_own_columns():
     h = torch.randn(7, 3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = bottleneck_update(h, weights, route)
     for slot, start, stop in route.segments:
-        size = weights.sizes[slot]
-        z = h[start:stop] @ weights.down_SDR[slot, :, :size] + weights.down_bias_SR[slot, :size]
-        z = ACTIVATIONS[weights.activations[slot]](z)
-        expected = z @ weights.up_SRD[slot, :size] + (weights.up_bias_SD[slot] if size else 0)
+        shape = weights.shapes[slot]
+        if shape is None:
+            assert found[start:stop].abs().sum() == 0
+            continue
+        z = h[start:stop] @ weights.down_SDR[slot, :, : shape.size] + weights.down_bias_SR[slot, : shape.size]
+        z = ACTIVATIONS[shape.activation](z)
+        expected = z @ weights.up_SRE[slot, : shape.size] + weights.up_bias_SE[slot]
         torch.testing.assert_close(found[start:stop], expected)
     found.sum().backward()
-    for tensor in (weights.down_SDR, weights.up_SRD, weights.up_bias_SD):
+    for tensor in (weights.down_SDR, weights.up_SRE, weights.up_bias_SE):
         assert tensor.grad[0].abs().sum() == 0  # no rows
         assert tensor.grad[2].abs().sum() == 0  # no adapter
     assert weights.down_SDR.grad[3, :, 1:].abs().sum() == 0  # padding
@@ -119,15 +125,16 @@ def test_bottleneck_is_the_formula_for_each_segment_and_its_own_columns():
 @pytest.mark.parametrize("slots", [[0, 1, 2, 3], [1, 3], [2, 0]])
 def test_even_segments_in_one_batched_product_equal_the_loop(monkeypatch, slots):
     weights = random_bottleneck([5, 16, 2, 1])
-    weights = dataclasses.replace(weights, activations=["gelu"] * 4)
+    sizes = [shape.size for shape in weights.shapes]
+    weights = dataclasses.replace(weights, shapes=[Shape(size, "gelu", scale=0.7) for size in sizes])
     with torch.no_grad():  # as a bank pads
-        for slot, size in enumerate(weights.sizes):
-            weights.down_SDR[slot, :, size:] = weights.down_bias_SR[slot, size:] = weights.up_SRD[slot, size:] = 0
+        for slot, size in enumerate(sizes):
+            weights.down_SDR[slot, :, size:] = weights.down_bias_SR[slot, size:] = weights.up_SRE[slot, size:] = 0
     scale, shift = (torch.rand(4, 12, dtype=torch.float64).requires_grad_() for _ in range(2))
     rows = 3
     route = Route(tuple(Segment(slot, rows * i, rows * i + rows) for i, slot in enumerate(slots)))
     h = torch.randn(rows * len(slots), 5, 12, dtype=torch.float64).requires_grad_()
-    parameters = [h, scale, shift, weights.down_SDR, weights.down_bias_SR, weights.up_SRD, weights.up_bias_SD]
+    parameters = [h, scale, shift, weights.down_SDR, weights.down_bias_SR, weights.up_SRE, weights.up_bias_SE]
 
     def run():
         out = layer_norm(h + bottleneck_update(h, weights, route), scale, shift, 1e-5, route)
@@ -141,7 +148,7 @@ def test_even_segments_in_one_batched_product_equal_the_loop(monkeypatch, slots)
         torch.testing.assert_close(other, one, msg=name)
     batched = run()
     for slot in slots:
-        size = weights.sizes[slot]
+        size = sizes[slot]
         torch.testing.assert_close(batched[4][slot, :, :size], loop[4][slot, :, :size])
         torch.testing.assert_close(batched[5][slot, :size], loop[5][slot, :size])
         torch.testing.assert_close(batched[6][slot, :size], loop[6][slot, :size])
@@ -234,3 +241,50 @@ def test_row_losses_follow_their_formulas():
     torch.testing.assert_close(HEADS["multilabel"].row_losses(logits, targets), expected)
     numbers = torch.tensor([1.0, 2, 3, 4])
     torch.testing.assert_close(HEADS["regress"].row_losses(logits, numbers), (logits[:, 0] - numbers) ** 2)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{"depth": 3}, {"inner_norm": "layer"}, {"inner_norm": "batch"}, {"multiplies": True}, {"activation": None}],
+    ids=str,
+)
+@pytest.mark.parametrize("is_training", [False, True])
+def test_every_kind_of_bottleneck_in_one_batched_product_equals_the_loop(monkeypatch, kind, is_training):
+    plain = random_bottleneck([5, 16, 2, 1])
+    shapes = [Shape(**{"size": shape.size, "activation": "gelu", "scale": 1.3, **kind}) for shape in plain.shapes]
+    more = [torch.rand(4, 16, dtype=torch.float64).requires_grad_() for _ in range(6)]
+    layers = [torch.randn(4, 16, 16, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    weights = dataclasses.replace(
+        plain,
+        shapes=shapes,
+        hidden=((layers[0], more[0]), (layers[1], more[1])),
+        norm=tuple(more[2:4]),
+        running=tuple(more[4:]),
+    )
+    with torch.no_grad():  # as a bank pads
+        for slot, shape in enumerate(shapes):
+            size = shape.size
+            weights.down_SDR[slot, :, size:] = weights.up_SRE[slot, size:] = weights.down_bias_SR[slot, size:] = 0
+            for tensor in more:
+                tensor[slot, size:] = 0
+            for tensor in layers:
+                tensor[slot, size:] = tensor[slot, :, size:] = 0
+    mask = torch.ones(8, 5, dtype=torch.int64)
+    mask[::3, 2:] = 0
+    route = Route(tuple(Segment(slot, 2 * i, 2 * i + 2) for i, slot in enumerate([2, 0, 3, 1])), mask)
+    h = torch.randn(8, 5, 12, dtype=torch.float64).requires_grad_()
+
+    def run():
+        moments = [] if is_training else None
+        out = bottleneck_update(h, weights, route, moments)
+        (gradient,) = torch.autograd.grad((out * mask[..., None]).pow(3).sum(), [h])
+        return [out, gradient], moments or []
+
+    loop, seen = run()
+    monkeypatch.setattr(kernels, "BATCHED_ON", {"cpu"})
+    batched, seen_batched = run()
+    torch.testing.assert_close(batched, loop)
+    assert [moment.slot for moment in seen] == [moment.slot for moment in seen_batched]
+    for one, other in zip(seen, seen_batched, strict=True):
+        torch.testing.assert_close(other[1:], one[1:])
+    assert len(seen) == (4 if is_training and kind == {"inner_norm": "batch"} else 0)

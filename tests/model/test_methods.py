@@ -1,4 +1,4 @@
-"""Parameter counts of SEMANTICS §1, from shapes alone."""
+"""Parameter counts of SEMANTICS §1, §2 and §4, from shapes alone, and what settings a method takes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from inlay.config import MethodConfig
-from inlay.errors import UnknownName
+from inlay.errors import BadConfig, UnknownName
 from inlay.model.heads import HeadSpec
-from inlay.model.methods import layout, resolve_method
+from inlay.model.methods import METHODS, adapted_layers, layout, resolve_method
 from inlay.model.sites import survey
 
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -89,3 +89,101 @@ def test_an_unknown_method_or_activation_is_refused_by_name():
     assert caught.value.hint == "did you mean `houlsby`?"
     with pytest.raises(UnknownName, match="no activation named `gelo`"):
         resolve_method(MethodConfig(activation="gelo"))
+
+
+def test_sharing_strategies_have_the_counts_of_the_report(bert_base):
+    report = {"norms": "none"}
+    assert count(bert_base, ["adapters", "norms"], sharing="within-layer", **report) == 1_189_632
+    assert count(bert_base, ["adapters", "norms"], sharing="every-1", **report) == 1_189_632
+    assert count(bert_base, ["adapters", "norms"], sharing="every-3", **report) == 396_544
+    assert count(bert_base, ["adapters", "norms"], sharing="all", **report) == 99_136
+
+
+def test_the_unshared_model_of_the_report_has_a_tanh_layer_before_the_head(bert_base):
+    head = HeadSpec("classify", 2, "cls", hidden="tanh")
+    specs = layout(survey(bert_base), MethodConfig(norms="encoder"), head)
+    assert sum(spec.num_parameters for spec in specs if spec.name.startswith("head.hidden")) == 590_592
+    without_head = [spec for spec in specs if spec.name not in ("head.weight", "head.bias")]
+    assert sum(spec.num_parameters for spec in without_head) == 3_006_720
+
+
+def test_baselines_have_the_counts_of_their_papers(bert_base):
+    parts = ["adapters", "norms", "biases", "weights"]
+    assert count(bert_base, parts, name="lora") == 294_912
+    assert count(bert_base, name="norms") == 39_938
+    assert count(bert_base, name="head") == 1_538
+    assert count(bert_base, parts, name="ia3") == 12 * (768 + 768 + 3072)
+    biases = 5 * 768 + 3072 + 2 * 768  # of six linear layers and two norms
+    assert count(bert_base, parts, name="bitfit") == 12 * biases + 768
+    assert count(bert_base, parts, name="parallel") == 12 * 99_136
+    assert count(bert_base, parts, name="full") == 109_482_240
+
+
+def test_top_k_layers_are_those_layers_and_the_pooler(bert_base):
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    pooler = 768 * 768 + 768
+    assert count(bert_base, ["weights"], name="top") == layer + pooler
+    assert count(bert_base, ["weights"], name="top", layers="-3:") == 3 * layer + pooler
+    specs = layout(survey(bert_base), MethodConfig("top"), HeadSpec("classify", 2, "mean"))
+    assert sum(spec.num_parameters for spec in specs if spec.part == "weights") == layer  # nothing reads the pooler
+
+
+def test_extensions_count_what_they_add(bert_base):
+    plain, places = count(bert_base, ["adapters"], size=8), 24
+    assert count(bert_base, ["adapters"], size=8, depth=3) == plain + places * 2 * (8 * 8 + 8)
+    assert count(bert_base, ["adapters"], size=8, inner_norm="layer") == plain + places * 2 * 8
+    # no bias before batch norm; its running statistics are stored, but are no parameters
+    assert count(bert_base, ["adapters"], size=8, inner_norm="batch") == plain + places * 8
+    assert count(bert_base, ["adapters"], size=8, places=("attention",)) == plain // 2
+    assert count(bert_base, ["adapters"], size=8, layers="9:") == plain // 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "found"),
+    [
+        ("all", range(12)),
+        ("9:", range(9, 12)),
+        ("-2:", (10, 11)),
+        (":2", (0, 1)),
+        ("2:5", (2, 3, 4)),
+        ("0,5,-1", (0, 5, 11)),
+    ],
+)
+def test_layers_are_named_as_slices_are(bert_base, layers, found):
+    assert adapted_layers(survey(bert_base), MethodConfig(layers=layers)) == tuple(found)
+
+
+@pytest.mark.parametrize("layers", ["12", "-13", "x", "", "5:2", "1;2"])
+def test_layers_that_are_not_there_are_refused(bert_base, layers):
+    with pytest.raises(BadConfig, match=r"method\.layers"):
+        layout(survey(bert_base), MethodConfig(layers=layers))
+
+
+def test_norms_below_the_first_adapted_layer_stay_frozen(bert_base):
+    specs = layout(survey(bert_base), MethodConfig(layers="10:"))
+    assert {spec.name.split(".")[1] for spec in specs if spec.part == "norms"} == {"10", "11"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "bitfit", "size": 8}, "method `bitfit` has no setting `size`"),
+        ({"name": "head", "norms": "all"}, "method `head` has no setting `norms`"),
+        ({"name": "houlsby", "alpha": 16.0}, "method `houlsby` has no setting `alpha`"),
+        ({"combine": "multiply", "form": "parallel"}, "`multiply` for a parallel adapter"),
+        ({"sharing": "every-0"}, r"`method.sharing` is `every-0`"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(BadConfig, match=message):
+        resolve_method(MethodConfig(**settings))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_resolving_twice_changes_nothing(name):
+    once = resolve_method(MethodConfig(name))
+    assert resolve_method(once) == once
+
+
+def test_lora_scales_by_alpha_over_rank():
+    assert resolve_method(MethodConfig("lora", 4, alpha=16.0)).scale == 4.0

@@ -56,10 +56,13 @@ def dev_logits(cohort, slot):
     return infer(cohort.bank, [Row(ids, slot, segments) for ids, segments in member.dev])
 
 
-@pytest.mark.parametrize("family", ["bert", "mpnet", "deberta-v2"])
-def test_tags_and_answers_in_a_cohort_are_as_alone(backbone_of, tasks, family):
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("bert", "houlsby"), ("mpnet", "lora"), ("deberta-v2", "pfeiffer"), ("modernbert", "parallel")],
+)
+def test_tags_and_answers_in_a_cohort_are_as_alone(backbone_of, tasks, family, method):
     backbone = backbone_of(family)
-    runs = make_runs(backbone, tasks)
+    runs = make_runs(backbone, tasks, method)
     together = Cohort(runs, backbone, SETTINGS)
     assert len(together.members[2].train) > len(tasks[2].train)  # windows
     take_steps(together, 12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,10 +92,26 @@ def _row(entry: dict[str, Any]) -> list[str]:
         str(entry["num_labels"] or "-"),
         versions,
         f"{entry['metric']} {screen.score(entry['score'])}",
-        f"{entry['method']} {entry['size']}",
+        _name_method(entry),
         screen.count(entry["num_parameters"]),
         "-" if entry["share"] is None else f"{100 * entry['share']:.2f}%",
     ]
+
+
+def _name_method(entry: Mapping[str, Any]) -> str:
+    return f"{entry['method']}" if entry["size"] is None else f"{entry['method']} {entry['size']}"
+
+
+def _describe_method(method: Mapping[str, Any]) -> str:
+    """A method with the settings that say something: `houlsby (size 64, activation gelu, norms all)`."""
+    from inlay.config import MethodConfig
+
+    usual = dataclasses.asdict(MethodConfig())
+    shown = {name: value for name, value in method.items() if name != "name" and value != usual.get(name)}
+    settings = [
+        f"{name} {'+'.join(value) if isinstance(value, list) else value}" for name, value in shown.items() if value
+    ]
+    return f"{method.get('name')} ({', '.join(settings)})" if settings else str(method.get("name"))
 
 
 def _total(ledger: Sequence[TaskInfo]) -> list[dict[str, Any]]:
@@ -161,9 +177,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "labels": screen.shorten(", ".join(manifest.labels), 400) or "none: it answers with a number",
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
         **scores,
-        "method": ", ".join(f"{name} {value}" for name, value in manifest.method.items() if name != "name").join(
-            (f"{manifest.method.get('name')} (", ")")
-        ),
+        "method": _describe_method(manifest.method),
         "parameters": f"{screen.count(manifest.num_parameters)}, {part} of the backbone",
         "backbone": f"{backbone['name']} ({backbone['family']}, {screen.count(backbone['num_parameters'])} parameters)",
         "fingerprint": backbone["fingerprint"],
@@ -196,7 +210,7 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
     rows = []
     for info in infos:
         summary = info.summary
-        method = f"{summary.method.get('name')} {summary.method.get('size')}"
+        method = _name_method({"method": summary.method.get("name"), "size": summary.method.get("size")})
         when = info.published_at[:10]
         rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
         rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]

@@ -119,10 +119,11 @@ def _load_task(config: RunConfig) -> Task:
 
 
 def _describe_run(run: Run, backbone: Backbone) -> None:
-    added = sum(item.num_parameters for item in run.spec.layout(backbone.anatomy))
+    added = run.spec.count_parameters(backbone.anatomy)
     train, method = run.config.train, run.config.method
     part = screen.share(added, backbone.num_parameters)
-    screen.note(f"method: {method.name} of size {method.size} adds {screen.count(added)} parameters, {part} of them")
+    size = "" if method.size is None else f" of size {method.size}"
+    screen.note(f"method: {method.name}{size} adds {screen.count(added)} parameters, {part} of them")
     screen.note(
         f"training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
         f"{train.batch_size} rows each, lr {train.lr:g}, {train.pooling} pooling, on {backbone.device}"
@@ -215,7 +216,7 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
         "metric": task.metric,
         "metrics": metrics,
         "best_epoch": result.best_epoch,
-        "num_parameters": sum(tensor.numel() for tensor in result.tensors.values()),
+        "num_parameters": ready.run.spec.count_parameters(ready.backbone.anatomy),
         "backbone_parameters": ready.backbone.num_parameters,
         "seconds": result.seconds,
         "folder": str(folder),

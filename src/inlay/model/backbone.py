@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weight_files
@@ -71,6 +72,10 @@ class Backbone:
         self.num_parameters = weights.num_parameters
         self.model = model.eval().requires_grad_(False)
         self.mount = mount(model, self.anatomy)
+        self._blocks = list(model.get_submodule(family.stack))  # type: ignore[call-overload]
+        self._mounted_names = {
+            ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
+        }
         self.default_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
@@ -78,6 +83,10 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
 
     @property
     def hidden_size(self) -> int:
@@ -101,51 +110,108 @@ class Backbone:
 
     def hidden(self, batch: Batch) -> Tensor:
         """The last hidden states [B, T, D] of a batch, through the bank that is routed."""
+        return self.hidden_layers(batch)[-1]
+
+    def hidden_layers(
+        self, batch: Batch, weights: Mapping[str, Tensor] | None = None, *, all_layers: bool = False
+    ) -> list[Tensor]:
+        """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name."""
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
         if self._takes_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
-        return self.model(**inputs).last_hidden_state
+        with _collecting(self._blocks if all_layers else []) as layers:
+            if weights is None:
+                last = self.model(**inputs).last_hidden_state
+            else:
+                own = {self._mounted_names[name]: tensor.to(self.dtype) for name, tensor in weights.items()}
+                last = functional_call(self.model, own, kwargs=inputs).last_hidden_state
+        return [*layers, last]
 
-    def pool(self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str) -> Tensor:
+    def pool(
+        self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """One vector per row: the first token, the pretrained pooler on it, or the mean over real tokens."""
         if pooling == "cls":
             return hidden_BTD[:, 0]
         if pooling == "pooler":
-            return self.model.get_submodule("pooler")(hidden_BTD)
+            prefix = f"{find_family(self.anatomy.family).pooler}."
+            own = {
+                name.removeprefix(prefix): tensor.to(self.dtype)
+                for name, tensor in (weights or {}).items()
+                if name.startswith(prefix)
+            }
+            return functional_call(self.model.get_submodule(prefix[:-1]), own, (hidden_BTD,))
         keep_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
         return (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
 
-    def norm_tensors(self) -> dict[str, Tensor]:
-        """The backbone's own layer norms, by the names slots give them."""
-        tensors = {}
-        for norm in self.anatomy.norms:
-            inner: Any = self.model.get_submodule(f"{norm.path}.inner")
-            tensors[f"norm.{norm.key}.scale"] = inner.weight.detach().to("cpu", torch.float32, copy=True)
-            if norm.has_shift:
-                tensors[f"norm.{norm.key}.shift"] = inner.bias.detach().to("cpu", torch.float32, copy=True)
-        return tensors
+    def own_tensor(self, name: str) -> Tensor:
+        """The backbone's own value of what a slot calls `name`, as a float32 copy on the CPU."""
+        return self._find_own(name).detach().to("cpu", torch.float32, copy=True)
+
+    def like_own(self, name: str, tensor: Tensor) -> Tensor:
+        """`tensor` where and as precise as the backbone's own."""
+        return tensor.to(self._find_own(name), copy=True)
+
+    def _find_own(self, name: str) -> Tensor:
+        kind, _, rest = name.partition(".")
+        if kind == "weight":
+            return self.model.get_parameter(self._mounted_names[rest])
+        if kind == "norm":
+            key, _, which = rest.rpartition(".")
+            path = next(norm.path for norm in self.anatomy.norms if norm.key == key)
+            return self.model.get_parameter(f"{path}.inner.{'weight' if which == 'scale' else 'bias'}")
+        if kind == "bias":
+            linear = next(linear for linear in self.anatomy.linears if linear.key == rest)
+            return self.model.get_parameter(f"{linear.path}.inner.bias")[linear.start : linear.stop]
+        assert name.startswith("head.hidden."), name
+        return self.model.get_parameter(f"{find_family(self.anatomy.family).pooler}.dense.{rest.rpartition('.')[2]}")
 
     @contextmanager
-    def training(self, dropout: float | None) -> Iterator[None]:
-        """Dropout on inside the block, at its own rate or `dropout`; switched off again and restored after it."""
+    def training(self, dropout: float | None, first_layer: int = 0) -> Iterator[None]:
+        """Dropout on inside the block, at its own rate or `dropout`; switched off again and restored after it.
+
+        Below `first_layer` nothing is trained, so nothing is dropped there either: its states can be computed once.
+        """
+        family = find_family(self.anatomy.family)
+        blocks = tuple(f"{family.stack}.{layer}." for layer in range(first_layer, self.anatomy.num_layers))
         rates = list(_dropout_rates(self.model))
         self.model.train()
         try:
-            for module, name, rate in rates:
-                setattr(module, name, rate if dropout is None else dropout)
+            for path, module, name, rate in rates:
+                is_frozen = first_layer > 0 and not path.startswith(blocks)
+                setattr(module, name, 0.0 if is_frozen else rate if dropout is None else dropout)
             yield
         finally:
             self.model.eval()
-            for module, name, rate in rates:
+            for _, module, name, rate in rates:
                 setattr(module, name, rate)
 
 
-def _dropout_rates(model: nn.Module) -> Iterator[tuple[nn.Module, str, float]]:
+@contextmanager
+def _collecting(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """What every block reads, in a list that fills during the forward pass.
+
+    Not what they give: DeBERTa's convolution joins in between two blocks.
+    """
+    found: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        found.append(args[0] if args else kwargs["hidden_states"])
+
+    handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, float]]:
     """Where a model keeps its dropout rates: in modules, and as ModernBERT's attention does, in plain numbers."""
-    for module in model.modules():
+    for path, module in model.named_modules():
         for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout",):
             if isinstance(rate := vars(module).get(name), float):
-                yield module, name, rate
+                yield path, module, name, rate
 
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:

@@ -2,7 +2,11 @@
 
 A slot holds one task's parameters at its own size, padded to the bank's; a slot without a tensor at some site is that
 site's identity (no adapter, the backbone's own norm). `Bank.routed` binds a route to the backbone's wrappers for the
-forward passes inside the block. Training banks have gradients; serving banks grow as versions come in.
+forward passes inside the block. Training banks have gradients, and their slots are of one structure: sites that share
+an adapter read one stack. Serving banks grow as versions come in and may mix methods: what is shared is expanded.
+
+A slot with its own copy of the backbone's weights (full and top-k fine-tuning) shares no forward pass with another:
+`is_solo` tells, and a batch for it goes alone.
 
 What always holds: reading a slot gives back exactly what was put in it, and no operation on one slot touches another.
 """
@@ -10,6 +14,7 @@ What always holds: reading a slot gives back exactly what was put in it, and no 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,11 +29,13 @@ from inlay.errors import StoreDamaged, Unsupported
 from inlay.model import kernels
 from inlay.model.backbone import Backbone
 from inlay.model.heads import HeadSpec, find_head
-from inlay.model.methods import TensorSpec, layout, resolve_method
+from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
+from inlay.model.views import RoutedBank, Views, build_views
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
+_OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,15 @@ class SlotSpec:
     def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
         """The slot's tensors, in a fixed order."""
         return layout(anatomy, self.method, self.head)
+
+    def count_parameters(self, anatomy: Anatomy) -> int:
+        """How many parameters are trained, head included."""
+        return sum(item.num_parameters for item in self.layout(anatomy))
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether it has its own copy of backbone weights."""
+        return find_method(self.method.name).has_own_weights
 
     @classmethod
     def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:
@@ -86,44 +102,61 @@ class Bank:
         self.specs: list[SlotSpec | None] = [None] * num_slots
         self.stacks: dict[str, Tensor] = {}
         self._layouts: list[dict[str, TensorSpec]] = [{} for _ in range(num_slots)]
-        self._bottlenecks: dict[str, kernels.Bottleneck] = {}
-        self._backbone_norms = backbone.norm_tensors()
+        self._own_weights: list[dict[str, Tensor]] = [{} for _ in range(num_slots)]
+        self._views = Views()
 
     @property
     def num_slots(self) -> int:
         return len(self.specs)
 
+    def is_solo(self, slot: int) -> bool:
+        """Whether rows of this slot must go through the backbone alone, in a copy of their own."""
+        spec = self.specs[slot]
+        return spec is not None and spec.is_solo
+
     def put(self, slot: int, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> None:
         """Set a slot to `tensors`, growing the bank where they do not fit. Refuses missing, extra or misshapen ones."""
         expected = {item.name: item for item in spec.layout(self.anatomy)}
         _check_tensors(expected, tensors)
+        assert not (self.is_trainable and spec.is_solo and self.num_slots > 1), "such a slot trains in a bank of one"
         self.free(slot)
         self.specs[slot], self._layouts[slot] = spec, expected
         with torch.no_grad():
             for name, item in expected.items():
-                stack = self._stack_for(name, item.shape)
-                stack[slot][_corner(item.shape)] = tensors[name].to(stack)
+                if name.startswith(_OWN) and not self.is_trainable:
+                    self._own_weights[slot][name] = self.backbone.like_own(name, tensors[name])
+                    continue
+                for place in self._places(spec, name):
+                    stack = self._stack_for(place, item)
+                    stack[slot][_corner(item.shape)] = tensors[name].to(stack)
         self._refresh()
 
     def initialise(self, slot: int, spec: SlotSpec, seed: int) -> None:
         """Set a slot to fresh values, which depend on the seed, the site and the slot's own size only."""
-        tensors = {item.name: self._initial(item, seed) for item in spec.layout(self.anatomy)}
-        self.put(slot, spec, tensors)
+        self.put(slot, spec, {item.name: self._initial(item, seed) for item in spec.layout(self.anatomy)})
 
     def free(self, slot: int) -> None:
         """Empty a slot: whatever was in it becomes the identity again."""
+        spec = self.specs[slot]
+        places = [] if spec is None else [place for name in self._layouts[slot] for place in self._places(spec, name)]
         with torch.no_grad():
-            for name in self._layouts[slot]:
-                self.stacks[name][slot] = self._neutral(name)
-        self.specs[slot], self._layouts[slot] = None, {}
+            for place in places:
+                if place in self.stacks:  # a slot's own weights are not
+                    self.stacks[place][slot] = self._neutral(place)
+        self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
         self._refresh()
 
     def read(self, slot: int) -> dict[str, Tensor]:
         """The slot's tensors at their own size, as float32 copies on the CPU."""
-        return {
-            name: self.stacks[name][slot][_corner(item.shape)].detach().to("cpu", torch.float32, copy=True).contiguous()
-            for name, item in self._layouts[slot].items()
-        }
+        spec, tensors = self.specs[slot], {}
+        for name, item in self._layouts[slot].items():
+            assert spec is not None
+            if name in self._own_weights[slot]:
+                stored = self._own_weights[slot][name]
+            else:
+                stored = self.stacks[self._places(spec, name)[0]][slot][_corner(item.shape)]
+            tensors[name] = stored.detach().to("cpu", torch.float32, copy=True).contiguous()
+        return tensors
 
     def flatten(self) -> FlatBank:
         """Lay the stacks out for training. The bank must not grow after it: its slots are set."""
@@ -140,26 +173,37 @@ class Bank:
 
     @contextmanager
     def routed(self, route: Route) -> Iterator[None]:
-        """Send every forward pass of the backbone inside the block through the slots of `route`."""
-        with self.backbone.mount.routed(_Routed(self, route)):
+        """Send every forward pass of the backbone inside the block through the slots of `route`.
+
+        Running statistics of batch norms move when the block ends: call `backward` inside it.
+        """
+        is_training = self.is_trainable and self.backbone.model.training
+        # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
+        views = Views() if self.is_solo(route.segments[0].slot) else self._views
+        operations = RoutedBank(views, route, is_training=is_training)
+        with self.backbone.mount.routed(operations):
             yield
+        operations.settle()
 
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        They are [n, L], or [n, T, L] with padding where a slot's head reads tokens. `dropout` is each slot's rate on
-        what its head reads. Call it, and `backward`, inside `routed(batch.route)`.
+        They are [n, L], or [n, T, L] with padding where a head reads tokens. `dropout` is each slot's rate on the
+        vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
         """
-        hidden_BTD = self.backbone.hidden(batch)
+        slots = [segment.slot for segment in batch.route.segments]
+        assert len(slots) == 1 or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
+        weights = self._weights_of(slots[0]) if self.is_solo(slots[0]) else None
+        heads = [self._head(slot) for slot in slots]
+        layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
         read: list[Tensor] = []
         segments: list[Segment] = []
-        for slot, start, stop in batch.route.segments:
-            spec = self.specs[slot]
-            assert spec is not None, f"slot {slot} is free"
-            states = hidden_BTD[start:stop]
-            if find_head(spec.head.kind).reads == "pooled":
-                states = self.backbone.pool(states, batch.mask_BT[start:stop], spec.head.pooling)
-            read.append(F.dropout(states, dropout[slot]) if dropout else states)
+        for head, (slot, start, stop) in zip(heads, batch.route.segments, strict=True):
+            states = self._mix(slot, [layer[start:stop] for layer in layers], head)
+            if find_head(head.kind).reads == "pooled":
+                states = self.backbone.pool(states, batch.mask_BT[start:stop], head.pooling, weights)
+            rate = dropout[slot] if dropout else 0.0
+            read.append(self._before_head(slot, _dropped(states, rate), head, rate))
             before = segments[-1].stop if segments else 0
             segments.append(Segment(slot, before, before + states[..., 0].numel()))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
@@ -169,24 +213,61 @@ class Bank:
         )
         return [part.view(*states.shape[:-1], -1) for part, states in zip(logits, read, strict=True)]
 
+    def _head(self, slot: int) -> HeadSpec:
+        spec = self.specs[slot]
+        assert spec is not None, f"slot {slot} is free"
+        return spec.head
+
+    def _mix(self, slot: int, layers: Sequence[Tensor], head: HeadSpec) -> Tensor:
+        """The last layer, or ELMo's mix of all: a factor times their mean weighted by a softmax."""
+        if head.features == "last":
+            return layers[-1]
+        weights = torch.softmax(self.stacks["head.mix"][slot], -1) * self.stacks["head.mix_scale"][slot]
+        return sum(weight.to(layer.dtype) * layer for weight, layer in zip(weights, layers, strict=True))
+
+    def _before_head(self, slot: int, vector_BD: Tensor, head: HeadSpec, rate: float) -> Tensor:
+        """The vector the head reads: as it is, or through a tanh layer."""
+        if head.hidden == "none":
+            return vector_BD.float()
+        weight, bias = self.stacks["head.hidden.weight"][slot], self.stacks["head.hidden.bias"][slot]
+        return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
+
+    def _weights_of(self, slot: int) -> dict[str, Tensor]:
+        """The slot's own weights by the backbone's names."""
+        if not self.is_trainable:
+            return {name.removeprefix(_OWN): tensor for name, tensor in self._own_weights[slot].items()}
+        names = [name for name in self._layouts[slot] if name.startswith(_OWN)]
+        return {name.removeprefix(_OWN): self.stacks[name].view(self.stacks[name].shape[1:]) for name in names}
+
     def _initial(self, item: TensorSpec, seed: int) -> Tensor:
         if item.start == "backbone":
-            return self._backbone_norms[item.name]
+            return self.backbone.own_tensor(item.name)
+        if item.start in ("zeros", "ones"):
+            return torch.full(item.shape, float(item.start == "ones"))
+        words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}"
+        generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
         tensor = torch.zeros(item.shape)
-        if item.start == "normal":
-            words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}"
-            generator = torch.Generator().manual_seed(
-                int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
-            )
-            nn.init.trunc_normal_(tensor, std=item.std, a=-2 * item.std, b=2 * item.std, generator=generator)
-        return tensor
+        if item.start == "uniform":
+            bound = 1 / math.sqrt(item.shape[0])
+            return tensor.uniform_(-bound, bound, generator=generator)
+        return nn.init.trunc_normal_(tensor, std=item.std, a=-2 * item.std, b=2 * item.std, generator=generator)
+
+    def _places(self, spec: SlotSpec, name: str) -> list[str]:
+        """The stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""
+        if self.is_trainable or not name.startswith("adapter.") or spec.method.sharing == "none":
+            return [name]
+        group, _, part = name.removeprefix("adapter.").rpartition(".")
+        groups = adapter_groups(self.anatomy, resolve_method(spec.method))
+        return [f"adapter.{site}.{part}" for site, owner in groups.items() if owner == group]
 
     def _neutral(self, name: str) -> Tensor | float:
-        return self._backbone_norms[name].to(self.stacks[name]) if name.startswith("norm.") else 0.0
+        if name.startswith(("norm.", "bias.")):
+            return self.backbone.own_tensor(name).to(self.stacks[name])
+        return 1.0 if name.startswith("ia3.") else 0.0
 
-    def _stack_for(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The stack of `name`, made or enlarged so that `shape` fits."""
-        shape = _aligned(name, shape)
+    def _stack_for(self, name: str, item: TensorSpec) -> Tensor:
+        """The stack of `name`, made or enlarged so that the tensor fits."""
+        shape = tuple(-(-n // _ALIGN) * _ALIGN if axis in item.ranks else n for axis, n in enumerate(item.shape))
         old = self.stacks.get(name)
         if old is not None and all(have >= want for have, want in zip(old.shape[1:], shape, strict=True)):
             return old
@@ -196,62 +277,22 @@ class Bank:
         if old is not None:
             new[_corner(tuple(old.shape))] = old.detach()
         self.stacks[name] = new
-        if old is None and name.startswith("norm."):
+        if old is None:
             new[:] = self._neutral(name)
         return new.requires_grad_(self.is_trainable)
 
     def _refresh(self) -> None:
         """Rebuild the views the forward pass reads; stacks may have been replaced."""
-        self._bottlenecks = {}
-        for name in self.stacks:
-            if not name.endswith(".down"):
-                continue
-            key = name.removeprefix("adapter.").removesuffix(".down")
-            at = [items.get(name) for items in self._layouts]
-            self._bottlenecks[key] = kernels.Bottleneck(
-                self.stacks[f"adapter.{key}.down"],
-                self.stacks[f"adapter.{key}.down_bias"],
-                self.stacks[f"adapter.{key}.up"],
-                self.stacks[f"adapter.{key}.up_bias"],
-                sizes=[0 if item is None else item.shape[1] for item in at],
-                activations=["" if spec is None else resolve_method(spec.method).activation for spec in self.specs],
-            )
+        methods = [None if spec is None else resolve_method(spec.method) for spec in self.specs]
+        self._views = build_views(self.anatomy, self.stacks, methods, is_expanded=not self.is_trainable)
 
 
-class _Routed:
-    """A bank with a route bound: what the wrappers in the backbone call."""
-
-    def __init__(self, bank: Bank, route: Route) -> None:
-        self._bank, self._route = bank, route
-
-    def rewrite(self, key: str, output: Tensor) -> Tensor:
-        weights = self._bank._bottlenecks.get(key)
-        if weights is None:
-            return output
-        return output + kernels.bottleneck_update(output, weights, self._route)
-
-    def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor:
-        weights = None if site_key is None else self._bank._bottlenecks.get(site_key)
-        if weights is not None:
-            x = x + kernels.bottleneck_update(self._norm(norm_key, inner, x), weights, self._route)
-        return self._norm(norm_key, inner, x)
-
-    def _norm(self, key: str, inner: Any, x: Tensor) -> Tensor:
-        scale = self._bank.stacks.get(f"norm.{key}.scale")
-        if scale is None:
-            return inner(x)
-        return kernels.layer_norm(x, scale, self._bank.stacks.get(f"norm.{key}.shift"), inner.eps, self._route)
+def _dropped(vector: Tensor, rate: float) -> Tensor:
+    return F.dropout(vector, rate) if rate else vector
 
 
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in shape)
-
-
-def _aligned(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    axis = {"down": 1, "down_bias": 0, "up": 0}.get(name.rsplit(".", 1)[-1])
-    if axis is None or not name.startswith("adapter."):
-        return shape
-    return tuple(-(-size // _ALIGN) * _ALIGN if i == axis else size for i, size in enumerate(shape))
 
 
 def _check_tensors(expected: Mapping[str, TensorSpec], tensors: Mapping[str, Tensor]) -> None:

@@ -35,6 +35,10 @@ class HeadSpec:
     """what logits are divided by before they become probabilities; it changes no label"""
     null_threshold: float | None = None
     """span: there is no answer if the null score is above the best answer's by more than this; None: there always is"""
+    hidden: str = "none"
+    """the layer before it: none, tanh, or pooler (a trained copy of the backbone's)"""
+    features: str = "last"
+    """what it reads: the last layer, or a learned mix of all"""
 
 
 @dataclass(frozen=True)

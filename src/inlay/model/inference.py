@@ -26,7 +26,7 @@ def infer(bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | 
     """
     backbone = bank.backbone
     answers: list[Tensor | None] = [None] * len(rows)
-    for indices in batches_by_length([len(row.ids) for row in rows], TOKEN_BUDGET[backbone.device.type]):
+    for indices in _batches(bank, rows):
         batch = collate([rows[index] for index in indices], backbone.pad_id, backbone.device)
         with torch.inference_mode(), bank.routed(batch.route):
             segments = bank.logits(batch)
@@ -37,6 +37,17 @@ def infer(bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | 
         if on_batch is not None:
             on_batch(len(indices))
     return [answer for answer in answers if answer is not None]
+
+
+def _batches(bank: Bank, rows: Sequence[Row]) -> Iterator[list[int]]:
+    """Indices in batches of similar length; the rows of a slot with its own weights go alone."""
+    groups: dict[int | None, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.slot if bank.is_solo(row.slot) else None, []).append(index)
+    budget = TOKEN_BUDGET[bank.backbone.device.type]
+    for indices in groups.values():
+        for batch in batches_by_length([len(rows[index].ids) for index in indices], budget):
+            yield [indices[position] for position in batch]
 
 
 def batches_by_length(lengths: Sequence[int], token_budget: int) -> Iterator[list[int]]:

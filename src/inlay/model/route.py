@@ -7,7 +7,8 @@ segment. Shape letters: B rows, T tokens of a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,15 @@ class Route:
     """The segments of a batch, in order, without gaps."""
 
     segments: tuple[Segment, ...]
+    mask_BT: Tensor | None = field(default=None, compare=False)
+    """which tokens are real, where some are padding"""
+
+    @cached_property
+    def slots_B(self) -> Tensor:
+        """The slot of every row."""
+        device = "cpu" if self.mask_BT is None else self.mask_BT.device
+        lengths = torch.tensor([segment.stop - segment.start for segment in self.segments])
+        return torch.tensor([segment.slot for segment in self.segments]).repeat_interleave(lengths).to(device)
 
     @property
     def is_even(self) -> bool:
@@ -37,7 +47,7 @@ class Route:
         return len({segment.stop - segment.start for segment in self.segments}) == 1
 
     @classmethod
-    def from_slots(cls, slots: Sequence[int]) -> Route:
+    def from_slots(cls, slots: Sequence[int], mask_BT: Tensor | None = None) -> Route:
         """The route of rows that are already sorted by slot."""
         segments: list[Segment] = []
         for row, slot in enumerate(slots):
@@ -46,7 +56,7 @@ class Route:
             else:
                 segments.append(Segment(slot, row, row + 1))
         assert len({segment.slot for segment in segments}) == len(segments), "rows must be sorted by slot"
-        return cls(tuple(segments))
+        return cls(tuple(segments), mask_BT)
 
 
 @dataclass(frozen=True)
@@ -87,10 +97,11 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         if row.segments is not None:
             types[position, : len(row.ids)] = row.segments
     has_types = any(row.segments is not None for row in rows)
+    mask_BT = torch.from_numpy(mask).to(device)
     return Batch(
         torch.from_numpy(ids).to(device),
-        torch.from_numpy(mask).to(device),
+        mask_BT,
         torch.from_numpy(types).to(device) if has_types else None,
-        Route.from_slots([rows[index].slot for index in order]),
+        Route.from_slots([rows[index].slot for index in order], mask_BT),
         tuple(order),
     )

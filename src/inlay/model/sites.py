@@ -1,8 +1,9 @@
 """Where a task may write in each backbone family: the one table that knows transformers' module names.
 
-A family says where its blocks are, which submodule each place of a block stands for, and which layer norms work on
-tokens. `survey` reads it off a model (real or on the meta device); `mount` sets thin wrappers there. A wrapper asks
-its `Mount` for the active bank at every forward pass; with none active the backbone is exactly itself.
+A family says where its blocks are, which submodule each place of a block stands for, which layer norms work on tokens
+and which linear layers a block has. `survey` reads it off a model (real or on the meta device); `mount` sets thin
+wrappers there. A wrapper asks its `Mount` for the active bank at every forward pass; with none active the backbone is
+exactly itself.
 
 Adding a family: one entry in FAMILIES, and its name in the contract tests runs them all over it.
 """
@@ -31,6 +32,10 @@ class Family:
     """name -> token-wise layer norm of a block"""
     outer_norms: Mapping[str, str]
     """name -> token-wise layer norm outside the blocks"""
+    linears: Mapping[str, str]
+    """name -> linear layer of a block; `Wqkv:2/3` is the last third of the outputs of one that computes several"""
+    shared_linears: Mapping[str, str] = field(default_factory=dict)
+    """linear layer that no task may write to -> why"""
     frozen_norms: Mapping[str, str] = field(default_factory=dict)
     """norm that does not work on tokens -> why it stays frozen"""
     pooler: str | None = None
@@ -45,14 +50,24 @@ class Family:
 
 # Adapted after the output dropout of each sublayer, before the residual sum, as Houlsby et al. do in BERT. DistilBERT
 # has no dropout after its attention, ModernBERT none after its feed-forward layer: there it is the sublayer's output.
+_BERT_LINEARS = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "project": "attention.output.dense",
+    "expand": "intermediate.dense",
+    "contract": "output.dense",
+}
 _BERT = Family(
     stack="encoder.layer",
     places={"attention": "attention.output.dropout", "feedforward": "output.dropout", "output": "output.LayerNorm"},
     norms={"attention": "attention.output.LayerNorm", "feedforward": "output.LayerNorm"},
     outer_norms={"embeddings": "embeddings.LayerNorm"},
+    linears=_BERT_LINEARS,
     pooler="pooler",
     prefix="bert",
 )
+_POSITIONS = "it also projects relative positions, which the rows of a batch share"
 _ROBERTA = replace(_BERT, prefix="roberta", first_position=2)
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
@@ -65,6 +80,14 @@ FAMILIES: dict[str, Family] = {
         places={"attention": "attention.dropout", "feedforward": "output.dropout", "output": "output.LayerNorm"},
         norms={"attention": "attention.LayerNorm", "feedforward": "output.LayerNorm"},
         outer_norms={"embeddings": "embeddings.LayerNorm"},
+        linears={
+            "query": "attention.attn.q",
+            "key": "attention.attn.k",
+            "value": "attention.attn.v",
+            "project": "attention.attn.o",
+            "expand": "intermediate.dense",
+            "contract": "output.dense",
+        },
         pooler="pooler",
         prefix="mpnet",
         first_position=2,
@@ -75,6 +98,14 @@ FAMILIES: dict[str, Family] = {
         places={"attention": "attention.out_lin", "feedforward": "ffn.dropout", "output": "output_layer_norm"},
         norms={"attention": "sa_layer_norm", "feedforward": "output_layer_norm"},
         outer_norms={"embeddings": "embeddings.LayerNorm"},
+        linears={
+            "query": "attention.q_lin",
+            "key": "attention.k_lin",
+            "value": "attention.v_lin",
+            "project": "attention.out_lin",
+            "expand": "ffn.lin1",
+            "contract": "ffn.lin2",
+        },
         prefix="distilbert",
     ),
     "deberta-v2": Family(
@@ -82,6 +113,13 @@ FAMILIES: dict[str, Family] = {
         places=_BERT.places,
         norms=_BERT.norms,
         outer_norms={"embeddings": "embeddings.LayerNorm", "convolution": "encoder.conv.LayerNorm"},
+        linears={
+            "value": "attention.self.value_proj",
+            "project": "attention.output.dense",
+            "expand": "intermediate.dense",
+            "contract": "output.dense",
+        },
+        shared_linears={"query": _POSITIONS, "key": _POSITIONS},
         frozen_norms={"encoder.LayerNorm": "it normalises relative-position embeddings, not tokens"},
         prefix="deberta",
         attention="eager",
@@ -91,6 +129,14 @@ FAMILIES: dict[str, Family] = {
         places={"attention": "attn.out_drop", "feedforward": "mlp", "output": ""},
         norms={"attention": "attn_norm", "feedforward": "mlp_norm"},
         outer_norms={"embeddings": "embeddings.norm", "final": "final_norm"},
+        linears={
+            "query": "attn.Wqkv:0/3",
+            "key": "attn.Wqkv:1/3",
+            "value": "attn.Wqkv:2/3",
+            "project": "attn.Wo",
+            "expand": "mlp.Wi",
+            "contract": "mlp.Wo",
+        },
         prefix="model",
     ),
 }
@@ -120,6 +166,8 @@ class NormSite:
     key: str
     """stable name: "embeddings", "3.attention", …"""
     path: str
+    layer: int
+    """of its block; -1 before the first, the number of layers after the last"""
     width: int
     has_shift: bool
 
@@ -129,15 +177,57 @@ class NormSite:
 
 
 @dataclass(frozen=True)
+class LinearSite:
+    """A linear layer of a block, or the outputs `start` to `stop` of one that computes several."""
+
+    layer: int
+    name: str
+    path: str
+    in_width: int
+    start: int
+    stop: int
+    has_bias: bool
+
+    @property
+    def key(self) -> str:
+        """The site's name in stored tensors."""
+        return f"{self.layer}.{self.name}"
+
+    @property
+    def out_width(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def reads(self) -> str | None:
+        """The place whose sublayer this layer reads the input of, where it is the one that tells."""
+        return {"value": f"{self.layer}.attention", "expand": f"{self.layer}.feedforward"}.get(self.name)
+
+
+@dataclass(frozen=True)
+class ParameterSite:
+    """A parameter of the backbone itself, which full and top-k fine-tuning train a copy of."""
+
+    name: str
+    """as transformers has it"""
+    shape: tuple[int, ...]
+    layer: int
+    """of its block; -1 before the first, the number of layers after the last"""
+    is_pooler: bool
+
+
+@dataclass(frozen=True)
 class Anatomy:
-    """All that the methods need to know of a backbone: its sites, norms and width."""
+    """All that the methods need to know of a backbone: what a task may write to, and how wide it is."""
 
     family: str
     num_layers: int
     hidden_size: int
     sites: tuple[Site, ...]
     norms: tuple[NormSite, ...]
+    linears: tuple[LinearSite, ...]
+    parameters: tuple[ParameterSite, ...]
     frozen_norms: Mapping[str, str]
+    shared_linears: Mapping[str, str]
 
 
 def find_family(model_type: str) -> Family:
@@ -165,21 +255,66 @@ def survey(model: nn.Module) -> Anatomy:
             sites.append(Site(layer, place, full, is_norm=full in norm_paths))
     found = {name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     norms = tuple(
-        NormSite(key, path, found[path].normalized_shape[0], found[path].bias is not None)
-        for key, path in _norm_paths(family, num_layers)
+        NormSite(key, path, layer, found[path].normalized_shape[0], found[path].bias is not None)
+        for key, path, layer in _norm_paths(family, num_layers)
         if path in found  # ModernBERT's first block has none; DeBERTa's convolution is optional
     )
     frozen = {path: why for path, why in family.frozen_norms.items() if path in found}
     unknown = set(found) - {norm.path for norm in norms} - set(frozen)
     assert not unknown, f"layer norms that the family table does not name: {sorted(unknown)}"
-    return Anatomy(config.model_type, num_layers, config.hidden_size, tuple(sites), norms, frozen)
+    return Anatomy(
+        config.model_type,
+        num_layers,
+        config.hidden_size,
+        tuple(sites),
+        norms,
+        tuple(_find_linears(model, family, num_layers)),
+        tuple(_find_parameters(model, family, num_layers)),
+        frozen,
+        family.shared_linears,
+    )
 
 
-def _norm_paths(family: Family, num_layers: int) -> Iterator[tuple[str, str]]:
-    yield from family.outer_norms.items()
+# Outer norms that do not stand before the first block: DeBERTa's convolution joins in after block 0.
+_OUTER_LAYERS = {"convolution": lambda num_layers: 0, "final": lambda num_layers: num_layers}
+
+
+def _norm_paths(family: Family, num_layers: int) -> Iterator[tuple[str, str, int]]:
+    for name, path in family.outer_norms.items():
+        yield name, path, _OUTER_LAYERS.get(name, lambda num_layers: -1)(num_layers)
     for layer in range(num_layers):
         for name, path in family.norms.items():
-            yield f"{layer}.{name}", f"{family.stack}.{layer}.{path}"
+            yield f"{layer}.{name}", f"{family.stack}.{layer}.{path}", layer
+
+
+def _find_linears(model: nn.Module, family: Family, num_layers: int) -> Iterator[LinearSite]:
+    for layer in range(num_layers):
+        for name, where in family.linears.items():
+            path, _, part = where.partition(":")
+            module: Any = model.get_submodule(f"{family.stack}.{layer}.{path}")
+            index, count = map(int, part.split("/")) if part else (0, 1)
+            width = module.out_features // count
+            yield LinearSite(
+                layer,
+                name,
+                f"{family.stack}.{layer}.{path}",
+                module.in_features,
+                index * width,
+                (index + 1) * width,
+                module.bias is not None,
+            )
+
+
+def _find_parameters(model: nn.Module, family: Family, num_layers: int) -> Iterator[ParameterSite]:
+    last = family.outer_norms.get("final", "")
+    for name, parameter in model.named_parameters():
+        is_pooler = family.pooler is not None and name.startswith(f"{family.pooler}.")
+        layer = -1
+        if name.startswith(f"{family.stack}."):
+            layer = int(name.removeprefix(f"{family.stack}.").partition(".")[0])
+        elif is_pooler or (last and name.startswith(f"{last}.")):
+            layer = num_layers
+        yield ParameterSite(name, tuple(parameter.shape), layer, is_pooler)
 
 
 class SlotOperations(Protocol):
@@ -188,6 +323,8 @@ class SlotOperations(Protocol):
     def rewrite(self, key: str, output: Tensor) -> Tensor: ...
 
     def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor: ...
+
+    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor: ...
 
 
 class Mount:
@@ -248,9 +385,25 @@ class NormWrapper(_Wrapper):
         return self.inner(x) if active is None else active.normalize(self.norm_key, self.site_key, self.inner, x)
 
 
+class LinearWrapper(_Wrapper):
+    """A linear layer with every slot's own update, bias and scale."""
+
+    def __init__(self, inner: nn.Module, mount: Mount, parts: tuple[LinearSite, ...]) -> None:
+        super().__init__(inner, mount)
+        self.parts = parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self._mount.active
+        return self.inner(x) if active is None else active.transform(self.parts, self.inner, x)
+
+
 def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
-    """Set wrappers at every site and norm of `model`, in place; they do nothing until a bank is routed."""
+    """Set wrappers at the sites, norms and linear layers of `model`; they do nothing until a bank is routed."""
     mounted = Mount()
+    # Linear layers first: a wrapped one may lie inside a site, or be one (DistilBERT's attention).
+    for path in dict.fromkeys(linear.path for linear in anatomy.linears):
+        parts = tuple(linear for linear in anatomy.linears if linear.path == path)
+        model.set_submodule(path, LinearWrapper(model.get_submodule(path), mounted, parts))
     at_norms = {site.path: site.key for site in anatomy.sites if site.is_norm}
     for norm in anatomy.norms:
         inner = model.get_submodule(norm.path)

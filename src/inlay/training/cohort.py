@@ -25,6 +25,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.heads import find_head
 from inlay.model.inference import batches_by_length, infer
+from inlay.model.methods import first_layer
 from inlay.model.route import Row, collate
 from inlay.training.evaluate import Targets, Verdict, score_dev
 from inlay.training.optimizer import SlotOptimizer, learning_rate
@@ -155,6 +156,11 @@ class Cohort:
     @property
     def dropout(self) -> float | None:
         return self.members[0].run.config.train.dropout
+
+    @property
+    def first_layer(self) -> int:
+        """The lowest layer anything is trained in."""
+        return first_layer(self.backbone.anatomy, self.members[0].run.config.method)
 
     def step(self) -> int:
         """One step of every active run; returns the number of rows seen."""

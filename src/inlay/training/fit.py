@@ -40,6 +40,8 @@ from inlay.training.run import (
 )
 
 TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
+# What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
+_FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,9 @@ def _group(runs: list[Run], max_cohort: int) -> Iterator[list[Run]]:
     """Runs that can share a bank: one method structure and one dropout rate, in the order given."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        method = run.config.method
-        groups.setdefault((method.name, method.norms, run.config.train.dropout), []).append(run)
+        alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
+        structure = replace(run.config.method, **_FREE_IN_A_COHORT)
+        groups.setdefault((structure, run.config.train.dropout, alone), []).append(run)
     for group in groups.values():
         for start in range(0, len(group), max_cohort):
             yield group[start : start + max_cohort]
@@ -129,7 +132,7 @@ def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
     for member in cohort.members:  # ended before the kill, but perhaps not yet written
         if not member.is_active:
             _write_end(member, cohort, folder)
-    with _interruptible() as interrupted, cohort.backbone.training(cohort.dropout):
+    with _interruptible() as interrupted, cohort.backbone.training(cohort.dropout, cohort.first_layer):
         while cohort.active:
             before, began = cohort.active, time.perf_counter()
             num_rows = cohort.step()

@@ -71,7 +71,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         cohort = Cohort([run], backbone, settings)
         member = cohort.members[0]
         steps = _Steps(member)
-        with backbone.training(cohort.dropout):
+        with backbone.training(cohort.dropout, cohort.first_layer):
             epoch_seconds = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member)

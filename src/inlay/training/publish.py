@@ -53,7 +53,7 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
         dev_digest=run.task.dev_digest,
         backbone=describe_backbone(backbone),
         run_id=run.id,
-        num_parameters=sum(tensor.numel() for tensor in result.tensors.values()),
+        num_parameters=run.spec.count_parameters(backbone.anatomy),
         probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
         config=dataclasses.asdict(run.config.train),
         extra={"pairs": run.task.train.pairs is not None, **_windows(run)},

@@ -92,7 +92,7 @@ class Result:
 
 def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
     """Resolve every `auto` of `config` for this task and backbone, and check that they go together."""
-    pooling = backbone.resolve_pooling(config.train.pooling)
+    pooling = _resolve_pooling(config.train, backbone)
     max_length = config.train.max_length
     if max_length == TrainConfig.max_length:  # nobody asked for it
         max_length = min(find_head(task.kind).max_length, backbone.max_length)
@@ -108,16 +108,18 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
     )
-    return Run(task, resolved, SlotSpec(resolved.method, _make_head(task, pooling)), backbone.fingerprint)
+    spec = SlotSpec(resolved.method, _make_head(task, train))
+    spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
+    return Run(task, resolved, spec, backbone.fingerprint)
 
 
-def _make_head(task: Task, pooling: str) -> HeadSpec:
+def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
     entry = find_head(task.kind)
     num_outputs = entry.num_outputs(len(task.labels))
-    pooling = pooling if entry.reads == "pooled" else entry.reads
+    pooling = train.pooling if entry.reads == "pooled" else entry.reads
     assert task.train.targets is not None
     known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
-    return HeadSpec(task.kind, num_outputs, pooling, **known)
+    return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, **known)
 
 
 # Kind -> what of its head the training targets decide: a number's scale, whether there may be no answer.
@@ -125,6 +127,19 @@ _FROM_TARGETS: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
     "regress": lambda targets: {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0},
     "span": lambda targets: {"null_threshold": None if all(targets) else 0.0},
 }
+
+
+def _resolve_pooling(config: TrainConfig, backbone: Backbone) -> str:
+    """A trained copy of the pooler reads what the pooler reads: the first token."""
+    if config.hidden != "pooler":
+        return backbone.resolve_pooling(config.pooling)
+    backbone.resolve_pooling("pooler")  # refuses a backbone that has none
+    if config.pooling not in ("auto", "cls", "pooler"):
+        raise BadConfig(
+            f"`train.hidden` is `pooler` with `{config.pooling}` pooling",
+            "it reads the first token: leave out `--pooling`",
+        )
+    return "cls"
 
 
 def write_start(folder: Path, run: Run) -> None:

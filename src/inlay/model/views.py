@@ -1,0 +1,201 @@
+"""What the wrappers in a backbone read of a bank: its stacks arranged by site, and the operations of a routed pass.
+
+`build_views` says, for every site, which stacks its slots read and what each slot is there; it is rebuilt whenever a
+slot changes. `RoutedBank` binds a route to them: it is what the wrappers call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay.config import MethodConfig
+from inlay.model import kernels
+from inlay.model.methods import adapted_linears, adapter_groups, scales_input
+from inlay.model.route import Route
+from inlay.model.sites import Anatomy, LinearSite
+
+_MOMENTUM = 0.1  # of running statistics, as torch's batch norm
+
+Stacks = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LinearView:
+    """What the slots do to one linear layer."""
+
+    lora: kernels.Bottleneck | None = None
+    bias_SD: Tensor | None = None
+    factor_SD: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Views:
+    """A bank's stacks by site."""
+
+    sequential: Mapping[str, kernels.Bottleneck] = field(default_factory=dict)
+    parallel: Mapping[str, kernels.Bottleneck] = field(default_factory=dict)
+    norms: Mapping[str, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
+    """scale and shift [S, D]; None: the backbone's own"""
+    linears: Mapping[str, LinearView] = field(default_factory=dict)
+
+
+def build_views(
+    anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConfig | None], *, is_expanded: bool
+) -> Views:
+    """The views of slots with these resolved methods. `is_expanded`: shared adapters stand at every site."""
+    by_form: dict[str, dict[str, kernels.Bottleneck]] = {"sequential": {}, "parallel": {}}
+    groups = [_groups(anatomy, method) for method in methods]
+    for site in anatomy.sites:
+        for form, found in by_form.items():
+            shapes = [
+                _shape(method) if method is not None and method.form == form and site.key in own else None
+                for method, own in zip(methods, groups, strict=True)
+            ]
+            if any(shapes):
+                owners = {own[site.key] for own, shape in zip(groups, shapes, strict=True) if shape}
+                assert is_expanded or len(owners) == 1, "slots trained together must share alike"
+                found[site.key] = _bottleneck(f"adapter.{site.key if is_expanded else owners.pop()}", stacks, shapes)
+    return Views(
+        by_form["sequential"], by_form["parallel"], _norm_views(stacks), _linear_views(anatomy, stacks, methods)
+    )
+
+
+def _groups(anatomy: Anatomy, method: MethodConfig | None) -> dict[str, str]:
+    return {} if method is None or method.form == "auto" else adapter_groups(anatomy, method)
+
+
+def _shape(method: MethodConfig) -> kernels.Shape:
+    assert method.size is not None
+    assert method.scale is not None
+    multiplies = method.combine == "multiply"
+    return kernels.Shape(method.size, method.activation, method.scale, method.depth, method.inner_norm, multiplies)
+
+
+def _bottleneck(name: str, stacks: Stacks, shapes: Sequence[kernels.Shape | None]) -> kernels.Bottleneck:
+    depth = max(shape.depth for shape in shapes if shape)
+
+    def pair(first: str, second: str) -> tuple[Tensor, Tensor] | None:
+        return (stacks[f"{name}.{first}"], stacks[f"{name}.{second}"]) if f"{name}.{first}" in stacks else None
+
+    return kernels.Bottleneck(
+        stacks[f"{name}.down"],
+        stacks[f"{name}.up"],
+        shapes,
+        stacks.get(f"{name}.down_bias"),
+        stacks[f"{name}.up_bias"],
+        tuple((stacks[f"{name}.hidden{i}"], stacks[f"{name}.hidden{i}_bias"]) for i in range(1, depth)),
+        norm=pair("norm_scale", "norm_shift"),
+        running=pair("running_mean", "running_var"),
+    )
+
+
+def _norm_views(stacks: Stacks) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+    keys = dict.fromkeys(name.removeprefix("norm.").rpartition(".")[0] for name in stacks if name.startswith("norm."))
+    return {key: (stacks.get(f"norm.{key}.scale"), stacks.get(f"norm.{key}.shift")) for key in keys}
+
+
+def _linear_views(anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConfig | None]) -> dict[str, LinearView]:
+    views = {}
+    shapes = [
+        kernels.Shape(method.size or 0, scale=method.scale or 1.0) if method and method.name == "lora" else None
+        for method in methods
+    ]
+    adapted = [
+        {linear.key for linear in adapted_linears(anatomy, method)} if method and shape else set()
+        for method, shape in zip(methods, shapes, strict=True)
+    ]
+    for linear in anatomy.linears:
+        here = [shape if linear.key in keys else None for shape, keys in zip(shapes, adapted, strict=True)]
+        down, up = stacks.get(f"lora.{linear.key}.down"), stacks.get(f"lora.{linear.key}.up")
+        lora = kernels.Bottleneck(down, up, here) if down is not None and up is not None and any(here) else None
+        view = LinearView(lora, stacks.get(f"bias.{linear.key}"), stacks.get(f"ia3.{linear.key}"))
+        if view != LinearView():
+            views[linear.key] = view
+    return views
+
+
+class RoutedBank:
+    """A bank's views with a route bound: what the wrappers in the backbone call."""
+
+    def __init__(self, views: Views, route: Route, *, is_training: bool = False) -> None:
+        self._views, self._route = views, route
+        self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
+        self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
+
+    def rewrite(self, key: str, output: Tensor) -> Tensor:
+        """A sublayer's output with what the adapters there add."""
+        sequential, parallel = self._views.sequential.get(key), self._views.parallel.get(key)
+        result = output
+        if sequential is not None:
+            result = result + self._update(key, output, sequential)
+        if parallel is not None:
+            result = result + self._update(key, self._inputs.pop(key), parallel)
+        return result
+
+    def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor:
+        """A layer norm with each slot's scale and shift, around Pfeiffer's adapter where one stands there."""
+        weights = None if site_key is None else self._views.sequential.get(site_key)
+        if weights is not None and site_key is not None:
+            x = x + self._update(site_key, self._norm(norm_key, inner, x), weights)
+        return self._norm(norm_key, inner, x)
+
+    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
+        """A linear layer with each slot's update, bias and factor."""
+        for part in parts:
+            if part.reads is not None and part.reads in self._views.parallel:
+                self._inputs[part.reads] = x
+        views = [self._views.linears.get(part.key) for part in parts]
+        if not any(views):
+            return inner(x)
+        for part, view in zip(parts, views, strict=True):
+            if view is not None and view.factor_SD is not None and scales_input(part):
+                x = x * self._per_row(view.factor_SD, x)
+        y = inner(x)
+        pieces = [
+            self._change(x, y if len(parts) == 1 else y[..., part.start : part.stop], part, view, inner)
+            for part, view in zip(parts, views, strict=True)
+        ]
+        return pieces[0] if len(parts) == 1 else torch.cat(pieces, -1)
+
+    def settle(self) -> None:
+        """Move the running statistics by what batch norm saw since the route was bound."""
+        for key, seen in (self._moments or {}).items():
+            weights = self._views.sequential.get(key) or self._views.parallel[key]
+            assert weights.running is not None
+            with torch.no_grad():
+                for slot, *found in seen:
+                    for running, value in zip(weights.running, found, strict=True):
+                        running[slot, : len(value)].lerp_(value.to(running), _MOMENTUM)
+
+    def _update(self, key: str, h: Tensor, weights: kernels.Bottleneck) -> Tensor:
+        if self._moments is None or weights.running is None:
+            return kernels.bottleneck_update(h, weights, self._route)
+        return kernels.bottleneck_update(h, weights, self._route, self._moments.setdefault(key, []))
+
+    def _norm(self, key: str, inner: Any, x: Tensor) -> Tensor:
+        if key not in self._views.norms:
+            return inner(x)
+        scale, shift = self._views.norms[key]
+        if scale is None:  # BitFit trains the shift alone
+            assert shift is not None
+            scale = inner.weight.to(shift.dtype).expand(len(shift), -1)
+        return kernels.layer_norm(x, scale, shift, inner.eps, self._route)
+
+    def _change(self, x: Tensor, y: Tensor, part: LinearSite, view: LinearView | None, inner: Any) -> Tensor:
+        if view is None:
+            return y
+        if view.lora is not None:
+            y = y + kernels.bottleneck_update(x, view.lora, self._route)
+        if view.bias_SD is not None:
+            y = y + self._per_row(view.bias_SD - inner.bias[part.start : part.stop], y)
+        if view.factor_SD is not None and not scales_input(part):
+            y = y * self._per_row(view.factor_SD, y)
+        return y
+
+    def _per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
+        return kernels.per_row(stacked_SD, x, self._route).to(x.dtype)

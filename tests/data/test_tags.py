@@ -70,6 +70,8 @@ def test_words_are_runs_of_letters_and_single_signs():
     words = [text[start:end] for start, end in split_words(text)]
     assert words[:6] == ["Dr", ".", "O'Neil", "paid", "$", "1,200.50"]
     assert words[6:] == ["in", "Saint-Denis", ",", "twice", "(", "U.S", ".", ")", "!", "東", "京"]
+    for word in ("हिन्दी", "cafe\u0301", "ไทย"):  # vowel signs and accents are parts of a word
+        assert split_words(f"{word}, x") == ((0, len(word)), (len(word), len(word) + 1), (len(word) + 2, len(word) + 3))
     assert join_words(["In", "Oslo"]) == ("In Oslo", ((0, 2), (3, 7)))
 
 
@@ -107,6 +109,14 @@ def test_another_column_holds_plain_tags_and_its_metric_counts_words(tmp_path):
     assert task.metric == "token_accuracy"
     with pytest.raises(BadConfig, match="`entity_f1` does not suit"):
         load_task(DataConfig(source=path, label="column2", kind="tag", metric="entity_f1"), "pos")
+
+
+@pytest.mark.parametrize("name", ["ner.txt", "ner.tsv", "eng.testa"])
+def test_columns_of_words_under_another_suffix_are_read_where_the_kind_is_given(tmp_path, name):
+    path = write(tmp_path / name, repeated(CONLL, 5))
+    task = load_task(DataConfig(source=path, dev=path, kind="tag"), "ner")
+    assert len(task.train) == 15
+    assert len(read_split(path, task.labels, "tag")) == 15
 
 
 def test_a_line_without_its_tag_is_named(tmp_path):

@@ -90,12 +90,19 @@ class InputRow:
     error: InlayError | None = None
 
 
-def open_file(path: str | Path, encoding: str | None = None, names: tuple[str, ...] | None = None) -> Stream:
-    """A file as a stream of records, read by the reader of its suffix; `names` are those of a file without a header."""
+def open_file(
+    path: str | Path, encoding: str | None = None, names: tuple[str, ...] | None = None, *, kind: str = "auto"
+) -> Stream:
+    """A file as a stream of records, read by the reader of its suffix; `names` are those of a file without a header.
+
+    Plain text of a `tag` task is columns of words, whatever its suffix.
+    """
     path = Path(path)
     if not path.is_file():
         raise _missing_file(path)
     reader = READERS.get(path.suffix.lower())
+    if kind == "tag" and reader in (None, _open_txt, _open_tsv):
+        reader = _open_conll
     if reader is None:
         known = ", ".join(READERS)
         raise BadData(f"unknown file type `{path.suffix}`", f"give it the suffix of its format: {known}", path=path)
@@ -109,7 +116,7 @@ def read_table(path: str | Path, config: DataConfig = DataConfig(), names: tuple
 
     A quoted field that never ends is always refused: nobody knows how many rows are in it.
     """
-    stream = open_file(path, config.encoding, names)
+    stream = open_file(path, config.encoding, names, kind=config.kind)
     records, lines, faults = [], [], []
     for line, record in stream.records:
         if isinstance(record, BadData):

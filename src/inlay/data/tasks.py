@@ -96,13 +96,13 @@ def read_split(source: str | Path, labels: Sequence[str], kind: str, config: Dat
     Of a folder, of GLUE or the hub these are the test rows if they have labels, otherwise dev; of a file with a split
     column likewise; of any other file all rows.
     """
-    opened = open_source(replace(config, source=str(source)))
+    opened = open_source(replace(config, source=str(source), kind=kind))
     bad = BadRows(config.on_bad_row)
     order = ("train",) if set(opened.sides) == {"train"} and not opened.place else ("test", "dev")
     for side in order:
         if side not in opened.sides:
             continue
-        table = shape_table(opened.read(side), replace(opened.config, kind=kind), labelled=side != "test")
+        table = shape_table(opened.read(side), opened.config, labelled=side != "test")
         rows = read_rows(table, _find_own_columns(table, opened.config, labelled=side != "test"), bad)
         parts = rows.by_side()
         rows = next((parts[part] for part in ("test", "dev", "train") if part in parts), rows)

@@ -132,8 +132,10 @@ class Head:
     """how sure an outcome is; None: this kind cannot say"""
     reads: str = "pooled"
     """"pooled": one vector per row; "tokens": every token"""
-    max_length: int = 128
-    """tokens of a window where nobody says otherwise"""
+    calibrates: bool = False
+    """whether its logits, divided by a temperature, are the log-odds of a decision"""
+    max_length: int | None = None
+    """tokens of a window where nobody asks for a number; None: the config's own"""
     weight: Callable[[Tensor], float] = lambda target: 1.0
     """how much a window counts in a mean, from its tokens' targets"""
 
@@ -232,6 +234,7 @@ HEADS: dict[str, Head] = {
         answer=_answer_class,
         predict=_predict_logits,
         confidence=lambda outcome: max((outcome.probabilities or {}).values()),
+        calibrates=True,
     ),
     "multilabel": Head(
         num_outputs=lambda num_labels: num_labels,
@@ -242,6 +245,7 @@ HEADS: dict[str, Head] = {
         predict=_predict_logits,
         # A set is as sure as the least sure decision about one of its labels.
         confidence=lambda outcome: min(max(p, 1 - p) for p in (outcome.probabilities or {}).values()),
+        calibrates=True,
     ),
     "regress": Head(
         num_outputs=lambda num_labels: 1,
@@ -256,6 +260,7 @@ HEADS: dict[str, Head] = {
         predict=_predict_tags,
         confidence=lambda outcome: min((entity.probability for entity in outcome.entities or ()), default=1.0),
         reads="tokens",
+        calibrates=True,
         weight=lambda target: float((target != _IGNORED).sum()),
     ),
     "span": Head(

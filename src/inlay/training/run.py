@@ -95,7 +95,7 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
     pooling = _resolve_pooling(config.train, backbone)
     max_length = config.train.max_length
     if max_length == TrainConfig.max_length:  # nobody asked for it
-        max_length = min(find_head(task.kind).max_length, backbone.max_length)
+        max_length = min(find_head(task.kind).max_length or max_length, backbone.max_length)
     if max_length > backbone.max_length:
         raise BadConfig(
             f"`train.max_length` is `{max_length}`, but `{backbone.name}` reads at most {backbone.max_length} tokens",

@@ -9,6 +9,7 @@ from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
+from inlay.model.methods import METHODS, UNSUPPORTED
 from inlay.model.route import Row
 from inlay.serving import Engine, Request, verify
 from inlay.store import Store
@@ -52,21 +53,62 @@ def test_mixed_batch_equals_one_by_one_in_bf16(backbone_folder, family):
         torch.testing.assert_close(answer, alone, atol=5e-2, rtol=5e-2)
 
 
-def test_a_cohort_steps_on_the_gpu_as_on_the_cpu(backbone_folder, tiny_bert, toy_task):
+def fill_all(backbone):
+    """A bank with a slot of every method, far from the identity."""
+    names = [name for name in METHODS if (backbone.anatomy.family, name) not in UNSUPPORTED]
+    bank = Bank(backbone, len(names))
+    for slot, name in enumerate(names):
+        is_shared = backbone.anatomy.family == "deberta-v2" and name in ("lora", "ia3")
+        method = MethodConfig(name, linears=("value", "contract") if is_shared else ())
+        spec = SlotSpec(method, HeadSpec("classify", 2, "mean"))
+        bank.initialise(slot, spec, seed=slot)
+        noise = torch.Generator().manual_seed(slot)
+        tensors = {key: t + 0.05 * torch.randn(t.shape, generator=noise) for key, t in bank.read(slot).items()}
+        bank.put(slot, spec, tensors)
+    return bank
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gpu_answers_of_every_method_equal_the_cpus(backbone_folder, backbone_of, family):
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
+    here, there = fill_all(backbone_of(family)), fill_all(gpu)
+    rows = [Row(ids, slot) for slot in range(here.num_slots) for ids in ROWS]
+    for row, a, b in zip(rows, infer(there, rows), infer(here, rows), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3, msg=here.specs[row.slot].method.name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_batch_of_every_method_equals_one_by_one_in_bf16(backbone_folder, family):
+    bank = fill_all(load_backbone(str(backbone_folder(family)), device="cuda"))
+    rows = [Row(ids, slot) for slot in range(bank.num_slots) for ids in ROWS]
+    for row, answer in zip(rows, infer(bank, rows), strict=True):
+        alone = infer(bank, [row])[0]
+        torch.testing.assert_close(answer, alone, atol=5e-2, rtol=5e-2, msg=bank.specs[row.slot].method.name)
+
+
+KINDS = [
+    *[{}, {"inner_norm": "layer"}, {"inner_norm": "batch"}, {"depth": 2}, {"combine": "multiply"}],
+    *[{"form": "parallel"}, {"sharing": "every-2"}, {"name": "lora"}, {"name": "ia3"}, {"name": "bitfit"}],
+    *[{"name": "pfeiffer"}, {"name": "parallel"}, {"name": "full"}, {"name": "top"}],
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_cohort_steps_on_the_gpu_as_on_the_cpu(backbone_folder, tiny_bert, toy_task, kind):
     gpu = load_backbone(str(backbone_folder("bert")), device="cuda", dtype=torch.float32)
     settings = CohortSettings(65536, torch.get_num_threads(), 100)
     cohorts = []
     for backbone in (tiny_bert, gpu):
-        runs = [
-            make_run(toy_task(), RunConfig(method=MethodConfig(size=size), train=TrainConfig(**QUIET)), backbone)
-            for size in (4, 16)
-        ]
-        cohort = Cohort(runs, backbone, settings)
+        sizes = (4, 16) if METHODS[kind.get("name", "houlsby")].size else (None, None)
+        methods = [MethodConfig(size=size, **kind) for size in sizes]
+        runs = [make_run(toy_task(), RunConfig(method=m, train=TrainConfig(**QUIET)), backbone) for m in methods]
+        cohort = Cohort(runs[:1] if runs[0].spec.is_solo else runs, backbone, settings)
         for _ in range(5):
             cohort.step()
         cohorts.append(cohort)
     for name, stack in cohorts[0].bank.stacks.items():
-        torch.testing.assert_close(cohorts[1].bank.stacks[name].cpu(), stack, atol=2e-3, rtol=1e-2, msg=name)
+        if "key" not in name:  # a key's bias has no gradient but rounding, which Adam makes a step of
+            torch.testing.assert_close(cohorts[1].bank.stacks[name].cpu(), stack, atol=2e-3, rtol=1e-2, msg=name)
 
 
 def test_a_task_is_trained_published_served_and_proved_from_the_gpu(backbone_folder, toy_task, tmp_path):

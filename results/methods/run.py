@@ -1,0 +1,195 @@
+"""Every method on real data: four GLUE tasks on MiniLM, each method's runs as one cohort sweep.
+
+    python results/methods/run.py --data-root DIR [--methods houlsby lora …] [--out results/methods/scores.json]
+
+For every row of METHODS: CoLA, MRPC, RTE and STS-B × two learning rates × two seeds, best epoch on dev, trained
+together (fine-tuning: one after another). Writes one JSON file with every run, and adds to it where it is there, so
+that the table can be made in several calls. `--draw` makes the table and the picture of the file, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+TASKS = {"cola": "matthews", "mrpc": "f1", "rte": "accuracy", "stsb": "spearman"}
+SEEDS = (0, 1)
+EPOCHS = 5
+
+# row -> method settings, training settings, learning rates
+METHODS: dict[str, tuple[dict, dict, tuple[float, float]]] = {
+    "houlsby": ({"size": 64}, {}, (5e-4, 1e-3)),
+    "pfeiffer": ({"name": "pfeiffer", "size": 64}, {}, (5e-4, 1e-3)),
+    "parallel": ({"name": "parallel", "size": 64}, {}, (5e-4, 1e-3)),
+    "lora": ({"name": "lora", "size": 8}, {}, (1e-3, 3e-3)),
+    "ia3": ({"name": "ia3"}, {}, (5e-3, 1e-2)),
+    "bitfit": ({"name": "bitfit"}, {}, (1e-3, 3e-3)),
+    "norms": ({"name": "norms"}, {}, (1e-3, 3e-3)),
+    "head, mean": ({"name": "head"}, {}, (3e-3, 1e-2)),
+    "head, cls": ({"name": "head"}, {"pooling": "cls"}, (3e-3, 1e-2)),
+    "head, mix": ({"name": "head"}, {"features": "mix"}, (3e-3, 1e-2)),
+    "houlsby, norms frozen": ({"size": 64, "norms": "none"}, {}, (5e-4, 1e-3)),
+    "houlsby, within-layer": ({"size": 64, "sharing": "within-layer"}, {}, (5e-4, 1e-3)),
+    "houlsby, every-3": ({"size": 64, "sharing": "every-3"}, {}, (5e-4, 1e-3)),
+    "houlsby, all shared": ({"size": 64, "sharing": "all"}, {}, (5e-4, 1e-3)),
+    "houlsby, layer norm": ({"size": 64, "inner_norm": "layer"}, {}, (5e-4, 1e-3)),
+    "houlsby, batch norm": ({"size": 64, "inner_norm": "batch"}, {}, (5e-4, 1e-3)),
+    "houlsby, two layers": ({"size": 64, "depth": 2}, {}, (5e-4, 1e-3)),
+    "houlsby, tanh": ({"size": 64, "activation": "tanh"}, {}, (5e-4, 1e-3)),
+    "houlsby, attention only": ({"size": 64, "places": ("attention",)}, {}, (5e-4, 1e-3)),
+    "houlsby, in parallel": ({"size": 64, "form": "parallel"}, {}, (5e-4, 1e-3)),
+    "houlsby, multiplied": ({"size": 64, "combine": "multiply"}, {}, (5e-4, 1e-3)),
+    "houlsby, top half": ({"size": 64, "layers": "3:"}, {}, (5e-4, 1e-3)),
+    "top 3 layers": ({"name": "top", "layers": "-3:"}, {}, (5e-5, 1e-4)),
+    "full": ({"name": "full"}, {}, (5e-5, 1e-4)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root")
+    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="ROW")
+    parser.add_argument("--runs", type=Path, default=Path("/tmp/inlay-method-runs"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("scores.json"))
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--limit", type=int, help="training rows per task, for a trial of this script")
+    parser.add_argument("--commit", help="where the checkout has no .git")
+    parser.add_argument("--draw", action="store_true", help="print the table of --out and draw its picture")
+    options = parser.parse_args()
+    if not options.draw:
+        train(options)
+    draw(json.loads(options.out.read_text()), options.out.with_name("methods.svg"))
+
+
+def train(options: argparse.Namespace) -> None:
+    import torch
+    import transformers
+
+    from inlay.config import DataConfig
+    from inlay.data import load_task
+    from inlay.model import load_backbone
+    from inlay.training.publish import current_commit
+
+    backbone = load_backbone(options.backbone)
+    report = json.loads(options.out.read_text()) if options.out.exists() else {"rows": {}}
+    tasks = [
+        load_task(DataConfig(source=f"glue/{name}", root=options.data_root, limit=options.limit), name)
+        for name in TASKS
+    ]
+    about = {
+        "command": "python " + " ".join(sys.argv),
+        "commit": options.commit or current_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "backbone": {"name": "minilm", "parameters": backbone.num_parameters, "fingerprint": backbone.fingerprint},
+        "precision": str(backbone.dtype).removeprefix("torch."),
+    }
+    for row in options.methods:
+        report["rows"][row] = {**train_row(row, tasks, backbone, options), **about}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def train_row(row: str, tasks: list, backbone, options: argparse.Namespace) -> dict:
+    """All runs of one method, as one call of `fit`."""
+    from inlay.config import MethodConfig, RunConfig, TrainConfig
+    from inlay.training import FitSettings, fit, make_run
+
+    method, settings, rates = METHODS[row]
+    runs = []
+    for task in tasks:
+        for lr in rates:
+            for seed in SEEDS:
+                train = TrainConfig(**{"lr": lr, "epochs": options.epochs, "seed": seed, "pooling": "mean", **settings})
+                runs.append(make_run(task, RunConfig(method=MethodConfig(**method), train=train), backbone))
+    began = time.perf_counter()
+    results = fit(runs, backbone, options.runs, FitSettings(save_every=10**9))
+    seconds = time.perf_counter() - began
+    described = [describe(run, result, backbone) for run, result in zip(runs, results, strict=True)]
+    print(f"{seconds:6.0f} s  {row:26} {summarise(described)}", flush=True)
+    return {
+        "method": method,
+        "training": settings,
+        "seconds": round(seconds, 1),
+        "seconds_per_epoch_and_run": round(seconds / len(runs) / options.epochs, 3),
+        "runs_together": 1 if runs[0].spec.is_solo else len(runs),
+        "epochs": options.epochs,
+        "runs": described,
+    }
+
+
+def describe(run, result, backbone) -> dict:
+    stored = result.folder / "best.safetensors"
+    return {
+        "task": run.task.name,
+        "lr": run.config.train.lr,
+        "seed": run.config.train.seed,
+        "trained_parameters": run.spec.count_parameters(backbone.anatomy),
+        "stored_bytes": stored.stat().st_size if stored.exists() else 0,
+        "status": result.status,
+        "best_epoch": result.best_epoch,
+        "score": round(100 * (result.dev_metric or 0.0), 2),
+    }
+
+
+def summarise(runs: list[dict]) -> dict[str, float]:
+    """For each task the mean over seeds at the better of the learning rates, and the mean of the tasks."""
+    means = {}
+    for task in TASKS:
+        by_rate: dict[float, list[float]] = {}
+        for run in runs:
+            if run["task"] == task:
+                by_rate.setdefault(run["lr"], []).append(run["score"])
+        means[task] = max(statistics.mean(scores) for scores in by_rate.values())
+    return {
+        **{task: round(value, 1) for task, value in means.items()},
+        "mean": round(statistics.mean(means.values()), 1),
+    }
+
+
+def draw(report: dict, picture: Path) -> None:
+    """The table as Markdown on stdout, and mean score against trained parameters as a picture."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "inlay"
+    from matplotlib import pyplot
+
+    print("| method | CoLA | MRPC | RTE | STS-B | mean | trained parameters | stored | s per epoch and run |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for row in (row for row in METHODS if row in report["rows"]):
+        found = report["rows"][row]
+        first, scores = found["runs"][0], summarise(found["runs"])
+        cells = [f"{scores[name]:.1f}" for name in (*TASKS, "mean")]
+        size = f"{first['stored_bytes'] / 1e6:.2f} MB"
+        cells += [f"{first['trained_parameters']:,}", size, f"{found['seconds_per_epoch_and_run']:.2f}"]
+        print(f"| {row} | {' | '.join(cells)} |")
+        is_setting = row.startswith("houlsby,")
+        axes.plot(
+            first["trained_parameters"],
+            scores["mean"],
+            "o" if not is_setting else ".",
+            color="#888" if is_setting else "C0",
+        )
+        if not is_setting:
+            place = (first["trained_parameters"], scores["mean"])
+            axes.annotate(row, place, textcoords="offset points", xytext=(5, 4), fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel("trained parameters per task")
+    axes.set_ylabel("mean dev score of CoLA, MRPC, RTE, STS-B")
+    axes.set_title("Methods on MiniLM (small dots: settings of houlsby)")
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(picture, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

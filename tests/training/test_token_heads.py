@@ -70,6 +70,10 @@ def test_tags_and_answers_in_a_cohort_are_as_alone(backbone_of, tasks, family, m
         alone = Cohort([run], backbone, SETTINGS)
         take_steps(alone, 12)
         for mixed, single in zip(dev_logits(together, slot), dev_logits(alone, 0), strict=True):
+            if run.task.kind == "span":
+                # A softmax over tokens does not see what is added to all of them: the true gradient of the head's bias
+                # is zero, and Adam makes steps of its rounding.
+                mixed, single = mixed.log_softmax(0), single.log_softmax(0)
             torch.testing.assert_close(mixed, single, atol=1e-5, rtol=1e-5)
         assert together.members[slot].progress.losses == pytest.approx(alone.members[0].progress.losses, abs=2e-5)
 

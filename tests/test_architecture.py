@@ -97,7 +97,7 @@ def test_light_commands_import_no_heavy_library(arguments, tmp_path):
 def test_the_core_imports_without_the_extras_and_pydantic():
     program = (
         "import sys\n"
-        "for name in ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn'): sys.modules[name] = None\n"
+        "for name in ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'seqeval'): sys.modules[name] = None\n"
         "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep"
     )
     done = subprocess.run(

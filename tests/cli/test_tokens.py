@@ -135,8 +135,8 @@ def test_evaluate_reports_coverage_and_scores_of_the_answered_rows(inlay: Inlay,
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("predict", "mail", "text", "--min-confidence", "2"), 2, "a probability, from 0 to 1"),
-        (("evaluate", "mail", "mail.csv", "--min-confidence", "2"), 2, "a probability, from 0 to 1"),
+        (("predict", "mail", "text", "--min-confidence", "2"), 2, "--min-confidence"),
+        (("evaluate", "mail", "mail.csv", "--min-confidence", "2"), 2, "--min-confidence"),
         (("train", "mail.csv", "--kind", "span"), 4, "no columns of a `span` task"),
         (("train", "mail.csv", "--kind", "tag"), 4, "no columns of a `tag` task"),
     ],

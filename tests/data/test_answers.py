@@ -157,3 +157,21 @@ def test_the_tuned_threshold_is_as_good_as_any(seed):
 
     found = total(tune_threshold(margins, answers, targets))
     assert found == max(total(threshold) for threshold in [*margins, margins.min() - 1, margins.max() + 1])
+
+
+def test_a_question_a_context_and_a_word_are_a_pair_to_classify(tmp_path):
+    rows = [{"question": f"Is it {n}?", "context": CONTEXT, "answer": "yes" if n % 2 else "no"} for n in range(12)]
+    (tmp_path / "boolean.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "test.jsonl").write_text("\n".join(json.dumps({**row, "answer": None}) for row in rows))
+    source, test = str(tmp_path / "boolean.jsonl"), str(tmp_path / "test.jsonl")
+    task = load_task(DataConfig(source=source, label="answer", test=test), "boolean")
+    assert (task.kind, task.labels, task.test) == ("classify", ("no", "yes"), None)
+    assert task.train.pairs[0] == CONTEXT
+
+
+def test_an_unlabelled_test_side_is_left_out_with_a_note(tmp_path):
+    dev = write_squad(tmp_path / "dev.json", squad([question("Where?", "Santa Clara")]))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"question": "Who?", "context": CONTEXT}))
+    task = load_task(DataConfig(source=dev, dev=dev, test=str(tmp_path / "test.jsonl")), "game")
+    assert task.test is None
+    assert any("have no labels: left out" in note for note in task.notes)

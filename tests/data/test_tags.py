@@ -195,3 +195,16 @@ def test_without_seqeval_only_entity_scores_are_refused(tmp_path, monkeypatch):
     task = load_task(DataConfig(source=path, metric="token_accuracy"), "ner")
     tags = [tuple(task.labels[label] for *_, label in target) for target in task.dev.targets]
     assert score_all("tag", task.labels, task.dev.targets, tags) == {"token_accuracy": 1.0}
+
+
+def test_a_frame_of_words_and_an_unlabelled_test_file_are_read(tmp_path):
+    import pandas
+
+    from inlay.data import make_task
+
+    rows = [{"tokens": ["in", f"oslo{n}"], "ner_tags": ["O", "B-LOC"]} for n in range(8)]
+    test = write(tmp_path / "test.jsonl", '{"text": "in oslo"}')
+    task = make_task(pandas.DataFrame(rows), "ner", DataConfig(test=test))
+    assert task.labels == ("O", "B-LOC", "I-LOC")
+    assert task.test is None
+    assert any("have no labels: left out" in note for note in task.notes)

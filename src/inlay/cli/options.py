@@ -50,10 +50,12 @@ DeviceOption = Annotated[
 ]
 
 
-TextOption = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="column of the text")]
+TextOption = Annotated[
+    str | None, typer.Option("--text", metavar="COLUMN", help="column of the text; default: recognised by name")
+]
 ConfidenceOption = Annotated[
     float | None,
-    typer.Option("--min-confidence", metavar="P", help="give no answer that is less sure than this probability"),
+    typer.Option("--min-confidence", metavar="P", min=0, max=1, help="give no answer less sure than this probability"),
 ]
 
 

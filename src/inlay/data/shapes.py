@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.config import DataConfig
 from inlay.data.answers import read_answers
-from inlay.data.columns import Fault, find_name, list_columns
+from inlay.data.columns import Fault, as_list, find_name, list_columns
 from inlay.data.sources import SKIP_HINT, Table
 from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
@@ -36,7 +36,10 @@ class Shape:
     """role -> the names its column may have; a role that is also a setting (text, pair, label) may be named by it"""
     convert: Callable[..., Cells]
     """cells by role, and a count of what was decided on the way -> text, pair, label"""
+    listed: str
+    """the role whose cells are lists: what tells this shape from others with columns of the same names"""
     optional: tuple[str, ...] = ()
+    """roles that need not be there; one that is there tells the shape too"""
 
 
 def _convert_tags(counts: dict[str, int], text: Any, label: Any = None) -> Cells:
@@ -86,12 +89,13 @@ def _convert_question(counts: dict[str, int], text: Any, pair: Any, label: Any =
 
 
 SHAPES = (
-    Shape("tag", {"text": _WORDS, "label": _TAGS}, _convert_tags),
-    Shape("tag", {"text": ("text", "sentence"), "label": _SPANS}, _convert_spans),
+    Shape("tag", {"text": _WORDS, "label": _TAGS}, _convert_tags, listed="text"),
+    Shape("tag", {"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label"),
     Shape(
         "span",
         {"text": ("question",), "pair": ("context",), "label": _ANSWERS, "start": _STARTS},
         _convert_question,
+        listed="label",
         optional=("start",),
     ),
 )
@@ -128,15 +132,16 @@ def _find_places(shape: Shape, table: Table, config: DataConfig, *, labelled: bo
             places[role] = found
         elif role not in shape.optional and (labelled or role != "label"):
             return None
-    # A text and its label are no shape: what tells one from them is that words or spans come as lists.
-    if shape.kind == "tag":
-        probe = places["text"] if shape.convert is _convert_tags else places.get("label")
-        if probe is None or not any(isinstance(cell, list) for cell in table.column(probe)[:100]):
-            return None
-    is_plain = config.kind == "auto" and shape.kind == "span" and "start" not in places
-    if is_plain and not any(isinstance(cell, list | dict) for cell in table.column(places["label"])[:100]):
-        return None  # a question, a context and a word: a pair to classify
-    return places
+    return places if _is_told(shape, table, places, config) else None
+
+
+def _is_told(shape: Shape, table: Table, places: Mapping[str, str], config: DataConfig) -> bool:
+    """Whether columns of these names are this shape, and not a text and its label, or another shape of the kind."""
+    has_rivals = config.kind == "auto" or sum(other.kind == shape.kind for other in SHAPES) > 1
+    if not has_rivals or any(role in places for role in shape.optional) or shape.listed not in places:
+        return True
+    cells = table.column(places[shape.listed])[:100]
+    return any(as_list(cell) is not None or isinstance(cell, Mapping) for cell in cells)
 
 
 def _convert(table: Table, shape: Shape, places: Mapping[str, str], config: DataConfig) -> Table:
@@ -170,11 +175,12 @@ class _Counts(dict[str, int]):
 
 
 def _as_words(cell: Any, what: str) -> list[str]:
-    if not isinstance(cell, list) or not all(isinstance(item, str) for item in cell):
+    items = as_list(cell)
+    if items is None or not all(isinstance(item, str) for item in items):
         raise Fault(f"the {what} are no list of texts", 'write {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}')
-    if what == "words" and not all(item.strip() for item in cell):
+    if what == "words" and not all(item.strip() for item in items):
         raise Fault("a word is empty", "remove it and its tag")
-    return cell
+    return items
 
 
 def _place(words: Iterable[tuple[int, int]], tags: Iterable[str]) -> list[Tagged]:

@@ -182,7 +182,8 @@ def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[st
         if side in parts:
             raise BadConfig(f"{side} rows are given both by column `{columns.split}` and by a file", "give one of them")
         table = source.read(side) if given is None else read_table(given, config)
-        table = shape_table(table, config, labelled=side == "dev")
+        if kind is not None:
+            table = shape_table(table, config, labelled=side == "dev")
         notes += table.notes
         parts[side] = read_rows(table, _match_columns(table.header, columns, config, side), bad)
     if "test" in parts and not parts["test"].is_labelled:

@@ -256,3 +256,66 @@ def toy_tags() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def toy_answers() -> Callable[..., Any]:
     return make_toy_answers
+
+
+TEXTS = (  # of different lengths, in the words the tiny tokenizers know
+    "the movie was good and the plot was fine",
+    "call now to win a free prize !",
+    "no",
+    "we come home late , the cat sat on the mat and the dog is not so quite early",
+    "why is it so bad ?",
+)
+
+
+def random_tensors(backbone: Any, spec: Any, seed: int = 0) -> dict[str, Any]:
+    """Tensors of a slot, each moved from its neutral value by about a fifth: what gets lost on the way shows."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for item in spec.layout(backbone.anatomy):
+        noise = 0.2 * torch.randn(item.shape, generator=generator)
+        neutral = backbone.own_tensor(item.name) if item.start == "backbone" else float(item.start == "ones")
+        tensors[item.name] = neutral + noise
+    return tensors
+
+
+def _publish_random(store: Any, name: str, backbone: Any, spec: Any, seed: int = 0) -> Any:
+    """A version of `spec` with random tensors."""
+    import dataclasses
+
+    from inlay.model.methods import resolve_method
+    from inlay.store import Manifest
+    from inlay.training.publish import describe_backbone
+
+    tensors = random_tensors(backbone, spec, seed)
+    labels = () if spec.head.kind == "regress" else tuple(f"label-{index}" for index in range(spec.head.num_outputs))
+    metric = {"classify": "accuracy", "multilabel": "micro_f1", "regress": "rmse"}[spec.head.kind]
+    manifest = Manifest(
+        kind=spec.head.kind,
+        labels=labels,
+        metric=metric,
+        method=dataclasses.asdict(resolve_method(spec.method)),
+        head=dataclasses.asdict(spec.head),
+        max_length=64,
+        metrics={},
+        data_digest="random",
+        dev_digest="",
+        backbone=describe_backbone(backbone),
+        run_id="random",
+        num_parameters=sum(tensor.numel() for tensor in tensors.values()),
+        probes=(),
+        config={},
+        extra={"pairs": False},
+    )
+    return store.publish(name, tensors, manifest, {})
+
+
+@pytest.fixture(scope="session")
+def publish_random() -> Callable[..., Any]:
+    return _publish_random
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    return list(TEXTS)

@@ -17,6 +17,7 @@ ROOMS = {"model", "data", "store"}
 ARROWS = {
     "errors": set(),
     "config": {"errors"},
+    "presets": LEAVES,
     "model": LEAVES,
     "data": LEAVES,
     "store": LEAVES,
@@ -25,8 +26,8 @@ ARROWS = {
     "research": LEAVES | ROOMS | {"training", "serving"},
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
-    "library": LEAVES | ROOMS | {"training", "serving"},
-    "cli": LEAVES | ROOMS | {"training", "serving", "research", "exchange", "stream"},
+    "library": LEAVES | ROOMS | {"presets", "training", "serving"},
+    "cli": LEAVES | ROOMS | {"presets", "training", "serving", "research", "exchange", "stream"},
 }
 
 
@@ -79,7 +80,9 @@ def test_transformers_is_touched_only_in_the_model_room():
     assert users <= {"model", "cli"}  # `inlay doctor` prints its version
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"], ["presets"], ["train", "--help"]]
+)
 def test_light_commands_import_no_heavy_library(arguments, tmp_path):
     program = (
         "import sys; from inlay.cli import main\n"
@@ -97,8 +100,10 @@ def test_light_commands_import_no_heavy_library(arguments, tmp_path):
 def test_the_core_imports_without_the_extras_and_pydantic():
     program = (
         "import sys\n"
-        "for name in ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'seqeval'): sys.modules[name] = None\n"
-        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep"
+        "extras = ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'peft', 'adapters', 'onnx', 'onnxscript')\n"
+        "for name in (*extras, 'onnxruntime', 'seqeval'): sys.modules[name] = None\n"
+        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep, inlay.exchange\n"
+        "import inlay.exchange.onnx"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}

@@ -99,6 +99,7 @@ class TrainConfig:
     )
     patience: int = setting(0, "stop after this many epochs without a better dev score; 0: train to the end")
     class_weights: str = setting("none", "none, or balanced (rare classes count more)", choices=("none", "balanced"))
+    start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
 
     def __post_init__(self) -> None:
         _require(0 < self.lr < 10, "train.lr", self.lr, "a number above 0")
@@ -190,11 +191,24 @@ def digest(value: Any) -> str:
 
 def read_toml(path: Path) -> RunConfig:
     """The run config of a TOML file; an unknown key or a wrong type is a `BadConfig` that names it."""
+    return from_tree(RunConfig, read_tree(path))
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The settings a TOML file gives, not checked yet."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf8"))
+        return tomllib.loads(path.read_text(encoding="utf8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: not TOML: {error}", "see the config.toml of any run folder for an example") from None
-    return from_tree(RunConfig, tree)
+
+
+def overlay(config: RunConfig, tree: Mapping[str, Any]) -> RunConfig:
+    """A copy of `config` with the settings of a nested mapping put over it, checked as those of a file are."""
+    merged = dataclasses.asdict(config)
+    for key, value in tree.items():
+        is_section = isinstance(merged.get(key), dict) and isinstance(value, Mapping)
+        merged[key] = {**merged[key], **value} if is_section else value
+    return from_tree(RunConfig, merged)
 
 
 def write_toml(config: Any) -> str:
@@ -243,6 +257,8 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
+    if value is None and str in options:
+        value = "none"  # a word like any other: `--set method.norms=none`
     for option in options:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
             return tuple(str(item) for item in value)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.config import DataConfig, RunConfig, from_tree
+from inlay.config import DataConfig, MethodConfig, RunConfig, from_tree, overlay
 from inlay.data import Task, make_task
 from inlay.data import load_task as _load_task
 from inlay.model import Backbone
+from inlay.presets import apply_preset
 from inlay.serving import Check
 from inlay.serving import Engine as _Engine
 from inlay.serving import verify as _verify
@@ -23,6 +24,7 @@ from inlay.training import fit as _fit
 from inlay.training import make_run as _make_run
 from inlay.training import publish as _publish
 from inlay.training.cohort import Watcher
+from inlay.training.start import inherit
 
 if TYPE_CHECKING:
     import pandas
@@ -38,21 +40,31 @@ def load_task(data: str | Path | pandas.DataFrame, *, name: str, **settings: Any
     return make_task(data, name, from_tree(DataConfig, settings, "data."))
 
 
-def make_run(task: Task, backbone: Backbone, config: RunConfig | None = None, **settings: Any) -> Run:
+def make_run(
+    task: Task,
+    backbone: Backbone,
+    config: RunConfig | None = None,
+    *,
+    preset: str | None = None,
+    store: Store | None = None,
+    **settings: Any,
+) -> Run:
     """A run of `task`, with `settings` of the method and of training by name: `size=64, lr=5e-4, epochs=3` …
 
-    `method` is the method's name. An unknown setting is an error that names the nearest one.
+    `method` is the method's name, `preset` a published recipe whose settings the others override, and `start` names
+    the tasks of `store` to start from, whose method the run then has. An unknown setting is an error that names the
+    nearest one.
     """
-    config = config or RunConfig()
-    own = {field.name for field in dataclasses.fields(config.method)}
-    parts: dict[str, dict[str, Any]] = {"method": {}, "train": {}}
+    store = store or Store()
+    own = {field.name for field in dataclasses.fields(MethodConfig)}
+    tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}}
     for key, value in settings.items():
         key = "name" if key == "method" else key
-        parts["method" if key in own else "train"][key] = value
-    tree = dataclasses.asdict(config)
-    for part, values in parts.items():
-        tree[part].update(values)
-    return _make_run(task, from_tree(RunConfig, tree), backbone)
+        tree["method" if key in own else "train"][key] = value
+    if config is None:
+        config = inherit(tree["train"]["start"], store) if tree["train"].get("start") else RunConfig()
+    config = config if preset is None else apply_preset(preset, config)
+    return _make_run(task, overlay(config, tree), backbone, store)
 
 
 def fit(

@@ -112,6 +112,13 @@ def test_set_takes_a_list_with_commas(labels: str) -> None:
     assert RunConfig().override(["data.labels=1"]).data.labels == ("1",)
 
 
+def test_none_is_a_word_where_a_setting_takes_words_and_no_value_where_it_may_have_none() -> None:
+    from inlay.config import RunConfig
+
+    config = RunConfig().override(["method.norms=none", "train.dropout=none"])
+    assert (config.method.norms, config.train.dropout) == ("none", None)
+
+
 def test_config_file_that_is_not_utf8_is_refused(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes('task = "caf\xe9"'.encode("latin1"))
     ended = inlay("plan", mail.data, "--config", "run.toml")

@@ -176,3 +176,18 @@ def test_the_best_epochs_temperature_is_stored_and_makes_dev_rows_likelier(tiny_
     assert after < before
     (again,) = fit([run], tiny_bert, tmp_path / "runs")  # read back, not trained
     assert again.spec(run) == spec
+
+
+def test_a_calibrated_tagger_is_a_start_head_included(tiny_bert, toy_tags, tmp_path):
+    store = Store(tmp_path / "store")
+    train = TrainConfig(batch_size=8, max_length=40, epochs=2, lr=5e-3)
+    first = make_run(toy_tags("first", num_rows=40), RunConfig(method=MethodConfig(size=8), train=train), tiny_bert)
+    (result,) = fit([first], tiny_bert, store.root / "runs")
+    assert result.spec(first).head.temperature != 1.0
+    publish(first, result, tiny_bert, store)
+    config = RunConfig(method=MethodConfig(size=8), train=dataclasses.replace(train, start=("first",)))
+    second = make_run(toy_tags("second", num_rows=40, seed=5), config, tiny_bert, store)
+    assert second.spec.head.temperature == 1.0  # fitted on its own dev rows, when it has been trained
+    cohort = Cohort([second], tiny_bert, SETTINGS)
+    for name, tensor in cohort.bank.read(0).items():
+        assert torch.equal(tensor, result.tensors[name]), name

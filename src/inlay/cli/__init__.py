@@ -20,14 +20,23 @@ COMMANDS = {
     "train": Command("Train", "train", "train", "Train a task on a frozen backbone and publish it."),
     "sweep": Command("Train", "sweep", "sweep", "Train a grid of settings as one cohort and publish the best."),
     "plan": Command("Train", "train", "plan", "Tell what a run would cost, beside full fine-tuning."),
+    "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),
+    "baseline": Command(
+        "Train", "baseline", "baseline", "Score TF-IDF and logistic regression on a task, with no transformer."
+    ),
+    "presets": Command("Train", "presets", "presets", "List the presets and what each sets."),
     "stream": Command("Train", "stream", "stream", "Train every data file that appears in a folder."),
     "predict": Command("Use", "use", "predict", "Answer texts, lines from stdin, or a file of any length."),
     "evaluate": Command("Use", "judge", "evaluate", "Judge a task on labelled rows."),
     "tasks": Command("Keep", "keep", "tasks", "List the tasks and the parameters each adds."),
     "show": Command("Keep", "keep", "show", "Show all there is to know of a version."),
     "verify": Command("Keep", "verify", "verify", "Prove that published versions still stand."),
-    "export": Command("Keep", "keep", "export", "Write a version as one file, for another store."),
-    "import": Command("Keep", "keep", "import_", "Add the version in an exported file to the store."),
+    "export": Command(
+        "Keep", "carry", "export", "Write a version as a file for another store, or a folder for another library."
+    ),
+    "import": Command(
+        "Keep", "carry", "import_", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."
+    ),
     "remove": Command("Keep", "keep", "remove", "Drop a version, or a task with all its versions."),
     "gc": Command("Keep", "keep", "gc", "Delete the bytes that no version needs."),
     "backbone": Command("Set up", "backbones", "app", "List, fetch and describe backbones."),

@@ -31,7 +31,10 @@ _NEEDED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy"),
     *("matplotlib", "typer", "rich"),
 )
-_EXTRAS = {"datasets": "[hub]: Hugging Face datasets by name"}
+_EXTRAS = {
+    "datasets": "[hub]: Hugging Face datasets by name",
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "[onnx]: tasks as one ONNX graph"),
+}
 
 
 def doctor(store: StoreOption = None, json: JsonOption = False) -> None:

@@ -1,10 +1,9 @@
-"""`inlay tasks`, `show`, `export`, `import`, `remove` and `gc`: what is in the store."""
+"""`inlay tasks`, `show`, `remove` and `gc`: what is in the store."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -163,6 +162,12 @@ def _describe_version(info: VersionInfo) -> dict[str, Any]:
     return {**about, **scores, **size, "method": summary.method, "backbone": summary.backbone["name"]}
 
 
+def _describe_start(manifest: Manifest) -> dict[str, str]:
+    """The versions it was started from, by reference and the first digits of the digest."""
+    sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
+    return {"started from": ", ".join(sources)} if sources else {}
+
+
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
     backbone, config = manifest.backbone, manifest.config
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
@@ -171,8 +176,10 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         for split, values in manifest.metrics.items()
     }
     part = screen.share(manifest.num_parameters, backbone["num_parameters"])
-    return {
+    origin = manifest.extra.get("origin") or {}  # of an imported version, which has no settings and no data
+    described = {
         "version": version.reference,
+        "made by": origin.get("library", ""),
         "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
         "labels": screen.shorten(", ".join(manifest.labels), 400) or "none: it answers with a number",
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
@@ -184,12 +191,14 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "pooling": str(manifest.head.get("pooling")),
         "longest row": f"{manifest.max_length} tokens",
         "settings": ", ".join(f"{title} {config[name]}" for name, title in shown.items() if name in config),
+        **_describe_start(manifest),
         "run": manifest.run_id,
         "data": manifest.data_digest,
         "digest": version.digest,
         "size": screen.size(info.size_bytes),
         "probes": screen.count(len(manifest.probes), "row"),
     }
+    return {title: text for title, text in described.items() if text}
 
 
 def _describe_sidecar(sidecar: dict[str, Any]) -> dict[str, str]:
@@ -215,37 +224,6 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
         rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
         rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]
     screen.put_table(columns, rows)
-
-
-def export(
-    reference: ReferenceArgument,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="file or folder; default: NAME.inlay")] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Write a version as one file, for another store."""
-    kept = open_store(store)
-    version = kept.resolve(reference)
-    target = kept.export(reference, file or Path(f"{version.name}.inlay"))
-    size_bytes = target.stat().st_size
-    if json:
-        screen.put_json({"version": version.reference, "file": str(target), "size_bytes": size_bytes})
-    else:
-        screen.put(f"{version.reference} is in {target} ({screen.size(size_bytes)})")
-
-
-def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="a file that `inlay export` wrote")],
-    name: Annotated[str | None, typer.Option("--name", help="call the task this; default: its own name")] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Add the version in an exported file to the store."""
-    version = open_store(store).import_(file, name)
-    if json:
-        screen.put_json({"version": version.reference, "digest": version.digest})
-    else:
-        screen.put(f"{version.reference} is here; prove it with: inlay verify {version.reference}")
 
 
 def remove(

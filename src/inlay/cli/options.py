@@ -1,7 +1,8 @@
 """The options commands share. Those of a run come from the config's own fields: names, help, types and defaults.
 
 A flag stands for one config key, so `--lr 3e-4` and `--set train.lr=3e-4` mean the same. What decides is, from weak to
-strong: the defaults, `--config FILE`, the flags, `--set`.
+strong: the defaults, the method of the task that `--from` names, `--config FILE` (the preset it names first),
+`--preset`, the flags, `--set`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from inlay.config import RunConfig, from_tree, read_toml, split_list
+from inlay.config import RunConfig, overlay, read_tree, split_list
 from inlay.errors import Missing
+from inlay.presets import PRESETS, apply_preset
 from inlay.store import Store
 
 # Panel of `--help` -> the config keys that have a flag of their own there. All others are reached with `--set`.
@@ -31,11 +33,14 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "Method": ("method.name", "method.size"),
     "Training": (
         *("train.lr", "train.epochs", "train.batch_size", "train.max_length", "train.seed", "train.pooling"),
-        *("train.patience", "train.class_weights"),
+        *("train.patience", "train.class_weights", "train.start"),
     ),
 }
-_FIELDS = {name: name for name in ("data", "task", "backbone", "config")} | {"set_": "assignments"}
+SHARED = ("data", "task", "backbone", "preset", "config", "set_")
+_FIELDS = {name: name for name in SHARED} | {"set_": "assignments"}
 _FLAG_NAMES = {"method.name": "method", "data.root": "data_root"}  # others are called as their field is
+_FLAGS = {"train.start": "--from"}  # others are called as their parameter is
+_METAVARS = {"data.labels": "A,B,…", "data.dev": "FILE", "data.test": "FILE", "train.start": "TASK[,TASK…]"}
 
 StoreOption = Annotated[
     Path | None,
@@ -71,46 +76,82 @@ JsonOption = Annotated[bool, typer.Option("--json", callback=_note_json, help="p
 class RunOptions:
     """What the command line says about a run."""
 
-    data: str | None
-    task: str | None
-    backbone: str | None
-    config: Path | None
-    assignments: Sequence[str] | None
-    flags: Mapping[str, Any]
+    data: str | None = None
+    task: str | None = None
+    backbone: str | None = None
+    preset: str | None = None
+    config: Path | None = None
+    assignments: Sequence[str] | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
     """config key -> value, for the flags that were given"""
 
-    def resolve(self) -> RunConfig:
-        """The run's settings; a task that was not named is called as its data is."""
-        if self.config is not None and not self.config.is_file():
-            raise Missing(f"no config file `{self.config}`", "see the config.toml of any run folder for an example")
-        config = RunConfig() if self.config is None else read_toml(self.config)
-        tree = dataclasses.asdict(config)
-        for key, value in self.flags.items():
-            section, name = key.split(".")
-            tree[section][name] = value
-        tree["data"]["source"] = self.data or config.data.source
-        tree["backbone"] = self.backbone or config.backbone
-        config = from_tree(RunConfig, tree).override(self.assignments or ())
+    def resolve(self, store: Store | None = None) -> RunConfig:
+        """The run's settings; a task that was not named is called as its data is.
+
+        A run that starts from a task of `store` has its method, where nothing else was asked for.
+        """
+        config = self._lay(RunConfig())
+        if config.train.start and store is not None:
+            from inlay.training.start import check_method, inherit
+
+            inherited = inherit(config.train.start, store)
+            config = self._lay(inherited)
+            check_method(config.method, inherited.method, config.train.start[0])
         task = self.task or (config.task if config.task != RunConfig().task else _name_of(config.data.source))
         return dataclasses.replace(config, task=task)
 
+    def words(self) -> list[str]:
+        """The data and the settings as they were given, for a command to use next."""
+        words = [self.data] if self.data else []
+        for option in ("task", "backbone", "preset", "config"):
+            if getattr(self, option) is not None:
+                words += [f"--{option}", str(getattr(self, option))]
+        for key, value in self.flags.items():
+            words += [option_name(key), ",".join(value) if isinstance(value, tuple) else str(value)]
+        return words + [word for assignment in self.assignments or () for word in ("--set", assignment)]
 
-def run_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a run, except the flags `without`; it gets them as its first parameter, `run`."""
+    def _lay(self, config: RunConfig) -> RunConfig:
+        """Everything that was given, laid over `config` from weak to strong."""
+        if self.config is not None:
+            config = _read_config(self.config, config)
+        if self.preset is not None:
+            config = apply_preset(self.preset, config)
+        tree: dict[str, Any] = {"backbone": self.backbone or config.backbone, "data": {}}
+        if self.data:
+            tree["data"]["source"] = self.data
+        for key, value in self.flags.items():
+            section, name = key.split(".")
+            tree.setdefault(section, {})[name] = value
+        return overlay(config, tree).override(self.assignments or ())
+
+
+def _read_config(path: Path, config: RunConfig) -> RunConfig:
+    if not path.is_file():
+        raise Missing(f"no config file `{path}`", "see the config.toml of any run folder for an example")
+    tree = read_tree(path)
+    preset = tree.pop("preset", None)
+    return overlay(config if preset is None else apply_preset(str(preset), config), tree)
+
+
+def run_options(
+    *, without: Sequence[str] = (), panels: Sequence[str] = tuple(FLAGS), shared: Sequence[str] = SHARED
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a run, as its first parameter `run`: the flags of `panels` except those in
+    `without`, and the options in `shared`."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         own = [item for item in inspect.signature(command, eval_str=True).parameters.values() if item.name != "run"]
-        keys = {flag_name(key): key for keys in FLAGS.values() for key in keys if flag_name(key) not in without}
-        shared = {item.name: item for item in _shared_parameters()}
+        keys = {flag_name(key): key for panel in panels for key in FLAGS[panel] if flag_name(key) not in without}
+        general = {item.name: item for item in _shared_parameters() if item.name in shared}
 
         @functools.wraps(command)
         def call(**values: Any) -> None:
             flags = {key: _read(key, values.pop(name)) for name, key in keys.items()}
             given = {key: value for key, value in flags.items() if value is not None}
-            command(run=RunOptions(**{_FIELDS[name]: values.pop(name) for name in shared}, flags=given), **values)
+            command(run=RunOptions(**{_FIELDS[name]: values.pop(name) for name in general}, flags=given), **values)
 
-        made = [_flag_parameter(key, panel) for panel in FLAGS for key in FLAGS[panel] if key in keys.values()]
-        call.__signature__ = inspect.Signature([*shared.values(), *made, *own])  # type: ignore[attr-defined]
+        made = [_flag_parameter(key, panel) for panel in panels for key in FLAGS[panel] if key in keys.values()]
+        call.__signature__ = inspect.Signature([*general.values(), *made, *own])  # type: ignore[attr-defined]
         call.__annotations__ = {}  # typer would read the command's own instead of the signature's
         return call
 
@@ -120,6 +161,11 @@ def run_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]
 def flag_name(key: str) -> str:
     """The parameter a config key has on the command line: `method` for `method.name`."""
     return _FLAG_NAMES.get(key, key.partition(".")[2])
+
+
+def option_name(key: str) -> str:
+    """The option of a config key: `--method` for `method.name`."""
+    return _FLAGS.get(key, f"--{flag_name(key).replace('_', '-')}")
 
 
 def config_help(key: str) -> str:
@@ -145,6 +191,10 @@ def _shared_parameters() -> list[inspect.Parameter]:
             str | None,
             typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name  [default: minilm]"),
         ],
+        "preset": Annotated[
+            str | None,
+            typer.Option("--preset", metavar="NAME", help=f"all settings of a published recipe: {', '.join(PRESETS)}"),
+        ],
         "config": Annotated[
             Path | None, typer.Option("--config", metavar="FILE.toml", help="settings of the run from a file")
         ],
@@ -159,12 +209,8 @@ def _shared_parameters() -> list[inspect.Parameter]:
 def _flag_parameter(key: str, panel: str) -> inspect.Parameter:
     item, name = _config_field(key), flag_name(key)
     kind = _plain_type(key)
-    choices = "|".join(item.metadata["choices"]) or {
-        "data.labels": "A,B,…",
-        "data.dev": "FILE",
-        "data.test": "FILE",
-    }.get(key)
-    option = typer.Option(f"--{name.replace('_', '-')}", help=config_help(key), metavar=choices, rich_help_panel=panel)
+    metavar = "|".join(item.metadata["choices"]) or _METAVARS.get(key)
+    option = typer.Option(option_name(key), help=config_help(key), metavar=metavar, rich_help_panel=panel)
     return _parameter(name, Annotated[kind | None, option], None)
 
 
@@ -188,7 +234,7 @@ def _section_hints(name: str) -> dict[str, Any]:
 
 
 def _plain_type(key: str) -> type[Any]:
-    """The type typer reads: a tuple comes as one text with commas, and optional is what every flag is anyway."""
+    """The type typer reads: a list comes as one text with commas, and optional is what every flag is anyway."""
     section, _, name = key.partition(".")
     hint = _section_hints(section)[name]
     options = [option for option in typing.get_args(hint) or (hint,) if option in (int, float, str)]
@@ -196,9 +242,9 @@ def _plain_type(key: str) -> type[Any]:
 
 
 def _read(key: str, value: Any) -> Any:
-    if key == "data.labels" and value is not None:
-        return split_list(value)
-    return value
+    section, _, name = key.partition(".")
+    is_list = typing.get_origin(_section_hints(section)[name]) is tuple
+    return split_list(value) if is_list and value is not None else value
 
 
 def _name_of(source: str) -> str:

@@ -66,7 +66,7 @@ def stream(
     """
     flags = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     given = {key: value for key, value in flags.items() if value is not None}
-    settings = RunOptions(None, None, backbone, config, set_ or (), given).resolve()
+    settings = RunOptions(backbone=backbone, config=config, assignments=set_, flags=given).resolve(open_store(store))
     settle_s, every_s = parse_duration(settle, "--settle"), parse_duration(every, "--every")
     check_device_name(device)
     if not folder.is_dir():

@@ -73,9 +73,12 @@ def sweep(
 
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     axes = parse_axes(given | {"train.batch_size": batch_size})
-    grid = make_grid(run.resolve(), axes, seeds)  # a value that cannot be is refused before anything is read
-    ready = prepare(grid[0], open_store(store), device, name)
-    runs = [make_run(ready.run.task, config, ready.backbone) for config in grid]
+    kept = open_store(store)
+    grid = make_grid(run.resolve(kept), axes, seeds)  # a value that cannot be is refused before anything is read
+    ready = prepare(grid[0], kept, device, name)
+    runs = [make_run(ready.run.task, config, ready.backbone, kept) for config in grid]
+    for text in ready.run.start.notes:
+        screen.note(text)
     screen.note(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
     results = fit_runs(runs, ready, FitSettings(token_budget=token_budget, restart=not resume))
     ranking = rank(runs, results, tuple(axes))

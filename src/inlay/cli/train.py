@@ -76,7 +76,8 @@ def train(
     """
     from inlay.training import FitSettings
 
-    ready = prepare(run.resolve(), open_store(store), device, name)
+    kept = open_store(store)
+    ready = prepare(run.resolve(kept), kept, device, name)
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
@@ -86,7 +87,8 @@ def train(
     version = publish_run(ready, result, name) if publish else None
     report = report_run(ready, result, version)
     if json:
-        more = {"was_finished": was_finished, "notes": list(ready.run.task.notes), "examples": examples}
+        notes = [*ready.run.task.notes, *ready.run.start.notes]
+        more = {"was_finished": was_finished, "notes": notes, "examples": examples}
         screen.put_json({**report, **more})
     else:
         screen.say()
@@ -97,7 +99,7 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     """Read the data, load the backbone and resolve every setting, saying what was found."""
     store.check_name(name or config.task)
     check_device_name(device)
-    task = _load_task(config)
+    task = load_task(config)
     from inlay.model.methods import resolve_method
     from inlay.training import make_run
 
@@ -105,13 +107,14 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     backbone = open_backbone(config.backbone, device)
 
     screen.note(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters, frozen")
-    return Prepared(make_run(task, config, backbone), backbone, store)
+    return Prepared(make_run(task, config, backbone, store), backbone, store)
 
 
-def _load_task(config: RunConfig) -> Task:
-    from inlay.data import load_task
+def load_task(config: RunConfig) -> Task:
+    """Read the data, saying what was found."""
+    from inlay import data
 
-    task = load_task(config.data, config.task)
+    task = data.load_task(config.data, config.task)
     screen.say(f"task {task.name} from {config.data.source}", "bold")
     for note in task.notes:
         screen.note(note)
@@ -121,6 +124,8 @@ def _load_task(config: RunConfig) -> Task:
 def _describe_run(run: Run, backbone: Backbone) -> None:
     added = run.spec.count_parameters(backbone.anatomy)
     train, method = run.config.train, run.config.method
+    for text in run.start.notes:
+        screen.note(text)
     part = screen.share(added, backbone.num_parameters)
     size = "" if method.size is None else f" of size {method.size}"
     screen.note(f"method: {method.name}{size} adds {screen.count(added)} parameters, {part} of them")
@@ -254,7 +259,8 @@ def plan(run: RunOptions, device: DeviceOption = "auto", store: StoreOption = No
 
     Parameters by part and bytes on disk from the shapes; time and memory from a few measured steps.
     """
-    ready = prepare(run.resolve(), open_store(store), device)
+    kept = open_store(store)
+    ready = prepare(run.resolve(kept), kept, device)
     _describe_run(ready.run, ready.backbone)
     if is_finished(ready.run, ready):
         screen.note(f"run {ready.run.id} was finished before: training it would cost nothing")

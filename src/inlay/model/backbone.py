@@ -78,7 +78,7 @@ class Backbone:
         }
         self.default_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters
 
     @property
     def device(self) -> torch.device:
@@ -117,7 +117,7 @@ class Backbone:
     ) -> list[Tensor]:
         """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name."""
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
-        if self._takes_types and batch.token_types_BT is not None:
+        if self.takes_token_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
         with _collecting(self._blocks if all_layers else []) as layers:
             if weights is None:

@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 BATCHED_ON = {"cuda"}
 """Device types on which even segments go through one batched product."""
-_NORM_EPS = 1e-5  # of norms inside a bottleneck, as torch's own
+NORM_EPS = 1e-5  # of norms inside a bottleneck, as torch's own
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _BySlot:
         scale, shift = (_columns(tensor[slot], 0, shape.size) for tensor in self._norm)
         wide = z.to(torch.promote_types(z.dtype, scale.dtype))
         if shape.inner_norm == "layer":
-            return F.layer_norm(wide, wide.shape[-1:], scale, shift, _NORM_EPS).to(z.dtype)
+            return F.layer_norm(wide, wide.shape[-1:], scale, shift, NORM_EPS).to(z.dtype)
         if moments is None:
             assert self._weights.running is not None
             mean, var = (_columns(tensor[slot], 0, shape.size) for tensor in self._weights.running)
@@ -132,7 +132,7 @@ class _BySlot:
             tokens = wide.flatten(0, -2) if real is None else wide[real]
             mean, var = tokens.mean(0), tokens.var(0, correction=0)
             moments.append(Moments(slot, mean.detach(), var.detach()))
-        return ((wide - mean) * torch.rsqrt(var + _NORM_EPS) * scale + shift).to(z.dtype)
+        return ((wide - mean) * torch.rsqrt(var + NORM_EPS) * scale + shift).to(z.dtype)
 
 
 def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float, route: Route) -> Tensor:
@@ -210,7 +210,7 @@ def _batched_norm(z_GMR: Tensor, weights: Bottleneck, route: Route, moments: lis
         var = ((wide - mean).square() * real_GM1).sum(1, keepdim=True) / count_G11
         for group, (segment, size) in enumerate(zip(route.segments, sizes, strict=True)):
             moments.append(Moments(segment.slot, mean[group, 0, :size].detach(), var[group, 0, :size].detach()))
-    return ((wide - mean) * torch.rsqrt(var + _NORM_EPS) * scale_G1R + shift_G1R).to(z_GMR.dtype)
+    return ((wide - mean) * torch.rsqrt(var + NORM_EPS) * scale_G1R + shift_G1R).to(z_GMR.dtype)
 
 
 def _batched_linear(x_GMD: Tensor, stacked: Tensor, bias: Tensor | None, route: Route) -> Tensor:

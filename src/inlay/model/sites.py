@@ -143,6 +143,30 @@ FAMILIES: dict[str, Family] = {
 
 
 @dataclass(frozen=True)
+class Classifier:
+    """Where transformers' own sequence classifier of a family keeps its head, which other libraries save as it is."""
+
+    out: str
+    hidden: str = ""
+    """the tanh layer before it, on the first token; without one, it reads the pooler"""
+
+
+_TANH = Classifier("classifier.out_proj", "classifier.dense")
+CLASSIFIERS: dict[str, Classifier | str] = {
+    "bert": Classifier("classifier"),
+    "roberta": _TANH,
+    "xlm-roberta": _TANH,
+    "camembert": _TANH,
+    "mpnet": _TANH,
+    "electra": "a gelu layer before its outputs",
+    "distilbert": "a relu layer before its outputs",
+    "deberta-v2": "a gelu layer before its outputs",
+    "modernbert": "a layer norm before its outputs",
+}
+"""family -> its classifier, or what it has that no head of ours has"""
+
+
+@dataclass(frozen=True)
 class Site:
     """A submodule whose output a task may rewrite."""
 

@@ -120,7 +120,10 @@ def _linear_views(anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConf
 
 
 class RoutedBank:
-    """A bank's views with a route bound: what the wrappers in the backbone call."""
+    """A bank's views with a route bound: what the wrappers in the backbone call.
+
+    `update`, `layer_norm` and `per_row` alone compute with the slots' parameters: a subclass may do it otherwise.
+    """
 
     def __init__(self, views: Views, route: Route, *, is_training: bool = False) -> None:
         self._views, self._route = views, route
@@ -132,16 +135,16 @@ class RoutedBank:
         sequential, parallel = self._views.sequential.get(key), self._views.parallel.get(key)
         result = output
         if sequential is not None:
-            result = result + self._update(key, output, sequential)
+            result = result + self.update(key, output, sequential)
         if parallel is not None:
-            result = result + self._update(key, self._inputs.pop(key), parallel)
+            result = result + self.update(key, self._inputs.pop(key), parallel)
         return result
 
     def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor:
         """A layer norm with each slot's scale and shift, around Pfeiffer's adapter where one stands there."""
         weights = None if site_key is None else self._views.sequential.get(site_key)
         if weights is not None and site_key is not None:
-            x = x + self._update(site_key, self._norm(norm_key, inner, x), weights)
+            x = x + self.update(site_key, self._norm(norm_key, inner, x), weights)
         return self._norm(norm_key, inner, x)
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
@@ -154,7 +157,7 @@ class RoutedBank:
             return inner(x)
         for part, view in zip(parts, views, strict=True):
             if view is not None and view.factor_SD is not None and scales_input(part):
-                x = x * self._per_row(view.factor_SD, x)
+                x = x * self.per_row(view.factor_SD, x)
         y = inner(x)
         pieces = [
             self._change(x, y if len(parts) == 1 else y[..., part.start : part.stop], part, view, inner)
@@ -172,7 +175,8 @@ class RoutedBank:
                     for running, value in zip(weights.running, found, strict=True):
                         running[slot, : len(value)].lerp_(value.to(running), _MOMENTUM)
 
-    def _update(self, key: str, h: Tensor, weights: kernels.Bottleneck) -> Tensor:
+    def update(self, key: str, h: Tensor, weights: kernels.Bottleneck) -> Tensor:
+        """What each row's own bottleneck at `key` makes of h."""
         if self._moments is None or weights.running is None:
             return kernels.bottleneck_update(h, weights, self._route)
         return kernels.bottleneck_update(h, weights, self._route, self._moments.setdefault(key, []))
@@ -184,18 +188,23 @@ class RoutedBank:
         if scale is None:  # BitFit trains the shift alone
             assert shift is not None
             scale = inner.weight.to(shift.dtype).expand(len(shift), -1)
-        return kernels.layer_norm(x, scale, shift, inner.eps, self._route)
+        return self.layer_norm(x, scale, shift, inner.eps)
 
     def _change(self, x: Tensor, y: Tensor, part: LinearSite, view: LinearView | None, inner: Any) -> Tensor:
         if view is None:
             return y
         if view.lora is not None:
-            y = y + kernels.bottleneck_update(x, view.lora, self._route)
+            y = y + self.update(part.key, x, view.lora)
         if view.bias_SD is not None:
-            y = y + self._per_row(view.bias_SD - inner.bias[part.start : part.stop], y)
+            y = y + self.per_row(view.bias_SD - inner.bias[part.start : part.stop], y)
         if view.factor_SD is not None and not scales_input(part):
-            y = y * self._per_row(view.factor_SD, y)
+            y = y * self.per_row(view.factor_SD, y)
         return y
 
-    def _per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
+    def layer_norm(self, x: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float) -> Tensor:
+        """A layer norm with each row's own scale and shift."""
+        return kernels.layer_norm(x, scale_SD, shift_SD, eps, self._route)
+
+    def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
+        """Each row's own vector, to be added to or multiplied with the rows of x."""
         return kernels.per_row(stacked_SD, x, self._route).to(x.dtype)

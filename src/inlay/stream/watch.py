@@ -106,16 +106,16 @@ def watch_folder(
     if not folder.is_dir():
         raise Missing(f"no folder `{folder}`", "make it, then put data files into it")
     config = dataclasses.replace(config, backbone=backbone.name)
-    _check_settings(config, backbone)
+    _check_settings(config, backbone, store)
     with open_journal(store, folder) as journal:
         stream = _Stream(Folder(folder, settings.settle_s), journal, _Bench(backbone, store), report)
         return stream.run(config, settings)
 
 
-def _check_settings(config: RunConfig, backbone: Backbone) -> None:
+def _check_settings(config: RunConfig, backbone: Backbone, store: Store) -> None:
     """Refuse settings that no file could be trained with, before the first file is called bad for them."""
     rows = Split(["a", "b"], None, np.array([0, 1]), [1, 2])
-    make_run(Task("any", "classify", ("a", "b"), "accuracy", rows, rows, None, (), "", ""), config, backbone)
+    make_run(Task("any", "classify", ("a", "b"), "accuracy", rows, rows, None, (), "", ""), config, backbone, store)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +247,7 @@ class _Stream:
 
     def _load(self, item: Item) -> _Ready:
         task = load_task(item.config.data, item.config.task)
-        run = make_run(task, item.config, self._bench.backbone)
+        run = make_run(task, item.config, self._bench.backbone, self._bench.store)
         settings = {name: item.own.get(name, {}) for name in ("method", "train")}
         rows = digest([task.digest, settings, run.fingerprint])
         details = {"notes": list(task.notes), "run": run.id}

@@ -139,6 +139,8 @@ class Cohort:
         self.bank = Bank(backbone, len(runs), trainable=True)
         for slot, run in enumerate(runs):
             self.bank.initialise(slot, run.spec, run.config.train.seed)
+            if run.start.tensors:
+                self.bank.put(slot, run.spec, {**self.bank.read(slot), **run.start.tensors})
         encoder = _Encoder(backbone)
         self.members = [
             Member(run, slot, encoder.encode(run, "train"), encoder.encode(run, "dev"), backbone.device)

@@ -56,9 +56,14 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
         num_parameters=run.spec.count_parameters(backbone.anatomy),
         probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
         config=dataclasses.asdict(run.config.train),
-        extra={"pairs": run.task.train.pairs is not None, **_windows(run)},
+        extra={"pairs": run.task.train.pairs is not None, **_windows(run), **_lineage(run)},
     )
     return store.publish(name or run.task.name, result.tensors, manifest, _sidecar(result))
+
+
+def _lineage(run: Run) -> dict[str, Any]:
+    """The versions a run started from; nothing where it started fresh."""
+    return {"from": list(run.start.lineage)} if run.start.lineage else {}
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:

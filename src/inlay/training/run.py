@@ -27,7 +27,8 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec, find_head
 from inlay.model.methods import resolve_method
-from inlay.store import write_atomically
+from inlay.store import Store, write_atomically
+from inlay.training.start import Start, load_sources, make_start
 
 FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
 
@@ -40,6 +41,7 @@ class Run:
     config: RunConfig
     spec: SlotSpec
     fingerprint: str
+    start: Start = field(default_factory=Start)
 
     @cached_property
     def id(self) -> str:
@@ -90,8 +92,12 @@ class Result:
         return next((line for line in self.history if line["epoch"] == self.best_epoch), {})
 
 
-def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
-    """Resolve every `auto` of `config` for this task and backbone, and check that they go together."""
+def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None) -> Run:
+    """Resolve every `auto` of `config` for this task and backbone, and check that they go together.
+
+    `store` has the versions that `config.train.start` names.
+    """
+    sources = load_sources(config.train.start, store, backbone, config.method)
     pooling = _resolve_pooling(config.train, backbone)
     max_length = config.train.max_length
     if max_length == TrainConfig.max_length:  # nobody asked for it
@@ -103,14 +109,15 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone) -> Run:
         )
     if config.train.class_weights == "balanced" and task.kind != "classify":
         raise BadConfig(f"`train.class_weights` is `balanced` for a `{task.kind}` task", "it is for `classify` tasks")
-    train = dataclasses.replace(config.train, pooling=pooling, max_length=max_length)
+    start = tuple(source.label for source in sources)
+    train = dataclasses.replace(config.train, pooling=pooling, max_length=max_length, start=start)
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
     )
     spec = SlotSpec(resolved.method, _make_head(task, train))
     spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
-    return Run(task, resolved, spec, backbone.fingerprint)
+    return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone))
 
 
 def _make_head(task: Task, train: TrainConfig) -> HeadSpec:

@@ -1,0 +1,45 @@
+"""`inlay presets`: the published recipes by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.options import JsonOption
+from inlay.cli.screen import Column
+from inlay.presets import PRESETS, find_preset
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="show this preset whole")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the presets and what each sets.
+
+    `inlay train DATA --preset NAME` uses one; options that are given besides override it.
+    """
+    if json:
+        chosen = PRESETS if name is None else {name: find_preset(name)}
+        screen.put_json({key: dataclasses.asdict(preset) for key, preset in chosen.items()})
+    elif name is None:
+        rows = [[key, preset.summary] for key, preset in PRESETS.items()]
+        screen.put_table([Column("preset"), Column("what it is", is_flexible=True)], rows)
+        screen.say()
+        screen.say("`inlay presets NAME` shows what one sets, and why", "dim")
+    else:
+        _put_preset(name)
+
+
+def _put_preset(name: str) -> None:
+    preset = find_preset(name)
+    screen.put(preset.summary)
+    screen.put()
+    screen.put_pairs(
+        {key: f"{value:g}" if isinstance(value, float) else value for key, value in preset.settings.items()}
+    )
+    for note in preset.notes:
+        screen.put()
+        screen.put(note)

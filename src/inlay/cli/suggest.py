@@ -1,0 +1,90 @@
+"""`inlay suggest`: the store's tasks ranked as starting points for new data."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
+from inlay.cli.screen import Column
+from inlay.cli.train import load_task
+from inlay.config import split_list
+from inlay.errors import Missing
+
+if TYPE_CHECKING:
+    from inlay.research.suggest import Suggestion, Suggestions
+
+
+@run_options(panels=("Data",), shared=("data", "task", "backbone", "config", "set_"))
+def suggest(
+    run: RunOptions,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=8, help="rows of the data to look at, at most")] = 256,
+    among: Annotated[
+        str | None, typer.Option("--among", metavar="TASK,…", help="rank these; default: every task on the backbone")
+    ] = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Rank the store's tasks as starting points for new data.
+
+    A sample of the rows goes through every task's adapters and through the plain backbone; nothing is trained. The
+    score is that of a ridge regression on what comes out, on rows it has not seen. Use the first with `train --from`.
+    """
+    check_device_name(device)
+    kept, config = open_store(store), run.resolve()
+    if not kept.ledger():
+        raise Missing(f"no tasks in {kept.root} yet", "train some first: `inlay train mail.csv --task mail`")
+    task = load_task(config)
+    backbone = open_backbone(config.backbone, device)
+    from inlay.research.suggest import SuggestSettings
+    from inlay.research.suggest import suggest as rank
+
+    done = 0
+    with screen.Meter("looking") as meter:
+
+        def on_rows(num_rows: int) -> None:
+            nonlocal done
+            done += num_rows
+            meter.update(done, "rows")
+
+        settings = SuggestSettings(rows, config.train.max_length, on_rows)
+        found = rank(task, backbone, kept, split_list(among) if among else None, settings)
+    if not found.ranked and not found.refused:
+        raise Missing(f"no task in {kept.root} was trained on `{backbone.name}`", "name another with `--backbone`")
+    if json:
+        screen.put_json({**found.to_json(), "next": _next_command(found, run, store), "notes": list(task.notes)})
+    else:
+        screen.say()
+        _put_suggestions(found, run, store)
+
+
+def _put_suggestions(found: Suggestions, run: RunOptions, store: Path | None) -> None:
+    columns = [Column("start", is_flexible=True), Column("kind"), Column("method")]
+    columns += [Column(title, is_number=True) for title in (f"probed {found.metric}", "gain", "variance explained")]
+    cells = [_cells(item, item.reference) for item in found.ranked]
+    screen.put_table(columns, [*cells, _cells(found.plain, "(the backbone)")])
+    for reference, why in found.refused.items():
+        screen.say(f"{reference} cannot be a start: {why}", "yellow")
+    screen.put()
+    screen.put_pairs({"rows": f"{screen.count(found.num_rows)} looked at", "next": _next_command(found, run, store)})
+
+
+def _cells(item: Suggestion, name: str) -> list[str]:
+    gain = f"{item.gain:+.4f}" if item.reference else "-"
+    return [name, item.kind or "-", item.method or "-", screen.score(item.score), gain, f"{100 * item.fit:.1f}%"]
+
+
+def _next_command(found: Suggestions, run: RunOptions, store: Path | None) -> str:
+    """How to train with what was found: from the best, or fresh where nothing beats the plain backbone."""
+    words: list[Any] = ["inlay", "train", *run.words()]
+    if found.ranked and found.ranked[0].gain > 0:
+        words += ["--from", found.ranked[0].reference]
+    if store is not None:
+        words += ["--store", store]
+    return shlex.join(map(str, words))

@@ -1,0 +1,321 @@
+"""AdapterHub's folders, as the `adapters` library (1.3.0) writes and loads them.
+
+`adapter_config.json` says which architecture, `pytorch_adapter.bin` or `adapter.safetensors` holds its weights under
+the model's own module names, `head_config.json` and `pytorch_model_head.bin` the prediction head. Where an adapter
+stands follows from flags: `LN(t + h + f(h))` is Houlsby's, `LN(s + f(LN(s)))` with s = t + h Pfeiffer's, and
+`LN(t + h + c·f(t))` the parallel one. Every other combination of the flags is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from inlay.config import MethodConfig
+from inlay.errors import BadData, Unsupported, WrongBackbone
+from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
+from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
+from inlay.exchange.parts import Bottleneck, LowRank, join_bottlenecks, join_low_ranks, name_layers
+from inlay.model.backbone import Backbone
+from inlay.model.heads import HeadSpec
+from inlay.model.methods import adapted_linears, resolve_method
+from inlay.model.sites import Anatomy, find_family
+
+CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
+WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")
+HEAD_WEIGHTS = ("model_head.safetensors", "pytorch_model_head.bin")
+VERSION = "adapters.1.3.0"
+"""of the library that this file was written against, as its configs spell it"""
+
+MODEL_CLASSES = {
+    "bert": "BertAdapterModel",
+    "roberta": "RobertaAdapterModel",
+    "xlm-roberta": "XLMRobertaAdapterModel",
+    "electra": "ElectraAdapterModel",
+    "distilbert": "DistilBertAdapterModel",
+    "deberta-v2": "DebertaV2AdapterModel",
+}
+"""family -> the library's model class with flexible heads; a family not here has none"""
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "tanh": "tanh",
+    "swish": "swish",
+    "silu": "swish",
+    "gelu": "gelu-exact",
+    "gelu_python": "gelu-exact",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_fast": "gelu",
+}
+"""the library's non-linearity -> ours"""
+
+ATTENTION_LINEARS = {"q": "query", "k": "key", "v": "value"}
+
+# setting -> the values at which it changes nothing, and what it means otherwise
+_NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "ln_before": ((False,), "a layer norm of its own before the bottleneck"),
+    "ln_after": ((False,), "a layer norm of its own after the bottleneck"),
+    "original_ln_after": ((True,), "a block without its last layer norm"),
+    "use_gating": ((False,), "a gate beside the update, as in UniPELT"),
+    "inv_adapter": ((None,), "an invertible adapter after the embeddings"),
+    "cross_adapter": ((False,), "adapters at cross attention"),
+    "phm_layer": ((False,), "hypercomplex layers, as in Compacter"),
+    "use_dora": ((False,), "DoRA's magnitudes"),
+    "vera_d": ((None,), "VeRA's shared random matrices"),
+    "vera_b": ((None,), "VeRA's shared random matrices"),
+}
+# What tells how weights began or are dropped in training, and sizes, which the tensors tell themselves.
+_IGNORED = {
+    *("architecture", "init_weights", "init_weights_seed", "dropout", "stochastic_depth", "reduction_factor", "dtype"),
+    *("inv_adapter_reduction_factor", "adapter_residual_before_ln", "phm_dim", "phm_rank", "phm_bias", "phm_c_init"),
+    *("phm_init_range", "factorized_phm_W", "factorized_phm_rule", "shared_W_phm", "shared_phm_rule", "learn_phm"),
+    "hypercomplex_nonlinearity",
+}
+_READ = {
+    *("mh_adapter", "output_adapter", "non_linearity", "original_ln_before", "residual_before_ln", "is_parallel"),
+    *("scaling", "leave_out", "selfattn_lora", "intermediate_lora", "output_lora", "attn_matrices", "r", "alpha"),
+    "composition_mode",
+}
+# What versions before 2021 called the modules.
+_LEGACY = re.compile(r"\b(attention|layer)_text_(task|lang)_adapters\b")
+
+
+def read(folder: Path, backbone: Backbone) -> Foreign:
+    """The task in a folder that `save_adapter` wrote; what Inlay cannot do exactly is refused by name."""
+    config = read_json(folder / CONFIG)
+    _check_backbone(config, backbone)
+    weights = read_weights(folder, WEIGHTS)
+    if weights is None:
+        raise BadData(f"no weights: neither `{WEIGHTS[0]}` nor `{WEIGHTS[1]}`", "save the adapter again", path=folder)
+    weights.rename(lambda name: _LEGACY.sub("adapters", name))
+    inner, name = _check_settings(config, weights, folder / CONFIG), str(config.get("name"))
+    locate = _Locator(backbone.anatomy, weights, name)
+    method, tensors = _ARCHITECTURES[_find_architecture(inner)](inner, locate)
+    weights.finish(backbone.anatomy.num_layers)
+    head, labels, head_tensors = _read_head(folder, backbone)
+    version = str(config.get("version", "of an old version")).replace("adapters.", "adapters ")
+    base = str(config.get("model_name") or "")
+    return Foreign(method, head, {**tensors, **head_tensors}, labels, version, base)
+
+
+def _check_backbone(config: Mapping[str, Any], backbone: Backbone) -> None:
+    anatomy = backbone.anatomy
+    if anatomy.family not in MODEL_CLASSES:
+        raise Unsupported(
+            f"AdapterHub has no models of the family `{anatomy.family}`", f"it has: {', '.join(MODEL_CLASSES)}"
+        )
+    for key, ours in (("model_type", anatomy.family), ("hidden_size", anatomy.hidden_size)):
+        if config.get(key) not in (None, ours):
+            raise WrongBackbone(
+                f"the adapter was trained on `{config.get('model_name')}` with {key} `{config[key]}`; "
+                f"the backbone `{backbone.name}` has `{ours}`",
+                "name the backbone it was trained on with `--backbone`",
+            )
+
+
+def _check_settings(config: Mapping[str, Any], weights: Weights, path: Path) -> dict[str, Any]:
+    """The architecture's settings, after refusing each that Inlay has nothing equal to."""
+    inner = config.get("config")
+    if not isinstance(inner, dict):
+        raise Unsupported(
+            f"{path}: the architecture is given as `{inner}`, not as settings", "save it again with adapters 1.x"
+        )
+    inner = dict(inner)
+    legacy = inner.pop("invertible_adapter", None)
+    if legacy:
+        inner["inv_adapter"] = legacy
+    # The library drops the invertible part that old task adapters name and never had.
+    if config.get("type") == "text_task" and not any("invertible" in name for name in weights.names):
+        inner["inv_adapter"] = None
+    for key, (neutral, meaning) in _NEUTRAL.items():
+        if key in inner and inner[key] not in neutral:
+            raise Unsupported(
+                f"{path}: `{key}` is `{inner[key]}`: {meaning}, which Inlay does not have",
+                f"train the adapter with {key}={neutral[0]}",
+            )
+    for key in inner.keys() - _NEUTRAL.keys() - _IGNORED - _READ:
+        if inner[key] not in (None, False, [], {}):
+            raise Unsupported(
+                f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it anew"
+            )
+    if "version" not in config and inner.get("non_linearity") in ("gelu", "gelu_orig"):
+        # Before version 2 of its predecessor, `gelu` meant the tanh form.
+        inner["non_linearity"] = {"gelu": "gelu_new", "gelu_orig": "gelu"}[inner["non_linearity"]]
+    if _has_faulty_scaling(str(config.get("version", ""))):
+        inner["alpha"] = inner.get("r", 1)
+    return inner
+
+
+def _has_faulty_scaling(version: str) -> bool:
+    """LoRA of adapters before 1.1 was trained with the factor 1, whatever alpha says; the library mends it on load."""
+    match = re.match(r"adapters\.(\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) < (1, 1)
+
+
+def _find_architecture(inner: Mapping[str, Any]) -> str:
+    name = inner.get("architecture") or "bottleneck"
+    if name == "lora" and inner.get("composition_mode", "add") == "scale":
+        return "ia3"
+    if name not in _ARCHITECTURES:
+        raise Unsupported(
+            f"the architecture `{name}` of AdapterHub",
+            "Inlay reads bottleneck adapters (double_seq_bn, seq_bn, par_bn), lora and ia3",
+        )
+    return str(name)
+
+
+class _Locator:
+    """The library's names for what lies in one backbone's blocks."""
+
+    def __init__(self, anatomy: Anatomy, weights: Weights, name: str) -> None:
+        self.anatomy, self.weights, self.name = anatomy, weights, name
+        prefix = f"{find_family(anatomy.family).prefix}."
+        self.prefix = prefix if any(item.startswith(prefix) for item in weights.names) else ""
+
+    def take(self, path: str, kind: str, item: str, *shape: int | None) -> Tensor:
+        return self.weights.take(f"{self.prefix}{path}.{kind}.{self.name}.{item}", *shape)
+
+
+def locate_bottleneck(anatomy: Anatomy, site_key: str) -> str:
+    """The module that holds the adapters of a site: beside the site, but in DistilBERT a module of the block."""
+    site = next(site for site in anatomy.sites if site.key == site_key)
+    if anatomy.family == "distilbert":
+        name = "attention_adapters" if site.place == "attention" else "output_adapters"
+        return f"{find_family(anatomy.family).stack}.{site.layer}.{name}"
+    return site.path.rpartition(".")[0]
+
+
+def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+    anatomy = locate.anatomy
+    name, places = _find_places(inner)
+    activation = ACTIVATIONS.get(str(inner.get("non_linearity")).lower())
+    if activation is None:
+        raise Unsupported(
+            f"the non-linearity `{inner.get('non_linearity')}`", f"Inlay has those called: {', '.join(ACTIVATIONS)}"
+        )
+    layers = _adapted_layers(inner, anatomy)
+    learned = inner.get("scaling") in ("learned", "channel")
+    keys = [site.key for site in anatomy.sites if site.layer in layers and site.place in places]
+    size, tensors = join_bottlenecks({key: _take_bottleneck(locate, key, has_scaling=learned) for key in keys})
+    method = MethodConfig(
+        name=name,
+        size=size,
+        activation=activation,
+        norms="none",
+        places=places,
+        layers=name_layers(layers, anatomy.num_layers),
+        scale=1.0 if learned else read_number(inner, "scaling", 1.0),
+    )
+    return resolve_method(method), tensors
+
+
+def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> Bottleneck:
+    """An adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
+    width, path = locate.anatomy.hidden_size, locate_bottleneck(locate.anatomy, key)
+    down = locate.take(path, "adapters", "adapter_down.0.weight", None, width)
+    size = down.shape[0]
+    down_bias = locate.take(path, "adapters", "adapter_down.0.bias", size)
+    up = locate.take(path, "adapters", "adapter_up.weight", width, size)
+    up_bias = locate.take(path, "adapters", "adapter_up.bias", width)
+    if has_scaling:
+        factor = locate.take(path, "adapters", "scaling", None)
+        up, up_bias = up * factor[:, None], up_bias * factor
+    return Bottleneck(down.T, down_bias, up.T, up_bias)
+
+
+def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Which of Inlay's methods the placement flags describe, and at which places."""
+    flags = {"attention": inner.get("mh_adapter"), "feedforward": inner.get("output_adapter")}
+    places = tuple(place for place, is_set in flags.items() if is_set)
+    if not places:
+        raise Unsupported("neither `mh_adapter` nor `output_adapter` is set: no adapter anywhere", "train it anew")
+    if inner.get("is_parallel"):
+        return "parallel", places
+    if not inner.get("original_ln_before"):
+        return "houlsby", places
+    if places == ("feedforward",) and inner.get("residual_before_ln", True) is True:
+        return "pfeiffer", ("output",)
+    raise Unsupported(
+        f"`original_ln_before` with `mh_adapter` {inner.get('mh_adapter')} and `residual_before_ln` "
+        f"`{inner.get('residual_before_ln')}`: Inlay reads a block's own norm before an adapter only as seq_bn does",
+        "train it as double_seq_bn, seq_bn or par_bn",
+    )
+
+
+def _adapted_layers(inner: Mapping[str, Any], anatomy: Anatomy) -> list[int]:
+    left_out = read_list(inner, "leave_out")
+    layers = [layer for layer in range(anatomy.num_layers) if layer not in left_out]
+    if not layers:
+        raise Unsupported("`leave_out` names every layer: no adapter anywhere", "train it anew")
+    return layers
+
+
+def _find_linears(inner: Mapping[str, Any]) -> tuple[str, ...]:
+    attention = read_list(inner, "attn_matrices", ("q", "v")) if inner.get("selfattn_lora", True) else []
+    unknown = [item for item in attention if item not in ATTENTION_LINEARS]
+    if unknown:
+        raise Unsupported(f"`attn_matrices` names `{unknown[0]}`", "Inlay knows q, k and v")
+    flags = {"expand": inner.get("intermediate_lora"), "contract": inner.get("output_lora")}
+    wide = tuple(name for name, is_set in flags.items() if is_set)
+    return tuple(linear for key, linear in ATTENTION_LINEARS.items() if key in attention) + wide
+
+
+def _linear_method(inner: Mapping[str, Any], locate: _Locator, name: str) -> MethodConfig:
+    anatomy = locate.anatomy
+    layers = name_layers(_adapted_layers(inner, anatomy), anatomy.num_layers)
+    return MethodConfig(name=name, linears=_find_linears(inner), layers=layers)
+
+
+def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+    config, rank = _linear_method(inner, locate, "lora"), int(read_number(inner, "r", 8))
+    parts = {}
+    for site in adapted_linears(locate.anatomy, resolve_method(config)):
+        down = locate.take(site.path, "loras", "lora_A", rank, site.in_width)
+        up = locate.take(site.path, "loras", "lora_B", site.out_width, rank)
+        parts[site.key] = LowRank(down.T, up.T, read_number(inner, "alpha", 8) / rank)
+    size, scale, tensors = join_low_ranks(parts)
+    return resolve_method(replace(config, size=size, alpha=scale * size)), tensors
+
+
+def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+    if inner.get("output_lora"):
+        raise Unsupported(
+            "`output_lora` with `composition_mode` `scale`: it multiplies what the second feed-forward layer gives, "
+            "Inlay (and the paper) what it reads",
+            "train it with intermediate_lora=True and output_lora=False",
+        )
+    config = resolve_method(_linear_method(inner, locate, "ia3"))
+    factor = read_number(inner, "alpha", 1)
+    tensors = {
+        f"ia3.{site.key}": locate.take(site.path, "loras", "lora_B", site.out_width, 1)[:, 0] * factor
+        for site in adapted_linears(locate.anatomy, config)
+    }
+    return config, tensors
+
+
+_ARCHITECTURES = {"bottleneck": _read_bottleneck, "lora": _read_lora, "ia3": _read_ia3}
+
+
+def _read_head(folder: Path, backbone: Backbone) -> tuple[HeadSpec, tuple[str, ...], dict[str, Tensor]]:
+    weights = read_weights(folder, HEAD_WEIGHTS)
+    if weights is None or not (folder / HEAD_CONFIG).is_file():
+        raise Unsupported(
+            f"`{folder}` holds an adapter without a prediction head, which answers nothing",
+            "save both: `model.save_adapter(DIR, NAME, with_head=True)`",
+        )
+    config = read_json(folder / HEAD_CONFIG)
+    if config.get("config") is None:  # the head of a model class such as BertForSequenceClassification
+        check_classifier(str(config.get("model_class")), backbone)
+        head, tensors = take_classifier(weights, backbone)
+        labels = read_labels(config.get("label2id"), head.num_outputs)
+    else:
+        head, tensors = take_flexible_head(config, weights, backbone)
+        labels = read_labels(config["config"].get("label2id"), head.num_outputs)
+    weights.finish(backbone.anatomy.num_layers)
+    return head, labels, tensors

@@ -1,0 +1,349 @@
+"""A bank leaves Inlay whole: one ONNX graph for many tasks, the task id an input, with all that is needed to use it.
+
+The folder holds `model.onnx` (and `model.onnx.data` where the weights do not fit into one protobuf), `tasks.json`,
+the tokenizer and a README with a working example; nothing in it needs Inlay, torch or transformers. It appears under
+its name only when it is whole and every version's probes, answered by it in onnxruntime, agree with what was published.
+
+Traced with torch's own exporter (`dynamo=True`): it refuses what depends on the traced batch or length, where the older
+TorchScript one would write it down as a constant and say nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.data.encode import encode
+from inlay.errors import BadConfig, InlayError, Missing, Unsupported
+from inlay.exchange.gathered import TaskGraph
+from inlay.model.backbone import Backbone
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.inference import canonical_backbone
+from inlay.model.route import Row, collate
+from inlay.serving.engine import check_backbone
+from inlay.store import Manifest, Store, Version
+from inlay.store.files import DRAFT_PREFIX, sync_directory
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+"""What the extra `[onnx]` installs."""
+INLINE_LIMIT_BYTES = 1536 * 1024**2
+"""Weights beyond this go into a file of their own: a protobuf ends at 2 GiB, and the graph itself takes room too."""
+TOLERANCE = 1e-4
+"""of the largest logit, or of 1 if that is more: by how much a probe's answer may differ in onnxruntime"""
+READINGS = {
+    "classify": "the label of the largest logit; probabilities are softmax(logits / temperature)",
+    "multilabel": "a label applies if its logit is at least 0; its probability is sigmoid(logit / temperature)",
+    "regress": "the first logit is the number, on the scale of the task's own targets",
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far its answers to the probes are from the published ones."""
+
+    folder: Path
+    versions: tuple[Version, ...]
+    size_bytes: int
+    opset: int
+    num_probes: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A version on its way out; its place in the list is its task id."""
+
+    version: Version
+    manifest: Manifest
+    spec: SlotSpec
+    tensors: Mapping[str, Tensor]
+
+
+def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, folder: Path) -> Exported:
+    """Write the versions as one graph into a new `folder`; their order gives the task ids, from 0.
+
+    Raises before it writes anything if a version cannot be expressed or belongs to another backbone.
+    """
+    check_packages()
+    check_folder(folder)
+    backbone = canonical_backbone(backbone)
+    tasks = _load(store, references, backbone)
+    graph = TaskGraph(fill_bank(backbone, tasks)).eval()
+    with _drafted(folder) as draft:
+        opset = _write_graph(graph, backbone, draft / "model.onnx")
+        _write_tokenizer(backbone, draft)
+        about = describe(tasks, backbone, opset)
+        (draft / "tasks.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+        (draft / "README.txt").write_text(_README, encoding="utf8")
+        num_probes, difference = _check_probes(tasks, backbone, draft)
+    size_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    return Exported(folder, tuple(task.version for task in tasks), size_bytes, opset, num_probes, difference)
+
+
+def check_packages() -> None:
+    """Refuse to begin without the extra."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Missing(f"`{missing[0]}` is not installed", "install Inlay's extra: `pip install 'inlay[onnx]'`")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a place where something stands already, or that has no folder around it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadConfig(f"`{folder}` is there already and is not an empty folder", "name a new folder for the export")
+    if not folder.absolute().parent.is_dir():
+        raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
+
+
+def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[Leaving]:
+    tasks: list[Leaving] = []
+    for reference in references:
+        version = store.resolve(reference)
+        if any(task.version == version for task in tasks):
+            raise BadConfig(f"`{version.reference}` is named twice", "name every version once: its place is its id")
+        loaded = store.load(version)
+        check_backbone(version, loaded.manifest, backbone)
+        spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
+        check_spec(version.reference, spec)
+        tasks.append(Leaving(version, loaded.manifest, spec, loaded.tensors))
+    if not tasks:
+        raise BadConfig("no task to export", "name at least one; `inlay tasks` lists them")
+    return tasks
+
+
+def check_spec(reference: str, spec: SlotSpec) -> None:
+    """Refuse what a graph that mixes tasks cannot hold."""
+    if spec.is_solo:
+        raise Unsupported(
+            f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
+            "such a task shares no graph with others: leave it out, or train it with another method",
+        )
+    if spec.head.kind not in READINGS:
+        raise Unsupported(
+            f"`{reference}` is of the kind `{spec.head.kind}`, whose answer is not one row of logits",
+            f"an ONNX graph mixes tasks of the kinds {', '.join(READINGS)}: leave it out",
+        )
+
+
+def fill_bank(backbone: Backbone, tasks: Sequence[Leaving]) -> Bank:
+    """A bank in which every task has the slot of its id."""
+    bank = Bank(backbone, len(tasks))
+    for slot, task in enumerate(tasks):
+        bank.put(slot, task.spec, task.tensors)
+    return bank
+
+
+def input_names(backbone: Backbone) -> tuple[str, ...]:
+    """The graph's inputs; token types are one where the tokenizer makes them and the backbone reads them."""
+    has_types = backbone.takes_token_types and "token_type_ids" in backbone.tokenizer.model_input_names
+    return ("input_ids", "attention_mask", *(("token_type_ids",) if has_types else ()), "task")
+
+
+def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[str, Any]:
+    """The content of `tasks.json`: what a program needs to ask the graph and to read its answers."""
+    inputs = dict.fromkeys(input_names(backbone), "[batch, tokens] int64")
+    inputs["task"] = "[batch] int64: each row's task id"
+    return {
+        "format": 1,
+        "opset": opset,
+        "backbone": {"name": tasks[0].manifest.backbone["name"], "fingerprint": backbone.fingerprint},
+        "inputs": inputs,
+        "outputs": {
+            "logits": "[batch, widest] float32: a row's own num_outputs first, then -inf, whose probability is 0",
+            "num_outputs": "[batch] int64: how many of a row's logits are its own",
+        },
+        "pad_id": backbone.pad_id,
+        "reading": {kind: READINGS[kind] for kind in sorted({task.manifest.kind for task in tasks})},
+        "ids": "an id that is no task's is refused by the runtime, or answered with nan",
+        "tasks": [{"id": place, **_describe_task(task)} for place, task in enumerate(tasks)],
+    }
+
+
+def _describe_task(task: Leaving) -> dict[str, Any]:
+    manifest, head = task.manifest, task.spec.head
+    return {
+        "task": task.version.name,
+        "version": task.version.reference,
+        "digest": task.version.digest,
+        "kind": manifest.kind,
+        "labels": list(manifest.labels),
+        "num_outputs": head.num_outputs,
+        "pairs": bool(manifest.extra.get("pairs")),
+        "max_length": manifest.max_length,
+        "pooling": head.pooling,
+        "temperature": float(getattr(head, "temperature", 1.0)),
+    }
+
+
+def _write_graph(graph: TaskGraph, backbone: Backbone, path: Path) -> int:
+    """Trace and write the graph; the opset it is in."""
+    names = input_names(backbone)
+    # Sizes other than 0 and 1, which the exporter takes for constants; one padded row, so that the mask is no constant.
+    rows = [Row([backbone.pad_id + 1] * length, 0, [0] * length) for length in (5, 9, 9)]
+    batch = collate(rows, backbone.pad_id)
+    values = {
+        "input_ids": batch.input_ids_BT,
+        "attention_mask": batch.mask_BT,
+        "token_type_ids": batch.token_types_BT,
+        "task": torch.zeros(len(rows), dtype=torch.int64),
+    }
+    axes = {name: {0: "batch"} if name == "task" else {0: "batch", 1: "tokens"} for name in names}
+    with _quiet(), torch.no_grad():
+        program = _trace(graph, {name: values[name] for name in names}, axes)
+        _strip(program.model)
+        program.save(path, external_data=_size_bytes(graph) > INLINE_LIMIT_BYTES)
+    return int(program.model.opset_imports[""])
+
+
+def _trace(graph: TaskGraph, inputs: dict[str, Any], axes: dict[str, dict[int, str]]) -> Any:
+    outputs = ["logits", "num_outputs"]
+    try:
+        return torch.onnx.export(
+            graph, kwargs=inputs, dynamic_shapes=axes, output_names=outputs, dynamo=True, verbose=False
+        )
+    except torch.onnx.OnnxExporterError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unsupported(
+            f"torch's ONNX exporter cannot trace this backbone: {reason}",
+            "it may be able to in another version of torch or transformers",
+        ) from error
+
+
+def _strip(model: Any) -> None:
+    """Drop what the exporter notes at every node: stack traces, with the paths of this machine in them."""
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+
+
+def _size_bytes(graph: torch.nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
+
+
+def _write_tokenizer(backbone: Backbone, folder: Path) -> None:
+    backbone.tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf8"))
+    content |= {"truncation": None, "padding": None}  # whatever Inlay last cut rows to; a task has its own max_length
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf8")
+
+
+def _check_probes(tasks: Sequence[Leaving], backbone: Backbone, folder: Path) -> tuple[int, float]:
+    """How many probes the graph answers in onnxruntime, and the largest difference; refuses one beyond tolerance."""
+    session = open_session(folder)
+    num_probes, largest = 0, 0.0
+    for place, task in enumerate(tasks):
+        probes, head = task.manifest.probes, task.spec.head
+        if not probes:
+            continue
+        pairs = None if probes[0].pair is None else [probe.pair or "" for probe in probes]
+        encoded = encode(backbone.tokenizer, [probe.text for probe in probes], pairs, task.manifest.max_length)
+        logits = answer(session, [Row(ids, place, types) for ids, types in encoded], backbone.pad_id)
+        wanted = np.array([probe.logits for probe in probes]) * head.target_std + head.target_mean
+        difference = float(np.abs(logits[:, : head.num_outputs] - wanted).max())
+        if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
+            raise Unsupported(
+                f"the graph's answers to the probes of `{task.version.reference}` differ by {difference:.1e}",
+                "run `inlay verify`; if the version stands, onnxruntime or the exporter is at fault: report it",
+            )
+        num_probes, largest = num_probes + len(probes), max(largest, difference)
+    return num_probes, largest
+
+
+def open_session(folder: Path) -> Any:
+    """An onnxruntime session on an exported folder, on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
+
+
+def answer(session: Any, rows: Sequence[Row], pad_id: int) -> np.ndarray:
+    """The logits of encoded rows, whose slots are task ids, in order."""
+    batch = collate(rows, pad_id)
+    order = np.array(batch.order)
+    values = {
+        "input_ids": batch.input_ids_BT.numpy(),
+        "attention_mask": batch.mask_BT.numpy(),
+        "task": np.array([rows[index].slot for index in order], dtype=np.int64),
+    }
+    types = batch.token_types_BT
+    values["token_type_ids"] = np.zeros_like(values["input_ids"]) if types is None else types.numpy()
+    logits = session.run(["logits"], {item.name: values[item.name] for item in session.get_inputs()})[0]
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return logits[back]
+
+
+@contextmanager
+def _drafted(folder: Path) -> Iterator[Path]:
+    """A folder to write into that gets its name at the end of the block: whole, or not at all."""
+    draft = folder.absolute().parent / f"{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+    try:
+        draft.mkdir()
+        yield draft
+        for path in draft.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(draft)
+        os.replace(draft, folder)  # an empty folder may stand there
+        sync_directory(draft.parent)
+    except OSError as error:
+        raise InlayError(f"cannot write `{folder}`: {error.strerror or error}", "choose another place") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of the exporter, which speaks of its own insides."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+_README = """\
+Tasks exported by Inlay as one ONNX graph. tasks.json says what the tasks, inputs and outputs are.
+Rows of any tasks may be mixed in one batch: `task` holds the id of each row's task. The tokenizer is in tokenizer.json;
+cut rows to their task's max_length, pad ids with pad_id, mask and token types with 0. This runs in this folder:
+
+import json
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+about = json.load(open("tasks.json", encoding="utf8"))
+task, texts = about["tasks"][0], ["a first text", "and another, which is a little longer"]
+tokenizer = Tokenizer.from_file("tokenizer.json")
+tokenizer.enable_truncation(task["max_length"])
+tokenizer.enable_padding(pad_id=about["pad_id"])
+rows = tokenizer.encode_batch([(text, text) for text in texts] if task["pairs"] else texts)
+inputs = {"input_ids": [row.ids for row in rows], "attention_mask": [row.attention_mask for row in rows]}
+inputs |= {"token_type_ids": [row.type_ids for row in rows], "task": [task["id"]] * len(rows)}
+session = onnxruntime.InferenceSession("model.onnx")
+logits, num_outputs = session.run(None, {name: np.array(inputs[name], np.int64) for name in about["inputs"]})
+for text, row, count in zip(texts, logits, num_outputs):
+    print(text, dict(zip(task["labels"] or ["value"], row[:count].tolist())), sep="\\t")
+"""

@@ -1,0 +1,311 @@
+"""PEFT's folders: LoRA, IA3 and LN tuning of `peft` 0.21, with the head of `modules_to_save`.
+
+`adapter_config.json` says which method, `adapter_model.safetensors` (or `.bin`) holds the weights under the model's own
+module names. Which modules are adapted is read off the tensors, so lists, patterns and `all-linear` need no matching;
+their settings are read where they change the maths: alpha, patterns of alpha, rsLoRA.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from inlay.config import MethodConfig
+from inlay.errors import BadData, Unsupported, WrongBackbone
+from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_number, read_weights
+from inlay.exchange.heads import check_classifier, fold_targets, refuse_settings, take_classifier
+from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
+from inlay.model.backbone import Backbone
+from inlay.model.heads import HeadSpec
+from inlay.model.methods import adapted_linears, resolve_method, scales_input, trained_norms
+from inlay.model.sites import CLASSIFIERS, Anatomy, LinearSite, find_family
+
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+VERSION = "0.21.2"
+"""of the library that this file was written against"""
+ROOT = "base_model.model."
+
+# method -> setting -> the values at which it changes nothing, and what it means otherwise
+_COMMON: dict[str, tuple[tuple[Any, ...], str]] = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
+_NEUTRAL: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
+    "LORA": {
+        **_COMMON,
+        "bias": (("none", None), "trained biases of the backbone"),
+        "use_dora": ((False, None), "DoRA's magnitudes"),
+        "use_qalora": ((False, None), "QALoRA's groups"),
+        "lora_bias": ((False, None), "a bias in the update"),
+        "layer_replication": ((None,), "layers of the backbone used several times"),
+        "trainable_token_indices": ((None,), "trained token embeddings"),
+        "target_parameters": ((None, []), "updates of bare parameters"),
+        "alora_invocation_tokens": ((None,), "an update that begins at a token"),
+        "arrow_config": ((None,), "routing between adapters"),
+        "use_bdlora": ((None, False), "block-diagonal updates"),
+        "kasa_config": ((None,), "KaSA's singular values"),
+        "velora_config": ((None,), "VeLoRA"),
+        "monteclora_config": ((None,), "Monte Carlo LoRA"),
+    },
+    "IA3": _COMMON,
+    "LN_TUNING": {},
+}
+
+
+def read(folder: Path, backbone: Backbone) -> Foreign:
+    """The task in a folder that `save_pretrained` of a PEFT model wrote."""
+    config = read_json(folder / CONFIG)
+    kind = str(config.get("peft_type"))
+    if kind not in _READERS:
+        raise Unsupported(f"PEFT's method `{kind}`", f"Inlay reads: {', '.join(_READERS)}")
+    for key, (neutral, meaning) in _NEUTRAL[kind].items():
+        if key in config and config[key] not in neutral:
+            raise Unsupported(
+                f"{folder / CONFIG}: `{key}` is `{config[key]}`: {meaning}, which Inlay does not have",
+                f"train it with {key}={neutral[0]}",
+            )
+    weights = read_weights(folder, WEIGHTS)
+    if weights is None:
+        raise BadData(f"no weights: neither `{WEIGHTS[0]}` nor `{WEIGHTS[1]}`", "save the adapter again", path=folder)
+    locate = _Locator(backbone.anatomy, weights)
+    method, tensors = _READERS[kind](config, locate)
+    head, head_tensors = _read_head(config, weights, backbone)
+    weights.finish(backbone.anatomy.num_layers)
+    whole, num_added = complete(backbone, method, tensors)
+    note = f"{num_added} tensors are neutral: the folder adapts only some modules of its layers"
+    return Foreign(
+        method,
+        head,
+        {**whole, **head_tensors},
+        (),
+        f"peft {config.get('peft_version') or 'of an old version'}",
+        str(config.get("base_model_name_or_path") or ""),
+        (note,) if num_added else (),
+    )
+
+
+class _Locator:
+    """PEFT's names for what lies in one backbone."""
+
+    def __init__(self, anatomy: Anatomy, weights: Weights) -> None:
+        self.anatomy, self.weights = anatomy, weights
+        family = find_family(anatomy.family)
+        # A bare encoder's names begin with its stack, or with `embeddings`; a classifier's with the family's prefix.
+        starts = {f"{family.prefix}.": f"{family.prefix}.", f"{family.stack}.": "", "embeddings.": ""}
+        known = [prefix for start, prefix in starts.items() for name in weights.names if name.startswith(ROOT + start)]
+        if not known:
+            raise WrongBackbone(
+                f"{weights.path}: `{min(weights.names, default='nothing')}` is in no module of the backbone's family, "
+                f"`{anatomy.family}`",
+                "name the backbone it was trained on with `--backbone`",
+            )
+        self.prefix = known[0]
+
+    def has(self, path: str, item: str) -> bool:
+        return f"{ROOT}{self.prefix}{path}.{item}" in self.weights.names
+
+    def shape(self, path: str, item: str) -> tuple[int, ...]:
+        return self.weights.shape(f"{ROOT}{self.prefix}{path}.{item}")
+
+    def take(self, path: str, item: str, *shape: int | None) -> Tensor:
+        return self.weights.take(f"{ROOT}{self.prefix}{path}.{item}", *shape)
+
+    def linears(self, item: str) -> list[LinearSite]:
+        """The linear layers that have a tensor called `item`."""
+        found = [site for site in self.anatomy.linears if self.has(site.path, item)]
+        if not found:
+            raise BadData(
+                f"no `{item}` at any linear layer of the family `{self.anatomy.family}`",
+                "name the backbone it was trained on with `--backbone`",
+                path=self.weights.path,
+            )
+        return found
+
+
+def _method_of(name: str, sites: list[LinearSite], anatomy: Anatomy) -> MethodConfig:
+    names = tuple(dict.fromkeys(site.name for site in sorted(sites, key=lambda site: site.layer)))
+    return MethodConfig(name=name, linears=names, layers=name_layers((s.layer for s in sites), anatomy.num_layers))
+
+
+def _read_lora(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+    parts, sites = {}, locate.linears("lora_A.weight")
+    for site in sites:
+        down = locate.take(site.path, "lora_A.weight", None, site.in_width)
+        up = locate.take(site.path, "lora_B.weight", site.out_width, down.shape[0])
+        parts[site.key] = LowRank(down.T, up.T, _find_scale(config, locate.prefix + site.path, down.shape[0]))
+    size, scale, tensors = join_low_ranks(parts)
+    return resolve_method(replace(_method_of("lora", sites, locate.anatomy), size=size, alpha=scale * size)), tensors
+
+
+def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
+    """alpha / r, or alpha / √r in rsLoRA, with the alpha of the first pattern that ends as the module's name does."""
+    patterns = config.get("alpha_pattern") or {}
+    try:
+        matching = [key for key in patterns if re.match(rf"(.*\.)?({key})$", path)]
+    except (re.error, TypeError):
+        raise BadData(f"`alpha_pattern` is `{patterns}`, no patterns of names", "save the adapter again") from None
+    default = read_number(config, "lora_alpha", 8)
+    alpha = read_number(patterns, matching[0], default) if matching else default
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+    tensors, sites = {}, locate.linears("ia3_l")
+    for site in sites:
+        is_input = locate.shape(site.path, "ia3_l")[0] == 1
+        if is_input != scales_input(site):
+            raise Unsupported(
+                f"(IA)³ on the {'input' if is_input else 'output'} of `{site.path}`: Inlay multiplies the other side",
+                "train it with the output projections, and only those, among `feedforward_modules`",
+            )
+        shape = (1, site.in_width) if is_input else (site.out_width, 1)
+        tensors[f"ia3.{site.key}"] = locate.take(site.path, "ia3_l", *shape).flatten()
+    return resolve_method(_method_of("ia3", sites, locate.anatomy)), tensors
+
+
+def _read_norms(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+    tensors, item = {}, "ln_tuning_layers"
+    for norm in locate.anatomy.norms:
+        if locate.has(norm.path, f"{item}.weight"):
+            tensors[f"norm.{norm.key}.scale"] = locate.take(norm.path, f"{item}.weight", norm.width)
+            if norm.has_shift:
+                tensors[f"norm.{norm.key}.shift"] = locate.take(norm.path, f"{item}.bias", norm.width)
+    has_outer = "norm.embeddings.scale" in tensors
+    return resolve_method(MethodConfig(name="norms", norms="all" if has_outer else "encoder")), tensors
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], _Locator], tuple[MethodConfig, dict[str, Tensor]]]] = {
+    "LORA": _read_lora,
+    "IA3": _read_ia3,
+    "LN_TUNING": _read_norms,
+}
+
+
+def _read_head(config: Mapping[str, Any], weights: Weights, backbone: Backbone) -> tuple[HeadSpec, dict[str, Tensor]]:
+    if not any(name.startswith(f"{ROOT}classifier.") for name in weights.names):
+        raise Unsupported(
+            f"`{weights.path}` holds an adapter without a classifier, which answers nothing",
+            "train it with task_type='SEQ_CLS', which saves the classifier too",
+        )
+    # A token classifier's head has the same name and shape, and would be read as one of whole texts.
+    model_class = str((config.get("auto_mapping") or {}).get("base_model_class"))
+    if config.get("task_type") != "SEQ_CLS" and not model_class.endswith("ForSequenceClassification"):
+        raise Unsupported(
+            f"the `task_type` `{config.get('task_type')}`, which does not say that the head classifies whole texts",
+            "train it with task_type='SEQ_CLS'; if it does, set that in the folder's adapter_config.json",
+        )
+    check_classifier("AutoModelForSequenceClassification", backbone)
+    return take_classifier(weights, backbone, ROOT)
+
+
+_README = """A task of Inlay as an adapter of the `peft` library (written against 0.21.2).
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification
+
+base = AutoModelForSequenceClassification.from_pretrained("{base}", num_labels={num_labels})
+model = PeftModel.from_pretrained(base, "THIS FOLDER")
+```
+
+Labels in order: {labels}
+"""
+_HINT = "PEFT has lora, ia3 and norms: train one of them, or use `--format adapterhub` or `--format inlay`"
+
+
+def write(task: Leaving, anatomy: Anatomy) -> Folder:
+    """The folder's files; what PEFT cannot express is refused with the reason and what to do."""
+    if task.method.name not in _WRITERS:
+        raise Unsupported(f"PEFT has no method like `{task.method.name}`", _HINT)
+    config, weights = _WRITERS[task.method.name](task, anatomy)
+    modules, head = _write_head(task, anatomy)
+    about = {
+        "base_model_name_or_path": task.base,
+        "task_type": "SEQ_CLS",
+        "inference_mode": True,
+        "modules_to_save": modules,
+        "peft_version": VERSION,
+        "auto_mapping": None,
+    }
+    from safetensors.torch import save
+
+    plain = {f"{ROOT}{name}": tensor.contiguous().clone() for name, tensor in {**weights, **head}.items()}
+    labels = ", ".join(task.labels) or "none: it gives a number"
+    readme = _README.format(base=task.base, num_labels=task.head.num_outputs, labels=labels)
+    files = {CONFIG: dump_json({**config, **about}), WEIGHTS[0]: save(plain, {"format": "pt"}), "README.md": readme}
+    return Folder({name: text.encode() if isinstance(text, str) else text for name, text in files.items()})
+
+
+Written = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def _refuse_norms(task: Leaving) -> None:
+    reason = f"PEFT's {task.method.name} trains no layer norms"
+    refuse_settings(task.method, {"norms": ("none", reason, "train it with `--set method.norms=none`")})
+
+
+def _write_lora(task: Leaving, anatomy: Anatomy) -> Written:
+    _refuse_norms(task)
+    method, prefix = task.method, find_family(anatomy.family).prefix
+    rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
+    alpha, weights = scale * rank, {}
+    sites = adapted_linears(anatomy, method)
+    for site in sites:
+        weights[f"{prefix}.{site.path}.lora_A.weight"] = task.tensors[f"lora.{site.key}.down"].T
+        weights[f"{prefix}.{site.path}.lora_B.weight"] = task.tensors[f"lora.{site.key}.up"].T
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": int(alpha) if alpha == int(alpha) else alpha}
+    config |= {"target_modules": [f"{prefix}.{site.path}" for site in sites], "lora_dropout": 0.0, "bias": "none"}
+    return config, weights
+
+
+def _write_ia3(task: Leaving, anatomy: Anatomy) -> Written:
+    _refuse_norms(task)
+    prefix, sites = find_family(anatomy.family).prefix, adapted_linears(anatomy, task.method)
+    weights = {}
+    for site in sites:
+        vector = task.tensors[f"ia3.{site.key}"]
+        weights[f"{prefix}.{site.path}.ia3_l"] = vector[None] if scales_input(site) else vector[:, None]
+    wide = [f"{prefix}.{site.path}" for site in sites if scales_input(site)]
+    config = {"peft_type": "IA3", "target_modules": [f"{prefix}.{site.path}" for site in sites]}
+    return {**config, "feedforward_modules": wide, "fan_in_fan_out": False}, weights
+
+
+def _write_norms(task: Leaving, anatomy: Anatomy) -> Written:
+    prefix, weights, targets = find_family(anatomy.family).prefix, {}, []
+    for norm in trained_norms(anatomy, task.method):
+        targets.append(f"{prefix}.{norm.path}")
+        for ours, theirs in {"scale": "weight", **({"shift": "bias"} if norm.has_shift else {})}.items():
+            weights[f"{prefix}.{norm.path}.ln_tuning_layers.{theirs}"] = task.tensors[f"norm.{norm.key}.{ours}"]
+    return {"peft_type": "LN_TUNING", "target_modules": targets}, weights
+
+
+_WRITERS = {"lora": _write_lora, "ia3": _write_ia3, "norms": _write_norms}
+
+
+def _write_head(task: Leaving, anatomy: Anatomy) -> tuple[list[str], dict[str, Tensor]]:
+    """The modules to save, and their tensors: only a head that transformers' own classifier has can leave."""
+    head, form, family = task.head, CLASSIFIERS[anatomy.family], find_family(anatomy.family)
+    if isinstance(form, str):
+        raise Unsupported(
+            f"PEFT keeps the head of transformers' own classifier, which in the family `{anatomy.family}` has {form}",
+            "use `--format adapterhub` or `--format inlay`",
+        )
+    hidden = form.hidden or f"{family.prefix}.{family.pooler}.dense"
+    fits = head.features == "last" and (head.pooling == "cls" if head.hidden != "none" else head.pooling == "pooler")
+    if not fits or (form.hidden and head.hidden == "none") or head.kind not in ("classify", "multilabel", "regress"):
+        wanted = "train.pooling=cls --set train.hidden=tanh" if form.hidden else "train.pooling=pooler"
+        raise Unsupported(
+            f"PEFT keeps the head of transformers' own classifier; this one is `{head.kind}` with pooling "
+            f"`{head.pooling}`, hidden layer `{head.hidden}` and features `{head.features}`",
+            f"train it with `--set {wanted}`",
+        )
+    out_weight, out_bias = fold_targets(task)
+    weights = {f"{form.out}.weight": out_weight, f"{form.out}.bias": out_bias}
+    if head.hidden == "none":
+        return ["classifier"], weights
+    weights |= {f"{hidden}.{item}": task.tensors[f"head.hidden.{item}"] for item in ("weight", "bias")}
+    return ["classifier"] if form.hidden else ["classifier", str(family.pooler)], weights

@@ -1,0 +1,211 @@
+"""The baseline without a transformer: TF-IDF of words, and a linear model on it.
+
+Words and pairs of words, weighted by TF-IDF, go into a logistic regression (one per label where a row may have several,
+a ridge regression where the target is a number). Its one free setting is chosen on the dev rows, as a run's best epoch
+is, and it is scored by the same metrics, so that the numbers stand beside those of any run. Pairs of texts share one
+vocabulary: their two vectors lie side by side, followed by three numbers on how much the texts overlap.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from inlay.data.metrics import is_better, list_metrics, score
+from inlay.data.tasks import Split, Task
+from inlay.errors import Unsupported
+
+STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+"""inverse regularisation: C of a logistic regression, 1/alpha of a ridge regression"""
+_MAX_STEPS = 1000
+_CERTAIN = 20.0  # the logit of a label that every training row has, or none
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the baseline came to."""
+
+    task: str
+    kind: str
+    metric: str
+    strength: float
+    """the inverse regularisation that was best on dev"""
+    metrics: dict[str, dict[str, float]]
+    """split -> metric -> value"""
+    tried: dict[str, float]
+    """each strength's dev score"""
+    num_features: int
+    num_parameters: int
+    num_train: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The baseline as data."""
+        return asdict(self)
+
+
+def fit_baseline(
+    task: Task,
+    *,
+    chars: bool = False,
+    strengths: Sequence[float] = STRENGTHS,
+    on_fit: Callable[[int], object] = lambda _: None,
+) -> Baseline:
+    """Train on a task's training rows, choose the strength on dev, score dev and test.
+
+    `chars` adds n-grams of three to five letters within words. `on_fit` hears how many strengths have been tried.
+    """
+    if task.kind not in _FITTERS:
+        raise Unsupported(f"a baseline for a `{task.kind}` task", f"it knows: {', '.join(_FITTERS)}")
+    began = time.perf_counter()
+    features = _Features(task.train, chars=chars)
+    train, dev = features.read(task.train), features.read(task.dev)
+    models: dict[float, _Linear] = {}
+    tried: dict[float, float] = {}
+    best: float | None = None
+    for number, strength in enumerate(strengths, start=1):
+        models[strength] = _FITTERS[task.kind](train, _targets(task.train), strength, len(task.labels))
+        tried[strength] = score(task.metric, models[strength].outputs(dev), _targets(task.dev))
+        if best is None or is_better(task.metric, tried[strength], tried[best]):
+            best = strength
+        on_fit(number)
+    assert best is not None
+    chosen = models[best]
+    splits = {"dev": task.dev} | ({} if task.test is None or task.test.targets is None else {"test": task.test})
+    return Baseline(
+        task=task.name,
+        kind=task.kind,
+        metric=task.metric,
+        strength=best,
+        metrics={name: _score(task, chosen.outputs(features.read(split)), split) for name, split in splits.items()},
+        tried={f"{strength:g}": value for strength, value in tried.items()},
+        num_features=train.shape[1],
+        num_parameters=chosen.num_parameters,
+        num_train=len(task.train),
+        seconds=time.perf_counter() - began,
+        notes=() if chosen.has_converged else (f"stopped after {_MAX_STEPS:,} steps, before it had settled",),
+    )
+
+
+@dataclass(frozen=True)
+class _Linear:
+    weights: np.ndarray  # [outputs, features]
+    bias: np.ndarray  # [outputs]
+    has_converged: bool = True
+
+    @property
+    def num_parameters(self) -> int:
+        """What was fitted: of two classes one weight a feature, as their logits are each other's opposite."""
+        is_mirrored = len(self.bias) == 2 and np.array_equal(self.weights[0], -self.weights[1])
+        return (self.weights.size + self.bias.size) // (2 if is_mirrored else 1)
+
+    def outputs(self, rows: Any) -> np.ndarray:
+        """What a head would give for the rows: logits [n, labels], or numbers [n, 1]."""
+        return rows @ self.weights.T + self.bias
+
+
+class _Features:
+    """Texts as sparse rows; the vocabulary is the training rows'."""
+
+    def __init__(self, split: Split, *, chars: bool) -> None:
+        settings: dict[str, Any] = {"sublinear_tf": True, "dtype": np.float64, "strip_accents": None}
+        # One letter is a word too: "I" and "a" tell texts apart, and in some scripts a letter is a whole word.
+        self._makers = [TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b|[!?$£€]", **settings)]
+        if chars:
+            self._makers.append(TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), **settings))
+        texts = [*split.texts, *(split.pairs or ())]
+        for maker in self._makers:
+            maker.fit(texts)
+
+    def read(self, split: Split) -> Any:
+        """The rows of a split [n, features]."""
+        first = self._vectors(split.texts)
+        if split.pairs is None:
+            return first
+        second = self._vectors(split.pairs)
+        return sparse.hstack([first, second, sparse.csr_matrix(_overlap(first, second))]).tocsr()
+
+    def _vectors(self, texts: Sequence[str]) -> Any:
+        return sparse.hstack([maker.transform(texts) for maker in self._makers]).tocsr()
+
+
+def _overlap(first: Any, second: Any) -> np.ndarray:
+    """How alike two texts are [n, 3]: the cosine, the share of terms in common, and how their lengths compare."""
+    cosine = _sum(first.multiply(second)) / np.maximum(_norm(first) * _norm(second), 1e-12)
+    num_first, num_second = first.getnnz(axis=1), second.getnnz(axis=1)
+    both = _sum((first > 0).multiply(second > 0))
+    jaccard = both / np.maximum(num_first + num_second - both, 1)
+    lengths = np.minimum(num_first, num_second) / np.maximum(np.maximum(num_first, num_second), 1)
+    return np.stack([cosine, jaccard, lengths], axis=1)
+
+
+def _sum(rows: Any) -> np.ndarray:
+    return np.asarray(rows.sum(axis=1), dtype=np.float64).ravel()
+
+
+def _norm(rows: Any) -> np.ndarray:
+    return np.sqrt(_sum(rows.multiply(rows)))
+
+
+def _fit_classes(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> _Linear:
+    present = np.unique(targets)
+    if len(present) == 1:
+        return _Linear(np.zeros((num_labels, rows.shape[1])), _CERTAIN * (np.arange(num_labels) == present[0]))
+    weights, bias, has_converged = _fit_logistic(rows, targets, strength)
+    if len(present) == 2:  # scikit-learn keeps one row for two classes: the second's logit less the first's
+        weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
+    all_weights, all_bias = np.zeros((num_labels, rows.shape[1])), np.full(num_labels, bias.min() - _CERTAIN)
+    all_weights[present], all_bias[present] = weights, bias
+    return _Linear(all_weights, all_bias, has_converged)
+
+
+def _fit_labels(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> _Linear:
+    """One against the rest, for every label by itself."""
+    found = [_fit_label(rows, targets[:, label] > 0, strength) for label in range(num_labels)]
+    weights, bias = np.concatenate([item[0] for item in found]), np.concatenate([item[1] for item in found])
+    return _Linear(weights, bias, all(item[2] for item in found))
+
+
+def _fit_label(rows: Any, applies: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, bool]:
+    if applies.all() or not applies.any():
+        return np.zeros((1, rows.shape[1])), np.array([_CERTAIN if applies.all() else -_CERTAIN]), True
+    return _fit_logistic(rows, applies, strength)
+
+
+def _fit_logistic(rows: Any, targets: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, bool]:
+    model = LogisticRegression(C=strength, max_iter=_MAX_STEPS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(rows, targets)
+    return model.coef_, model.intercept_, not any(issubclass(item.category, ConvergenceWarning) for item in caught)
+
+
+def _fit_number(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> _Linear:
+    model = Ridge(alpha=1 / strength, solver="sparse_cg").fit(rows, targets)
+    return _Linear(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_))
+
+
+_FITTERS: dict[str, Callable[[Any, np.ndarray, float, int], _Linear]] = {
+    "classify": _fit_classes,
+    "multilabel": _fit_labels,
+    "regress": _fit_number,
+}
+
+
+def _targets(split: Split) -> np.ndarray:
+    assert split.targets is not None
+    return split.targets
+
+
+def _score(task: Task, outputs: np.ndarray, split: Split) -> dict[str, float]:
+    return {name: score(name, outputs, _targets(split)) for name in list_metrics(task.kind, len(task.labels))}

@@ -1,0 +1,242 @@
+"""What cannot cross exactly is refused by name, with what to do, and nothing is stored or written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig
+from inlay.errors import BadData, InlayError, Unsupported, WrongBackbone
+from inlay.exchange import Wishes, export_folder, import_folder
+from inlay.model.bank import SlotSpec
+from inlay.model.heads import HeadSpec
+from inlay.store import Store
+
+CLS, POOLER = HeadSpec("classify", 3, "cls"), HeadSpec("classify", 3, "pooler")
+HIDDEN = HeadSpec("classify", 3, "cls", hidden="tanh")
+HOULSBY = MethodConfig("houlsby", 4, norms="none")
+
+
+@pytest.fixture
+def folder(tiny_bert, publish_random, tmp_path):
+    """An AdapterHub folder of a Houlsby task on the tiny BERT."""
+    store = Store(tmp_path / "other")
+    publish_random(store, "task", tiny_bert, SlotSpec(HOULSBY, CLS))
+    export_folder("task", store, tiny_bert, "adapterhub", tmp_path / "folder")
+    return tmp_path / "folder"
+
+
+def change(path: Any, **settings: Any) -> None:
+    """Set settings of the architecture, or of the head, in a config file."""
+    tree = json.loads(path.read_text())
+    tree["config"].update(settings)
+    path.write_text(json.dumps(tree))
+
+
+def refuse(folder: Any, backbone: Any, error: type[Exception], words: str) -> None:
+    store = Store(folder.parent / "store")
+    with pytest.raises(error, match=words) as raised:
+        import_folder(folder, backbone, store, Wishes())
+    assert raised.value.hint, "what to do"
+    assert store.ledger() == []
+
+
+SETTINGS: dict[str, Any] = {
+    "ln_before": True,
+    "ln_after": True,
+    "original_ln_after": False,
+    "use_gating": True,
+    "inv_adapter": "nice",
+    "cross_adapter": True,
+    "phm_layer": True,
+    "non_linearity": "leakyrelu",
+    "original_ln_before": True,
+    "a_setting_of_tomorrow": 3,
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_setting_of_adapterhub_that_inlay_has_not_is_refused_by_name(setting, folder, tiny_bert):
+    change(folder / "adapter_config.json", **{setting: SETTINGS[setting]})
+    words = {"non_linearity": "non-linearity `leakyrelu`"}.get(setting, f"`{setting}`")
+    refuse(folder, tiny_bert, Unsupported, words)
+
+
+@pytest.mark.parametrize("residual", ["post_add", False])
+def test_pfeiffer_with_another_residual_is_refused(residual, folder, tiny_bert):
+    change(folder / "adapter_config.json", original_ln_before=True, mh_adapter=False, residual_before_ln=residual)
+    refuse(folder, tiny_bert, Unsupported, f"`residual_before_ln` `{residual}`")
+
+
+WRONG_TYPES: dict[str, Any] = {"scaling": "loud", "leave_out": 3}
+
+
+@pytest.mark.parametrize("setting", WRONG_TYPES)
+def test_value_of_a_wrong_type_is_refused_by_name(setting, folder, tiny_bert):
+    change(folder / "adapter_config.json", **{setting: WRONG_TYPES[setting]})
+    refuse(folder, tiny_bert, BadData, f"`{setting}` is `{WRONG_TYPES[setting]}`")
+
+
+@pytest.mark.parametrize("architecture", ["prefix_tuning", "union", "reft", "mtl_lora"])
+def test_other_architectures_are_refused_by_name(architecture, folder, tiny_bert):
+    change(folder / "adapter_config.json", architecture=architecture)
+    refuse(folder, tiny_bert, Unsupported, f"architecture `{architecture}`")
+
+
+HEADS: dict[str, tuple[dict[str, Any], str]] = {
+    "type": ({"head_type": "question_answering"}, "type `question_answering`"),
+    "depth": ({"layers": 3}, "3 layers"),
+    "activation": ({"layers": 2, "activation_function": "relu"}, "activation `relu`"),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_head_that_inlay_has_not_is_refused(case, folder, tiny_bert):
+    settings, words = HEADS[case]
+    change(folder / "head_config.json", **settings)
+    refuse(folder, tiny_bert, Unsupported, words)
+
+
+def test_adapter_without_a_head_is_refused(folder, tiny_bert):
+    (folder / "head_config.json").unlink()
+    refuse(folder, tiny_bert, Unsupported, "without a prediction head")
+
+
+def test_adapter_fusion_is_refused(folder, tiny_bert):
+    (folder / "adapter_fusion_config.json").write_text("{}")
+    refuse(folder, tiny_bert, Unsupported, "AdapterFusion")
+
+
+def edit_weights(folder: Any, edit: Any, file: str = "pytorch_adapter.bin") -> None:
+    tensors = torch.load(folder / file, weights_only=True)
+    edit(tensors)
+    torch.save(tensors, folder / file)
+
+
+def test_tensor_that_nobody_reads_is_refused(folder, tiny_bert):
+    edit_weights(folder, lambda tensors: tensors.update({"bert.invertible_adapters.task.F.0.weight": torch.ones(4, 4)}))
+    refuse(folder, tiny_bert, Unsupported, "no place for the tensor `bert.invertible_adapters")
+
+
+def test_adapter_of_a_deeper_backbone_is_refused(folder, tiny_bert):
+    def deepen(tensors: dict[str, torch.Tensor]) -> None:
+        above = {name.replace("layer.2.", "layer.3."): value for name, value in tensors.items() if "layer.2." in name}
+        tensors.update(above)
+
+    edit_weights(folder, deepen)
+    refuse(folder, tiny_bert, Unsupported, r"layer\.3\.")
+
+
+def test_missing_tensor_is_refused(folder, tiny_bert):
+    edit_weights(folder, lambda tensors: tensors.pop(min(tensors)))
+    refuse(folder, tiny_bert, BadData, "lacks the tensor")
+
+
+def test_tensor_of_another_width_is_refused(folder, tiny_bert):
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        name = next(name for name in tensors if name.endswith("adapter_up.bias"))
+        tensors[name] = torch.zeros(768)
+
+    edit_weights(folder, widen)
+    refuse(folder, tiny_bert, WrongBackbone, "is 768; this backbone needs 32")
+
+
+def test_width_and_family_of_the_config_are_compared(folder, tiny_bert):
+    tree = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**tree, "hidden_size": 768}))
+    refuse(folder, tiny_bert, WrongBackbone, "hidden_size `768`")
+    (folder / "adapter_config.json").write_text(json.dumps({**tree, "model_type": "roberta"}))
+    refuse(folder, tiny_bert, WrongBackbone, "model_type `roberta`")
+
+
+def test_values_that_are_no_numbers_are_refused(folder, tiny_bert):
+    edit_weights(folder, lambda tensors: tensors[min(tensors)].fill_(float("nan")))
+    refuse(folder, tiny_bert, BadData, "no numbers")
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return (print, ("this must never run",))
+
+
+def test_pickle_that_would_run_code_is_refused_unrun(folder, tiny_bert, capsys):
+    torch.save({"bert.x": Malicious()}, folder / "pytorch_adapter.bin")
+    refuse(folder, tiny_bert, BadData, "safe loader refuses")
+    assert "never run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b"not a file of torch", b"PK\x03\x04 half a zip"])
+def test_broken_weights_are_refused(content, folder, tiny_bert):
+    (folder / "pytorch_adapter.bin").write_bytes(content)
+    refuse(folder, tiny_bert, BadData, "pytorch_adapter.bin")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_broken_config_is_refused(content, folder, tiny_bert):
+    (folder / "adapter_config.json").write_text(content)
+    refuse(folder, tiny_bert, BadData, "not (JSON|a JSON object)")
+
+
+def test_folder_of_nobody_is_refused(tmp_path, tiny_bert):
+    (tmp_path / "empty").mkdir()
+    refuse(tmp_path / "empty", tiny_bert, BadData, "without `adapter_config.json`")
+
+
+LEAVING: dict[str, tuple[str, MethodConfig, HeadSpec, str, str]] = {
+    "trained norms": ("adapterhub", MethodConfig("houlsby", 4), CLS, "no trained layer norms", "method.norms=none"),
+    "depth": ("adapterhub", MethodConfig("houlsby", 4, norms="none", depth=2), CLS, "one hidden layer", "depth=1"),
+    "inner norm": ("adapterhub", MethodConfig("pfeiffer", 4, inner_norm="layer"), CLS, "norm inside", "inner_norm"),
+    "multiply": (
+        "adapterhub",
+        MethodConfig("houlsby", 4, norms="none", combine="multiply"),
+        CLS,
+        "adapters add",
+        "combine=add",
+    ),
+    "mean pooling": ("adapterhub", HOULSBY, HeadSpec("classify", 3, "mean"), "no pooling `mean`", "pooling=cls"),
+    "mix": ("adapterhub", HOULSBY, HeadSpec("classify", 3, "cls", features="mix"), "features `mix`", "features=last"),
+    "lora project": ("adapterhub", MethodConfig("lora", 4, linears=("query", "project")), CLS, "`project`", "=query"),
+    "ia3 inputs": ("adapterhub", MethodConfig("ia3"), CLS, "layer `contract`", "=key,value"),
+    "bitfit": ("adapterhub", MethodConfig("bitfit"), CLS, "no method like `bitfit`", "--format inlay"),
+    "head only": ("adapterhub", MethodConfig("head"), CLS, "no method like `head`", "--format inlay"),
+    "norms": ("adapterhub", MethodConfig("norms"), CLS, "no method like `norms`", "--format inlay"),
+    "adapters in PEFT": ("peft", HOULSBY, POOLER, "no method like `houlsby`", "--format adapterhub"),
+    "bitfit in PEFT": ("peft", MethodConfig("bitfit"), POOLER, "no method like `bitfit`", "--format inlay"),
+    "norms in PEFT's lora": ("peft", MethodConfig("lora", 4, norms="all"), POOLER, "no layer norms", "norms=none"),
+    "plain head in PEFT": ("peft", MethodConfig("lora", 4), CLS, "pooling `cls`", "pooling=pooler"),
+    "mean in PEFT": ("peft", MethodConfig("lora", 4), HeadSpec("classify", 3, "mean"), "`mean`", "pooling=pooler"),
+}
+
+
+@pytest.mark.parametrize("case", LEAVING)
+def test_what_a_format_cannot_express_is_refused_with_what_to_do(case, tiny_bert, publish_random, tmp_path):
+    format_name, method, head, words, advice = LEAVING[case]
+    store = Store(tmp_path / "store")
+    publish_random(store, "task", tiny_bert, SlotSpec(method, head))
+    with pytest.raises(Unsupported, match=words) as raised:
+        export_folder("task", store, tiny_bert, format_name, tmp_path / "folder")
+    assert advice in str(raised.value.hint)
+    assert not (tmp_path / "folder").exists()
+
+
+FAMILIES: dict[str, tuple[str, str, MethodConfig, HeadSpec]] = {
+    "no such models in AdapterHub": ("adapterhub", "mpnet", HOULSBY, CLS),
+    "no such models there either": ("adapterhub", "modernbert", HOULSBY, CLS),
+    "relu in the head": ("peft", "distilbert", MethodConfig("lora", 4), HIDDEN),
+    "gelu in the head": ("peft", "electra", MethodConfig("lora", 4), HIDDEN),
+    "no tanh layer": ("peft", "roberta", MethodConfig("lora", 4), CLS),
+}
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_family_that_a_format_cannot_express_is_refused(case, backbone_of, publish_random, tmp_path):
+    format_name, family, method, head = FAMILIES[case]
+    store = Store(tmp_path / "store")
+    publish_random(store, "task", backbone_of(family), SlotSpec(method, head))
+    with pytest.raises(InlayError) as raised:
+        export_folder("task", store, backbone_of(family), format_name, tmp_path / "folder")
+    assert raised.value.hint
+    assert isinstance(raised.value, Unsupported)

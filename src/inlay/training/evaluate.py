@@ -171,11 +171,16 @@ def judge_split(
 
 
 def predict_split(
-    spec: SlotSpec, tensors: Mapping[str, Tensor], backbone: Backbone, split: Split, reading: Reading
-) -> list[Output]:
-    """The outputs of every row of a split."""
-    encoded = encode_split(backbone.tokenizer, split, reading)
-    return _collect(split, encoded, _infer(spec, tensors, backbone, encoded))
+    spec: SlotSpec,
+    tensors: Mapping[str, Tensor],
+    backbone: Backbone,
+    split: Split,
+    max_length: int,
+    stride: int = Reading.stride,
+) -> list[Tensor]:
+    """All logits of every row of a split, as one vector each."""
+    encoded = encode_split(backbone.tokenizer, split, Reading(spec.head.kind, max_length, stride))
+    return [output.flat for output in _collect(split, encoded, _infer(spec, tensors, backbone, encoded))]
 
 
 def _infer(

@@ -70,7 +70,8 @@ class TrainConfig:
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
     bucket: int = setting(4, "batches whose rows are sorted by length together, to save padding; 1: none")
-    max_length: int = setting(128, "tokens a text (or pair) is cut to")
+    max_length: int = setting(128, "tokens a text (or pair) is cut to; for span the width of a window, 384 by default")
+    stride: int = setting(128, "tokens that neighbouring windows of a long context share (span)")
     seed: int = setting(0, "seed of the initial values and the data order")
     optimizer: str = setting(
         "adamw", "adamw, or bert-adam (no bias correction, as Houlsby et al.)", choices=("adamw", "bert-adam")
@@ -105,6 +106,7 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "bucket"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         _require(self.max_length >= 4, "train.max_length", self.max_length, "a whole number of at least 4")
+        _require(self.stride >= 0, "train.stride", self.stride, "a whole number of at least 0")
         _require(self.patience >= 0, "train.patience", self.patience, "a whole number of at least 0")
         for name in ("warmup", "head_dropout"):
             _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
@@ -123,7 +125,9 @@ class DataConfig:
     pair: str | None = setting(None, "column of the second text")
     label: str | None = setting(None, "column of the label")
     kind: str = setting(
-        "auto", "classify, multilabel, regress; auto infers it", choices=("auto", "classify", "multilabel", "regress")
+        "auto",
+        "classify, multilabel, regress, tag (words), span (answers in a context); auto infers it",
+        choices=("auto", "classify", "multilabel", "regress", "tag", "span"),
     )
     labels: tuple[str, ...] = setting((), "label names in order; default: those found, sorted")
     metric: str = setting("auto", "metric that picks the best epoch; auto suits the kind")

@@ -9,7 +9,16 @@ import pytest
 from scipy import stats
 from sklearn import metrics as peer
 
-from inlay.data.metrics import METRICS, decide, evaluate_report, is_better, list_metrics, resolve_metric, score
+from inlay.data.metrics import (
+    METRICS,
+    decide,
+    evaluate_report,
+    is_better,
+    list_metrics,
+    resolve_metric,
+    score,
+    score_all,
+)
 from inlay.errors import BadConfig, UnknownName
 
 GENERATOR = np.random.default_rng(5)
@@ -69,7 +78,7 @@ def test_logits_are_decided_before_they_are_scored():
     assert decide("classify", np.array([[0.1, 0.9], [3.0, 1.0]])).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if not {"tag", "span"} & set(metric.kinds)])
 def test_degenerate_samples_score_a_number_without_warnings(name):
     if "regress" in METRICS[name].kinds:
         constant, varied = np.full(50, 0.1), NUMBERS[:50]
@@ -194,3 +203,11 @@ def test_better_knows_the_direction_and_nan_never_wins():
     assert not is_better("accuracy", math.nan, 0.1)
     assert not is_better("accuracy", math.nan, None)
     assert is_better("accuracy", 0.1, math.nan)
+
+
+def test_degenerate_samples_of_tags_and_answers_score_a_number():
+    nothing = np.empty(1, dtype=object)
+    nothing[0] = ((0, 3, 0),)
+    outside = score_all("tag", ("O", "B-X", "I-X"), nothing, [("O",)])
+    assert outside == {"entity_f1": 0.0, "entity_precision": 0.0, "entity_recall": 0.0, "token_accuracy": 1.0}
+    assert score_all("span", (), np.empty(0, dtype=object), []) == {"token_f1": 0.0, "exact_match": 0.0}

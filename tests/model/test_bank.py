@@ -11,7 +11,7 @@ from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged
 from inlay.model import kernels
 from inlay.model.bank import Bank, SlotSpec
-from inlay.model.heads import HEADS, HeadSpec, find_head
+from inlay.model.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.inference import batches_by_length, infer, infer_canonically, single_thread
 from inlay.model.kernels import ACTIVATIONS, Bottleneck, Shape, bottleneck_update, layer_norm, linear_heads
 from inlay.model.route import Route, Row, Segment, collate
@@ -219,12 +219,14 @@ def test_one_thread_inside_the_block_and_as_before_after_it():
 
 def test_heads_turn_logits_into_answers():
     logits = torch.tensor([1.0, 3.0])
-    answer = find_head("classify").answer(logits, HeadSpec("classify", 2, "cls"), ("no", "yes"))
+    answer = find_head("classify").answer(Output((logits,)), HeadSpec("classify", 2, "cls"), ("no", "yes"))
     assert answer.label == "yes"
     assert answer.probabilities["yes"] == pytest.approx(1 / (1 + 2.718281828**-2.0))
-    several = find_head("multilabel").answer(torch.tensor([-1.0, 0.5, 2.0]), HeadSpec("multilabel", 3, "cls"), "abc")
+    several = find_head("multilabel").answer(
+        Output((torch.tensor([-1.0, 0.5, 2.0]),)), HeadSpec("multilabel", 3, "cls"), "abc"
+    )
     assert several.labels == ("b", "c")
-    number = find_head("regress").answer(torch.tensor([0.5]), HeadSpec("regress", 1, "cls", 100.0, 20.0), ())
+    number = find_head("regress").answer(Output((torch.tensor([0.5]),)), HeadSpec("regress", 1, "cls", 100.0, 20.0), ())
     assert number.to_json() == {"value": 110.0}
 
 

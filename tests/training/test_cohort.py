@@ -12,7 +12,7 @@ from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import kernels
 from inlay.model.inference import infer
 from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.evaluate import encode_rows
+from inlay.training.evaluate import Verdict, encode_rows
 from inlay.training.run import DIVERGED, make_run
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
@@ -209,7 +209,7 @@ def test_ties_on_dev_are_broken_by_the_dev_loss(tiny_bert, toy_task):
     (member,) = cohort.members
     best, gains = [], []
     for accuracy, loss in [(0.9, 0.5), (0.9, 0.6), (0.9, 0.4), (0.8, 0.1), (0.95, 0.9)]:
-        cohort._close_epoch(member, {"accuracy": accuracy}, loss)
+        cohort._close_epoch(member, Verdict({"accuracy": accuracy}, loss, {}))
         best.append(member.progress.best_epoch)
         gains.append(member.progress.last_gain)
     assert best == [1, 1, 3, 3, 5]

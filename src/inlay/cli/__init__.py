@@ -27,7 +27,7 @@ COMMANDS = {
     "presets": Command("Train", "presets", "presets", "List the presets and what each sets."),
     "stream": Command("Train", "stream", "stream", "Train every data file that appears in a folder."),
     "predict": Command("Use", "use", "predict", "Answer texts, lines from stdin, or a file of any length."),
-    "evaluate": Command("Use", "use", "evaluate", "Judge a task on labelled rows."),
+    "evaluate": Command("Use", "judge", "evaluate", "Judge a task on labelled rows."),
     "tasks": Command("Keep", "keep", "tasks", "List the tasks and the parameters each adds."),
     "show": Command("Keep", "keep", "show", "Show all there is to know of a version."),
     "verify": Command("Keep", "verify", "verify", "Prove that published versions still stand."),

@@ -93,7 +93,8 @@ class Engines:
     """An engine for each backbone that is needed, loaded when it is: rows of one file may stand on several.
 
     `file` is where the rows come from, if they do: then what is wrong with them is wrong with its columns.
-    `loading_s` is the time that went into loading so far, which is no part of the rate.
+    `loading_s` is the time that went into loading so far, which is no part of the rate. Answers less sure than
+    `min_confidence` are not given.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Engines:
     ) -> None:
         self._store, self._task, self._open, self._file = store, task, open_by_name, file
         self.loading_s = 0.0
+        self.min_confidence: float | None = None
         self._engines: dict[str, Engine | InlayError] = {}
         self._manifests: dict[str, Manifest | InlayError] = {}
 
@@ -114,7 +116,7 @@ class Engines:
             task = row.task or self._task or ""
             try:
                 name = self._find_backbone(row, task)
-                groups.setdefault(name, []).append((position, Request(task, row.text, row.pair)))
+                groups.setdefault(name, []).append((position, Request(task, row.text, row.pair, self.min_confidence)))
             except InlayError as error:
                 answers[position] = Answer(task, error=error)
         for name, items in groups.items():

@@ -55,6 +55,15 @@ DeviceOption = Annotated[
 ]
 
 
+TextOption = Annotated[
+    str | None, typer.Option("--text", metavar="COLUMN", help="column of the text; default: recognised by name")
+]
+ConfidenceOption = Annotated[
+    float | None,
+    typer.Option("--min-confidence", metavar="P", min=0, max=1, help="give no answer less sure than this probability"),
+]
+
+
 def _note_json(context: typer.Context, value: bool) -> bool:
     context.meta["inlay.json"] = value  # shared with the parent context, where errors are printed
     return value

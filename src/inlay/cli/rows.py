@@ -1,7 +1,8 @@
 """Answers as rows of a file: the input's own columns, then what the task says. CSV, TSV or JSONL by suffix.
 
 A file is written to a draft beside it and gets its name when it is whole. In a table one column holds the label, the
-labels (joined with `|`) or the number, whatever the task gives; JSONL keeps them apart and has every probability.
+labels (joined with `|`), the number, the entities or the answer, whatever the task gives; JSONL keeps them apart and
+has every probability.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -30,8 +31,9 @@ class Writer:
     A table's columns are those of its first chunk; `left_out` names those that came later (JSON lines may differ).
     """
 
-    def __init__(self, stream: TextIO, suffix: str) -> None:
+    def __init__(self, stream: TextIO, suffix: str, *, abstains: bool = False) -> None:
         self._stream, self._suffix = stream, suffix
+        self._added = (*_ADDED, "abstained") if abstains else _ADDED
         self._columns: tuple[str, ...] | None = None
         self.left_out: dict[str, None] = {}
 
@@ -44,9 +46,9 @@ class Writer:
             return
         if self._columns is None:
             self._columns = tuple(dict.fromkeys(name for record in records for name in record))
-            self._put([*self._columns, *rename_added(self._columns, _ADDED)])
+            self._put([*self._columns, *rename_added(self._columns, self._added)])
         for record, answer in zip(records, answers, strict=True):
-            self._put([*(_cell(record.get(name)) for name in self._columns), *_cells(answer)])
+            self._put([*(_cell(record.get(name)) for name in self._columns), *_cells(answer)[: len(self._added)]])
             if not record.keys() <= set(self._columns):
                 self.left_out |= dict.fromkeys(name for name in record if name not in self._columns)
 
@@ -68,18 +70,33 @@ class Writer:
 
 
 def describe_answer(answer: Answer) -> dict[str, Any]:
-    """An answer as JSON data, with the probability of its label."""
+    """An answer as JSON data, with the probability of its label, or of the label it would have given."""
     about = answer.to_json()
-    if about.get("label") is not None:
-        about["probability"] = about["probabilities"][about["label"]]
+    if "label" in about:
+        label = about["label"]
+        about["probability"] = max(about["probabilities"].values()) if label is None else about["probabilities"][label]
     return about
 
 
-def show_label(about: Record) -> str:
-    """What an answer says, in one cell: its label, its labels, or its number."""
-    if "labels" in about:
-        return "|".join(about["labels"])
-    return f"{about['value']:.6g}" if "value" in about else str(about["label"])
+def show_answer(about: Record) -> str:
+    """What an answer says, in one cell; nothing where it says nothing."""
+    field = next(name for name in _SHOWN if name in about)
+    return "" if about[field] is None else _SHOWN[field](about[field])
+
+
+def show_entities(entities: Sequence[Record]) -> str:
+    """Entities in one cell: `Oslo (LOC)|Ada Lovelace (PER)`."""
+    return "|".join(f"{entity['text']} ({entity['label']})" for entity in entities)
+
+
+# The field an answer has -> how it looks in one cell.
+_SHOWN: dict[str, Callable[[Any], str]] = {
+    "labels": "|".join,
+    "value": lambda value: f"{value:.6g}",
+    "entities": show_entities,
+    "answer": str,
+    "label": str,
+}
 
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
@@ -88,8 +105,11 @@ def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def open_rows(target: Path) -> Iterator[Writer]:
-    """A writer to a file that appears when the block ends well, and not at all if it does not."""
+def open_rows(target: Path, *, abstains: bool = False) -> Iterator[Writer]:
+    """A writer to a file that appears when the block ends well, and not at all if it does not.
+
+    `abstains` adds the column that says which rows were not sure enough to be answered.
+    """
     suffix = target.suffix.lower()
     if suffix not in (".csv", ".tsv", ".jsonl"):
         raise BadConfig(f"`{target}` has no suffix of rows", "name the output .csv, .tsv or .jsonl")
@@ -100,7 +120,7 @@ def open_rows(target: Path) -> Iterator[Writer]:
         raise InlayError(f"cannot write `{target}`: {error.strerror}", "choose another place") from None
     try:
         with stream:
-            yield Writer(stream, suffix)
+            yield Writer(stream, suffix, abstains=abstains)
         os.replace(draft, target)
     finally:
         draft.unlink(missing_ok=True)
@@ -120,9 +140,10 @@ def _beside(record: Record, about: Record) -> dict[str, Any]:
 
 def _cells(answer: Answer) -> list[str]:
     if answer.error is not None:
-        return ["", "", str(answer.error.message)]
+        return ["", "", str(answer.error.message), ""]
     about = describe_answer(answer)
-    return [show_label(about), f"{about['probability']:.6f}" if "probability" in about else "", ""]
+    probability = f"{about['probability']:.6f}" if "probability" in about else ""
+    return [show_answer(about), probability, "", str(bool(about.get("abstained"))).lower()]
 
 
 def _cell(value: Any) -> str:

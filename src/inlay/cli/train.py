@@ -139,14 +139,15 @@ def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dic
     """The first encoded training rows, as people check their data."""
     if num_rows <= 0:
         return []
-    from inlay.data.encode import describe, encode
+    from inlay.data.encode import describe
+    from inlay.data.windows import encode_split
 
     task, tokenizer = ready.run.task, ready.backbone.tokenizer
     rows = task.train.take(range(min(num_rows, len(task.train))))
-    encoded = encode(tokenizer, rows.texts, rows.pairs, ready.run.config.train.max_length)
+    encoded = encode_split(tokenizer, rows, ready.run.reading)
     examples = describe(tokenizer, encoded, rows.targets, task.labels, num_rows)
     for number, example in enumerate([] if as_json else examples, start=1):
-        screen.put(f"example {number} of {len(examples)} (line {rows.lines[number - 1]})")
+        screen.put(f"example {number} of {len(examples)} (line {rows.lines[int(encoded.owners[number - 1])]})")
         parts: dict[str, Sequence[Any]] = {"tokens": example.tokens, "ids": example.ids}
         parts |= {"segments": example.segments or []}
         screen.put_pairs({key: " ".join(map(str, values)) for key, values in parts.items()} | {"label": example.label})
@@ -205,7 +206,7 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
     elif task.test is not None and task.test.targets is not None:
         from inlay.training.evaluate import score_split
 
-        metrics["test"] = score_split(ready.run, result.tensors, ready.backbone, task.test)
+        metrics["test"] = score_split(ready.run, result, ready.backbone, task.test)
     folder = ready.runs_folder / result.run_id
     infos = [] if version is None else ready.store.versions(version.name)
     return {

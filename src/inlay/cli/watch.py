@@ -64,7 +64,7 @@ class ScreenWatcher(Watcher):
     def _draw(self, cohort: Cohort) -> None:
         members = cohort.members
         self._is_alone = len(members) == 1
-        total = sum(member.run.num_steps if member.is_active else member.progress.step for member in members)
+        total = sum(member.num_steps if member.is_active else member.progress.step for member in members)
         rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
         text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
         if self._is_alone:
@@ -91,3 +91,8 @@ def _note_truncation(member: Member, meter: screen.Meter) -> None:
         max_length = member.run.config.train.max_length
         part = screen.share(num_truncated, num_rows)
         meter.say(f"{screen.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")
+    if member.train.num_lost:
+        meter.say(f"{screen.count(member.train.num_lost, 'word')} beyond them: not trained on, and taken as outside")
+    if member.train.num_rows < num_rows:
+        rows = screen.count(member.train.num_rows, "row")
+        meter.say(f"{rows} read in {num_rows:,} windows: {screen.count(member.steps_per_epoch, 'step')} an epoch")

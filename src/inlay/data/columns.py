@@ -6,16 +6,15 @@ A cell that cannot be used raises a `Fault` with the reason; whoever knows the f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from inlay.config import DataConfig
+from inlay.data.tags import sort_tags
 from inlay.errors import BadConfig, BadData
-
-KINDS = ("classify", "multilabel", "regress")
 
 # Names are compared in lower case; earlier ones are preferred. Where both columns of a pair are there, the pair wins
 # over a single text: reading only one half of a pair would be silently wrong.
@@ -26,6 +25,7 @@ PAIR_NAMES = (
     ("question", "sentence"),
     ("question", "passage"),
     ("query", "passage"),
+    ("question", "context"),
     ("text1", "text2"),
     ("text_a", "text_b"),
     ("sentence_a", "sentence_b"),
@@ -52,6 +52,7 @@ MOST_CLASSES_OF_NUMBERS = 20  # more different whole numbers than this are a sca
 # A scale with a few cells that are no numbers is a scale with bad rows, which are better named than made classes of.
 LEAST_SHARE_OF_NUMBERS = 0.9
 SEPARATORS = ("|", ";", ",")
+UNLABELLED_KINDS = ("regress", "span")  # whose targets are no names out of a list
 
 
 class Fault(ValueError):
@@ -98,10 +99,10 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
     text, pair = config.text, config.pair
     if text is None and pair is None:
         text, pair = _find_pair(free)
-    text = text or _find_name(free, TEXT_NAMES)
+    text = text or find_name(free, TEXT_NAMES)
     free = [name for name in free if name not in (text, pair)]
-    label = config.label or _find_name(free, LABEL_NAMES)
-    split = config.split or _find_name(free, SPLIT_NAMES)
+    label = config.label or find_name(free, LABEL_NAMES)
+    split = config.split or find_name(free, SPLIT_NAMES)
     free = [name for name in free if name not in (label, split)]
     if text is None and len(free) == 1:
         text = free.pop()
@@ -114,14 +115,15 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
     return Columns(text, pair, label, split)
 
 
-def _find_name(names: Sequence[str], known: Iterable[str]) -> str | None:
+def find_name(names: Sequence[str], known: Iterable[str]) -> str | None:
+    """The first of the known names that a column has, whatever its case."""
     by_key = {name.strip().lower(): name for name in reversed(names)}
     return next((by_key[key] for key in known if key in by_key), None)
 
 
 def _find_pair(names: Sequence[str]) -> tuple[str | None, str | None]:
     for pair in PAIR_NAMES:
-        first, second = (_find_name(names, (key,)) for key in pair)
+        first, second = (find_name(names, (key,)) for key in pair)
         if first is not None and second is not None:
             return first, second
     return None, None
@@ -129,17 +131,18 @@ def _find_pair(names: Sequence[str]) -> tuple[str | None, str | None]:
 
 def _require_column(header: Header, name: str) -> None:
     if name not in header.names:
-        raise BadData(f"no column named `{name}`", _list_columns(header), path=header.path, line=header.line)
+        raise BadData(f"no column named `{name}`", list_columns(header), path=header.path, line=header.line)
 
 
 def _unrecognised(header: Header, role: str) -> BadData:
-    hint = f"{_list_columns(header)}; name it with `--{role}`"
+    hint = f"{list_columns(header)}; name it with `--{role}`"
     if header.line is not None:
         hint += "; the first line must be a header"
     return BadData(f"no {role} column recognised", hint, path=header.path, line=header.line)
 
 
-def _list_columns(header: Header) -> str:
+def list_columns(header: Header) -> str:
+    """The columns there are, for a hint."""
     shown = [f"`{name[:40]}`" for name in header.names[:30]]
     return f"columns there are: {', '.join(shown)}{', …' if len(header.names) > 30 else ''}"
 
@@ -207,34 +210,69 @@ class Scheme:
     separator: str | None = None  # between the labels of one cell, for multilabel tasks read from text
 
     def read(self, value: Any) -> Any:
-        """A class index, a 0/1 row or a number; a missing, unseen or non-numeric one is a `Fault`."""
-        if self.kind == "multilabel":
-            row = np.zeros(len(self.labels), dtype=np.float32)
-            row[[self._index(name) for name in split_labels(value, self)]] = 1
-            return row
-        if is_missing(value):
-            raise Fault("missing label", "fill it in or remove the row")
-        if self.kind == "regress":
-            number = read_number(value)
-            if number is None:
-                raise Fault(f"non-numeric target `{value}`", "a number such as 3.5; for classes use `--kind classify`")
-            return number
-        if as_list(value) is not None:
-            raise Fault("the label is a list", "use `--kind multilabel`")
-        return self._index(name_label(value))
+        """A class index, a 0/1 row, a number, tagged words or answers; what cannot be read is a `Fault`."""
+        return _READERS[self.kind](self, value)
 
     def collect(self, targets: list[Any]) -> np.ndarray:
-        """Targets as one array: int64 [n], float32 [n, labels] or float64 [n]."""
+        """Targets as one array: int64 [n], float32 [n, labels], float64 [n], or tuples [n]."""
         if self.kind == "multilabel":
             return np.stack(targets) if targets else np.zeros((0, len(self.labels)), dtype=np.float32)
-        return np.array(targets, dtype=np.int64 if self.kind == "classify" else np.float64)
+        if self.kind in _DTYPES:
+            return np.array(targets, dtype=_DTYPES[self.kind])
+        collected = np.empty(len(targets), dtype=object)  # filled one by one: numpy would make a table of equal tuples
+        for row, target in enumerate(targets):
+            collected[row] = target
+        return collected
 
-    def _index(self, name: str) -> int:
+    def index(self, name: str) -> int:
+        """The number of a label; one that is not known is a `Fault`."""
         try:
             return self.labels.index(name)
         except ValueError:
             shown = ", ".join(self.labels[:30]) + (", …" if len(self.labels) > 30 else "")
             raise Fault(f"unseen label `{name}`", f"known labels: {shown}") from None
+
+
+_DTYPES = {"classify": np.int64, "regress": np.float64}
+
+
+def _read_class(scheme: Scheme, value: Any) -> int:
+    if is_missing(value):
+        raise Fault("missing label", "fill it in or remove the row")
+    if as_list(value) is not None:
+        raise Fault("the label is a list", "use `--kind multilabel`")
+    return scheme.index(name_label(value))
+
+
+def _read_set(scheme: Scheme, value: Any) -> np.ndarray:
+    row = np.zeros(len(scheme.labels), dtype=np.float32)
+    row[[scheme.index(name) for name in split_labels(value, scheme)]] = 1
+    return row
+
+
+def _read_target(scheme: Scheme, value: Any) -> float:
+    if is_missing(value):
+        raise Fault("missing label", "fill it in or remove the row")
+    number = read_number(value)
+    if number is None:
+        raise Fault(f"non-numeric target `{value}`", "a number such as 3.5; for classes use `--kind classify`")
+    return number
+
+
+def _read_tags(scheme: Scheme, value: Any) -> tuple[tuple[int, int, int], ...]:
+    if value is None:
+        raise Fault("missing tags", "give every word a tag, or remove the row")
+    return tuple((start, end, scheme.index(tag)) for start, end, tag in value)
+
+
+# Kind -> how a label cell becomes a target. Tagged words and answers were made of their cells by their shape.
+_READERS: dict[str, Callable[[Scheme, Any], Any]] = {
+    "classify": _read_class,
+    "multilabel": _read_set,
+    "regress": _read_target,
+    "tag": _read_tags,
+    "span": lambda scheme, value: value,
+}
 
 
 def split_labels(value: Any, scheme: Scheme) -> list[str]:
@@ -260,10 +298,12 @@ def find_scheme(values: Sequence[Any], config: DataConfig) -> Scheme:
         kind = infer_kind(present)
         if config.labels and kind == "regress":
             kind = "classify"  # who names labels wants classes
-    if kind == "regress":
+    if kind in UNLABELLED_KINDS:
         if config.labels:
-            raise BadConfig("`data.labels` is set for a regress task", "leave it out, or use `--kind classify`")
+            raise BadConfig(f"`data.labels` is set for a {kind} task", "leave it out, or use `--kind classify`")
         return Scheme(kind, ())
+    if kind == "tag":
+        return Scheme(kind, config.labels or sort_tags({tag for value in values or [] for _, _, tag in value or []}))
     if kind == "classify":
         found = {name_label(value) for value in present if as_list(value) is None}
         return Scheme(kind, config.labels or sort_labels(found))

@@ -6,8 +6,9 @@ run needs no stored data order.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,35 @@ CHUNK_ROWS = 2000
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Token ids of rows, without padding."""
+    """Token ids of windows, without padding. A row is one window, or several that lie together."""
 
     ids: list[np.ndarray]  # int32
     segments: list[np.ndarray] | None  # int32, as long as the ids; None where the tokenizer has none
     lengths: np.ndarray  # int64
     num_truncated: int
+    owners: np.ndarray  # int64, the row each window is of
+    places: list[np.ndarray] | None = None
+    """int32 [T, 2]: where in its text each token's part begins and ends, -1 where it stands for none; None: unasked"""
+    words: list[tuple[tuple[int, int], ...]] | None = None
+    """of each row, where the tokens stand for words"""
+    num_lost: int = 0
+    """words beyond the last token"""
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.owners[-1]) + 1 if len(self.owners) else 0
+
+    def with_places(self, places: list[np.ndarray], words: list[tuple[tuple[int, int], ...]], num_lost: int) -> Encoded:
+        """The same windows, whose tokens stand for words."""
+        return replace(self, places=places, words=words, num_lost=num_lost)
+
+    def windows_of_rows(self) -> list[range]:
+        """The windows of each row."""
+        edges = np.searchsorted(self.owners, np.arange(self.num_rows + 1))
+        return [range(first, last) for first, last in itertools.pairwise(edges.tolist())]
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """The ids and segments of each row."""
@@ -53,14 +74,17 @@ def encode(
     pairs: Sequence[str] | None,
     max_length: int,
     *,
+    with_offsets: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Encoded:
     """Token ids of texts or pairs with a fast Hugging Face tokenizer; the longer of a pair is cut first.
 
+    `with_offsets` keeps where each token stands in the (single) text; special tokens stand nowhere, from 0 to 0.
     `progress` is called with the number of rows done after each chunk.
     """
     ids: list[np.ndarray] = []
     segments: list[np.ndarray] = []
+    places: list[np.ndarray] = []
     num_truncated = 0
     for start in range(0, len(texts), CHUNK_ROWS):
         chunk = slice(start, start + CHUNK_ROWS)
@@ -75,10 +99,13 @@ def encode(
         ids += [np.array(row, dtype=np.int32) for row in batch["input_ids"]]
         segments += [np.array(row, dtype=np.int32) for row in batch.get("token_type_ids", ())]
         num_truncated += sum(bool(encoding.overflowing) for encoding in batch.encodings)
+        if with_offsets:
+            places += [np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) for encoding in batch.encodings]
         if progress is not None:
             progress(len(ids))
     lengths = np.array([len(row) for row in ids], dtype=np.int64)
-    return Encoded(ids, segments or None, lengths, num_truncated)
+    owners = np.arange(len(ids), dtype=np.int64)
+    return Encoded(ids, segments or None, lengths, num_truncated, owners, places if with_offsets else None)
 
 
 def describe(
@@ -90,13 +117,15 @@ def describe(
             tokens=tokenizer.convert_ids_to_tokens(encoded.ids[row].tolist()),
             ids=encoded.ids[row].tolist(),
             segments=None if encoded.segments is None else encoded.segments[row].tolist(),
-            label=None if targets is None else _name_target(targets[row], labels),
+            label=None if targets is None else _name_target(targets[encoded.owners[row]], labels),
         )
         for row in range(min(num_rows, len(encoded)))
     ]
 
 
-def _name_target(target: np.ndarray, labels: Sequence[str]) -> str | float | list[str]:
+def _name_target(target: Any, labels: Sequence[str]) -> str | float | list[str]:
+    if isinstance(target, tuple):  # tagged words, or answers
+        return [labels[item[2]] if len(item) == 3 else item[1] for item in target]
     if not labels:
         return float(target)
     if np.ndim(target):

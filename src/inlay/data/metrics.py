@@ -1,20 +1,22 @@
 """Scores of predictions, and a report with confidence intervals.
 
-Each metric is one function over a sample summed up: counts per label for classify and multilabel, weighted rows for
-regress. The same function scores one sample and a thousand resamples, so an interval cannot drift from its metric.
-Degenerate samples (one class, constant predictions) score 0, never NaN.
+Each metric is one function over a sample summed up: counts per label for classify and multilabel, per entity type for
+tag, means for span, weighted rows for regress. The same function scores one sample and a thousand resamples, so an
+interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0, never NaN.
 
 Shapes: leading axes `...` are resamples; the last axis of counts is the label, of weighted rows the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from inlay.data.answers import Gold, score_answer
+from inlay.data.tags import TagCounts, count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, UnknownName
 
 CHUNK_CELLS = 2_000_000  # of the resampled weights held at a time
@@ -36,6 +38,14 @@ class Weighted(NamedTuple):
     predictions: np.ndarray  # [rows]
     targets: np.ndarray  # [rows]
     weights: np.ndarray  # [..., rows]
+
+
+class Means(NamedTuple):
+    """A sample of answered questions: the sums of their scores, and how many they are."""
+
+    exact: np.ndarray  # [...]
+    overlap: np.ndarray  # [...]
+    num_rows: np.ndarray  # [...]
 
 
 def accuracy(sample: Counts) -> np.ndarray:
@@ -85,6 +95,36 @@ def rmse(sample: Weighted) -> np.ndarray:
     return np.sqrt(_ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1)))
 
 
+def entity_f1(sample: TagCounts) -> np.ndarray:
+    """F1 over all entities, right in type and in both ends (seqeval's)."""
+    return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
+
+
+def entity_precision(sample: TagCounts) -> np.ndarray:
+    """Share of the proposed entities that are there."""
+    return _ratio(sample.hits.sum(axis=-1), sample.predicted.sum(axis=-1))
+
+
+def entity_recall(sample: TagCounts) -> np.ndarray:
+    """Share of the entities that were found."""
+    return _ratio(sample.hits.sum(axis=-1), sample.support.sum(axis=-1))
+
+
+def token_accuracy(sample: TagCounts) -> np.ndarray:
+    """Share of the words with the right tag."""
+    return _ratio(sample.num_right, sample.num_words)
+
+
+def exact_match(sample: Means) -> np.ndarray:
+    """Share of the answers that are a gold answer, as SQuAD's script compares them."""
+    return _ratio(sample.exact, sample.num_rows)
+
+
+def token_f1(sample: Means) -> np.ndarray:
+    """Mean F1 of the answers' words with the nearest gold answer's: SQuAD's F1."""
+    return _ratio(sample.overlap, sample.num_rows)
+
+
 @dataclass(frozen=True)
 class Metric:
     """An entry of the metric table."""
@@ -93,6 +133,7 @@ class Metric:
     kinds: tuple[str, ...]
     higher_is_better: bool = True
     is_binary: bool = False  # only for tasks of two labels
+    needs_entities: bool = False  # only for tags that are parts of entities
 
 
 METRICS = {
@@ -104,8 +145,20 @@ METRICS = {
     "pearson": Metric(pearson, ("regress",)),
     "spearman": Metric(spearman, ("regress",)),
     "rmse": Metric(rmse, ("regress",), higher_is_better=False),
+    "entity_f1": Metric(entity_f1, ("tag",), needs_entities=True),
+    "entity_precision": Metric(entity_precision, ("tag",), needs_entities=True),
+    "entity_recall": Metric(entity_recall, ("tag",), needs_entities=True),
+    "token_accuracy": Metric(token_accuracy, ("tag",)),
+    "token_f1": Metric(token_f1, ("span",)),
+    "exact_match": Metric(exact_match, ("span",)),
 }
-DEFAULT_METRIC = {"classify": "accuracy", "multilabel": "micro_f1", "regress": "spearman"}
+DEFAULT_METRIC = {
+    "classify": "accuracy",
+    "multilabel": "micro_f1",
+    "regress": "spearman",
+    "tag": "entity_f1",
+    "span": "token_f1",
+}
 
 
 @dataclass(frozen=True)
@@ -137,34 +190,49 @@ class Report:
     metrics: dict[str, Interval]
     labels: tuple[LabelScore, ...] = ()
     confusion: tuple[tuple[int, ...], ...] | None = None  # [true][predicted], for classify
+    ece: float | None = None  # expected calibration error, where there are probabilities
+    coverage: float | None = None  # share of the rows answered, where unsure ones were not
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
         return asdict(self)
 
 
-def resolve_metric(name: str, kind: str, num_labels: int) -> str:
-    """The metric of a task, `auto` being the default of its kind; one that does not suit it is refused."""
+def resolve_metric(name: str, kind: str, num_labels: int, *, has_entities: bool = True) -> str:
+    """The metric of a task, `auto` being the default of its kind; one that does not suit it is refused.
+
+    One that needs seqeval is refused here where seqeval is missing, before anything is trained for it.
+    """
     if name == "auto":
-        return DEFAULT_METRIC[kind]
+        name = DEFAULT_METRIC[kind]
+        if METRICS[name].needs_entities and not has_entities:
+            name = "token_accuracy"
     if name not in METRICS:
         raise UnknownName("metric", name, METRICS)
-    suitable = list_metrics(kind, num_labels)
+    suitable = list_metrics(kind, num_labels, has_entities=has_entities)
     if name not in suitable:
         what = f"a {kind} task" + (f" with {num_labels} labels" if kind == "classify" else "")
         raise BadConfig(f"metric `{name}` does not suit {what}", f"use one of: {', '.join(suitable)}")
+    if METRICS[name].needs_entities:
+        require_seqeval()
     return name
 
 
-def list_metrics(kind: str, num_labels: int) -> list[str]:
+def list_metrics(kind: str, num_labels: int, *, has_entities: bool = True) -> list[str]:
     """The metrics that suit a task."""
     return [
-        name for name, metric in METRICS.items() if kind in metric.kinds and (num_labels == 2 or not metric.is_binary)
+        name
+        for name, metric in METRICS.items()
+        if kind in metric.kinds
+        and (num_labels == 2 or not metric.is_binary)
+        and (has_entities or not metric.needs_entities)
     ]
 
 
-def decide(kind: str, outputs: np.ndarray) -> np.ndarray:
-    """What a head's outputs predict: the likeliest class, the labels above one half, or the number itself."""
+def decide(kind: str, outputs: Any) -> Any:
+    """What a head's outputs predict: the likeliest class, the labels above one half, the number, tags or texts."""
+    if kind in ("tag", "span"):
+        return outputs
     outputs = np.asarray(outputs)
     if kind == "classify":
         return outputs.argmax(axis=-1) if outputs.ndim == 2 else outputs.astype(np.int64)
@@ -182,6 +250,13 @@ def score(metric: str, outputs: np.ndarray, targets: np.ndarray) -> float:
     return float(entry.function(_sum_up(kind, predictions, targets, num_labels)))
 
 
+def score_all(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any) -> dict[str, float]:
+    """Every metric that suits a task and can be computed here."""
+    sample = _sum_up(kind, decide(kind, outputs), targets, len(labels), labels)
+    names = list_metrics(kind, len(labels), has_entities=bool(entity_types(labels)) and has_seqeval())
+    return {name: float(METRICS[name].function(sample)) for name in names}
+
+
 def is_better(metric: str, value: float, best: float | None) -> bool:
     """Whether a score beats the best so far; NaN beats nothing."""
     if best is None or best != best:
@@ -190,30 +265,35 @@ def is_better(metric: str, value: float, best: float | None) -> bool:
 
 
 def evaluate_report(
-    kind: str, labels: tuple[str, ...], targets: np.ndarray, outputs: np.ndarray, *, num_resamples: int = 1000
+    kind: str, labels: tuple[str, ...], targets: np.ndarray, outputs: Any, *, num_resamples: int = 1000
 ) -> Report:
     """All metrics of a kind with 95% intervals (percentile bootstrap over rows, seeded), labels and confusion."""
     targets = np.asarray(targets)
     predictions = decide(kind, outputs)
-    sample = _sum_up(kind, predictions, targets, len(labels))
-    names = list_metrics(kind, len(labels))
+    has_entities = bool(entity_types(labels))
+    if has_entities and kind == "tag":
+        require_seqeval()
+    sample = _sum_up(kind, predictions, targets, len(labels), labels)
+    names = list_metrics(kind, len(labels), has_entities=has_entities)
     resampled: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for resample in _resample(kind, predictions, targets, len(labels), num_resamples):
+    for resample in _resample(kind, predictions, targets, labels, num_resamples):
         for name in names:
             resampled[name].append(METRICS[name].function(resample))
     intervals = {}
     for name in names:
         low, high = np.quantile(np.concatenate(resampled[name]), [0.025, 0.975])
         intervals[name] = Interval(float(METRICS[name].function(sample)), float(low), float(high))
-    if isinstance(sample, Weighted):
+    if isinstance(sample, Weighted | Means):
         return Report(kind, len(targets), intervals)
+    if isinstance(sample, TagCounts):
+        return Report(kind, len(targets), intervals, _score_labels(entity_types(labels), sample))
     confusion = None
     if kind == "classify":
         confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
     return Report(kind, len(targets), intervals, _score_labels(labels, sample), confusion)
 
 
-def _score_labels(labels: tuple[str, ...], sample: Counts) -> tuple[LabelScore, ...]:
+def _score_labels(labels: tuple[str, ...], sample: Counts | TagCounts) -> tuple[LabelScore, ...]:
     precision, recall = _ratio(sample.hits, sample.predicted), _ratio(sample.hits, sample.support)
     columns = zip(labels, precision, recall, _f1_by_label(sample), sample.support, strict=True)
     return tuple(LabelScore(name, float(p), float(r), float(f), int(n)) for name, p, r, f, n in columns)
@@ -224,11 +304,9 @@ def _confuse(predictions: np.ndarray, targets: np.ndarray, num_labels: int) -> n
     return cells.reshape(num_labels, num_labels)
 
 
-def _sum_up(kind: str, predictions: np.ndarray, targets: np.ndarray, num_labels: int) -> Counts | Weighted:
-    if kind == "regress":
-        return Weighted(predictions, targets.reshape(len(targets)).astype(np.float64), np.ones(len(targets)))
-    if kind == "multilabel":
-        return _count_sets(predictions, targets, np.ones(len(targets)))
+def _sum_up(kind: str, predictions: Any, targets: np.ndarray, num_labels: int, labels: Sequence[str] = ()) -> Sample:
+    if kind in _SUMS:
+        return _SUMS[kind](predictions, targets, labels)(np.ones(len(targets)))
     num_labels = max(num_labels, 2, int(max(predictions.max(initial=0), targets.max(initial=0))) + 1)
     confusion = _confuse(predictions, targets, num_labels)
     hits = confusion.diagonal()
@@ -243,25 +321,50 @@ def _count_sets(predictions: np.ndarray, targets: np.ndarray, weights: np.ndarra
     return Counts(hits, support, proposed, weights @ right, len(targets))
 
 
+def _sum_numbers(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> Summing:
+    numbers = targets.reshape(len(targets)).astype(np.float64)
+    return lambda weights: Weighted(predictions, numbers, weights)
+
+
+def _sum_tags(predictions: Sequence[Sequence[str]], targets: Any, labels: Sequence[str]) -> Summing:
+    rows = count_rows(predictions, targets, labels)
+    return lambda weights: TagCounts(*(weights @ part for part in rows))
+
+
+def _sum_answers(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], labels: Sequence[str]) -> Summing:
+    scores = [score_answer(text, golds) for text, golds in zip(predictions, targets, strict=True)]
+    exact, overlap = np.array(scores, dtype=np.float64).reshape(-1, 2).T
+    return lambda weights: Means(weights @ exact, weights @ overlap, weights.sum(axis=-1))
+
+
+Sample = Counts | Weighted | TagCounts | Means
+Summing = Callable[[np.ndarray], Sample]
+# Kind -> a function of how often each row counts. Classes are not here: they are counted by cells of the confusion.
+_SUMS: dict[str, Callable[[Any, Any, Sequence[str]], Summing]] = {
+    "regress": _sum_numbers,
+    "multilabel": lambda predictions, targets, labels: lambda weights: _count_sets(predictions, targets, weights),
+    "tag": _sum_tags,
+    "span": _sum_answers,
+}
+
+
 def _resample(
-    kind: str, predictions: np.ndarray, targets: np.ndarray, num_labels: int, num_resamples: int
-) -> Iterator[Counts | Weighted]:
+    kind: str, predictions: Any, targets: np.ndarray, labels: Sequence[str], num_resamples: int
+) -> Iterator[Sample]:
     """Bootstrap samples in chunks. Rows of one confusion cell are alike, so drawing rows is drawing cells."""
     generator = np.random.default_rng(0)
-    if kind != "classify":
-        for weights in _draw_weights(generator, len(targets), num_resamples):
-            if kind == "multilabel":
-                yield _count_sets(predictions, targets, weights)
-            else:
-                yield Weighted(predictions, targets.reshape(len(targets)).astype(np.float64), weights)
+    if kind in _SUMS:
+        summing = _SUMS[kind](predictions, targets, labels)
+        yield from (summing(weights) for weights in _draw_weights(generator, len(targets), num_resamples))
         return
+    num_labels = len(labels)
     confusion = _confuse(predictions, targets, num_labels)
     true, predicted = np.nonzero(confusion)
     shares = confusion[true, predicted] / max(len(targets), 1)
-    labels = np.arange(num_labels)
+    numbers = np.arange(num_labels)
     is_true, is_predicted = (
-        (true[:, None] == labels).astype(np.float64),
-        (predicted[:, None] == labels).astype(np.float64),
+        (true[:, None] == numbers).astype(np.float64),
+        (predicted[:, None] == numbers).astype(np.float64),
     )
     draws = generator.multinomial(len(targets), shares, size=num_resamples).astype(np.float64)
     hits = draws @ (is_true * is_predicted)
@@ -277,7 +380,7 @@ def _draw_weights(generator: np.random.Generator, num_rows: int, num_resamples: 
         yield np.bincount(drawn.ravel(), minlength=size * num_rows).reshape(size, num_rows).astype(np.float64)
 
 
-def _f1_by_label(sample: Counts) -> np.ndarray:
+def _f1_by_label(sample: Counts | TagCounts) -> np.ndarray:
     return _ratio(2 * sample.hits, sample.support + sample.predicted)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from inlay.config import DataConfig
+from inlay.data.answers import is_squad, read_squad
 from inlay.data.columns import SIDES, Columns, Fault, Header, find_columns, read_text
 from inlay.data.encodings import find_encoding
 from inlay.errors import BadData, InlayError, Missing
@@ -48,6 +49,7 @@ class Table:
     encoding: str | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[BadData, ...] = ()  # rows left out because they could not be read
+    kind: str | None = None  # of the task, where the shape of the rows says so
 
     def column(self, name: str) -> list[Any]:
         """The cells of one column."""
@@ -88,12 +90,19 @@ class InputRow:
     error: InlayError | None = None
 
 
-def open_file(path: str | Path, encoding: str | None = None, names: tuple[str, ...] | None = None) -> Stream:
-    """A file as a stream of records, read by the reader of its suffix; `names` are those of a file without a header."""
+def open_file(
+    path: str | Path, encoding: str | None = None, names: tuple[str, ...] | None = None, *, kind: str = "auto"
+) -> Stream:
+    """A file as a stream of records, read by the reader of its suffix; `names` are those of a file without a header.
+
+    Plain text of a `tag` task is columns of words, whatever its suffix.
+    """
     path = Path(path)
     if not path.is_file():
         raise _missing_file(path)
     reader = READERS.get(path.suffix.lower())
+    if kind == "tag" and reader in (None, _open_txt, _open_tsv):
+        reader = _open_conll
     if reader is None:
         known = ", ".join(READERS)
         raise BadData(f"unknown file type `{path.suffix}`", f"give it the suffix of its format: {known}", path=path)
@@ -107,7 +116,7 @@ def read_table(path: str | Path, config: DataConfig = DataConfig(), names: tuple
 
     A quoted field that never ends is always refused: nobody knows how many rows are in it.
     """
-    stream = open_file(path, config.encoding, names)
+    stream = open_file(path, config.encoding, names, kind=config.kind)
     records, lines, faults = [], [], []
     for line, record in stream.records:
         if isinstance(record, BadData):
@@ -277,6 +286,54 @@ def _open_jsonl(path: Path, encoding: str | None, names: tuple[str, ...] | None)
     return Stream(Header(str(path), (), None), _parse_json(path, found.name), found.name, found.notes)
 
 
+def _open_json(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+    """SQuAD's own document, or JSON lines."""
+    found = find_encoding(path, encoding)
+    with path.open(encoding=found.name) as file:
+        if not is_squad(file.read(4096)):
+            return _open_jsonl(path, encoding, names)
+        file.seek(0)
+        try:
+            records = list(read_squad(json.load(file)))
+        except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            reason = f"no SQuAD document: {type(error).__name__}: {error}"
+            raise BadData(reason, "write it as SQuAD's own files are, or as JSON lines", path=path) from None
+    numbered = cast(Iterator[Record], enumerate(records, start=1))
+    note = f"{path.name}: SQuAD's format; a line is a question's number"
+    return Stream(Header(str(path), (), None), numbered, found.name, (*found.notes, note))
+
+
+def _open_conll(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+    """Columns of words: the first is the word, the last its tag, a blank line ends the sentence."""
+    found = find_encoding(path, encoding)
+    return Stream(Header(str(path), (), None), _read_sentences(path, found.name), found.name, found.notes)
+
+
+def _read_sentences(path: Path, encoding: str) -> Iterator[Record]:
+    sentence: list[list[str]] = []
+    start, fault = 1, None
+    for number, line in itertools.chain(_read_lines(path, encoding), [(0, "")]):
+        fields = line.split("\t") if "\t" in line else line.split()
+        if line.strip() and fields[0] != "-DOCSTART-":
+            if not sentence and re.match(r"# [\w.-]+ = ", line):
+                continue  # CoNLL-U says so where a sentence comes from
+            start = start if sentence else number
+            if fault is None and (len(fields) < 2 or len(fields) != len((sentence or [fields])[0])):
+                reason = f"{len(fields)} columns where {max(2, len((sentence or [fields])[0]))} should be"
+                hint = f"write word and tag in each line, a blank line after a sentence; {SKIP_HINT}"
+                fault = BadData(reason, hint, path=path, line=number)
+            sentence.append(fields)
+        elif sentence:
+            yield start, fault or _make_sentence(sentence)
+            sentence, fault = [], None
+
+
+def _make_sentence(rows: list[list[str]]) -> dict[str, Any]:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    names = ["tokens", *(f"column{number}" for number in range(2, len(columns))), "tags"]
+    return {"text": " ".join(columns[0]), **dict(zip(names, columns, strict=True))}
+
+
 def _open_txt(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
     found = find_encoding(path, encoding)
     records = ((number, {"text": line}) for number, line in _read_lines(path, found.name))
@@ -309,7 +366,10 @@ READERS: dict[str, Callable[[Path, str | None, tuple[str, ...] | None], Stream]]
     ".tab": _open_tsv,
     ".jsonl": _open_jsonl,
     ".ndjson": _open_jsonl,
-    ".json": _open_jsonl,
+    ".json": _open_json,
+    ".conll": _open_conll,
+    ".iob": _open_conll,
+    ".bio": _open_conll,
     ".parquet": _open_parquet,
     ".txt": _open_txt,
 }

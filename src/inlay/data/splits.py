@@ -28,9 +28,11 @@ def _normalise(text: str) -> str:
 
 
 def find_strata(kind: str, targets: np.ndarray) -> np.ndarray:
-    """The stratum of each row: its class, the rarest of its labels, or the bin of its target."""
+    """The stratum of each row: its class, the rarest of its labels, the bin of its target, or whether it has any."""
     if kind == "classify":
         return targets
+    if targets.dtype == object:
+        return np.array([bool(target) for target in targets], dtype=np.int64)
     if kind == "multilabel":
         rarity = np.where(targets > 0, targets.sum(axis=0), np.inf)
         return np.where(targets.any(axis=1), rarity.argmin(axis=1), -1) if targets.shape[1] else np.zeros(len(targets))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inlay.config import DataConfig
-from inlay.data.columns import Columns, Header, Scheme, find_columns, find_scheme, find_separator
+from inlay.data.columns import UNLABELLED_KINDS, Columns, Header, Scheme, find_columns, find_scheme, find_separator
 from inlay.data.glue import open_glue
 from inlay.data.metrics import resolve_metric
 from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
+from inlay.data.shapes import shape_table
 from inlay.data.sources import Source, Table, open_folder, open_hub, read_table
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_repeats, find_strata, group_keys
+from inlay.data.tags import entity_types
 from inlay.errors import BadConfig, BadData, Missing
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class Split:
 
     texts: list[str]
     pairs: list[str] | None  # None: single texts
-    targets: np.ndarray | None  # int64 [n], float32 [n, labels] of 0 and 1, or float64 [n]; None: unlabelled
+    targets: np.ndarray | None  # int64 [n], float32 [n, labels] of 0 and 1, float64 [n], or tuples; None: unlabelled
     lines: list[int]  # the line (or row) in `path`, counted from 1
     path: str = ""
     notes: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class Task:
 
     name: str
     kind: str
-    labels: tuple[str, ...]  # () for regress
+    labels: tuple[str, ...]  # () for regress and span
     metric: str
     train: Split
     dev: Split
@@ -94,13 +96,13 @@ def read_split(source: str | Path, labels: Sequence[str], kind: str, config: Dat
     Of a folder, of GLUE or the hub these are the test rows if they have labels, otherwise dev; of a file with a split
     column likewise; of any other file all rows.
     """
-    opened = open_source(replace(config, source=str(source)))
+    opened = open_source(replace(config, source=str(source), kind=kind))
     bad = BadRows(config.on_bad_row)
     order = ("train",) if set(opened.sides) == {"train"} and not opened.place else ("test", "dev")
     for side in order:
         if side not in opened.sides:
             continue
-        table = opened.read(side)
+        table = shape_table(opened.read(side), opened.config, labelled=side != "test")
         rows = read_rows(table, _find_own_columns(table, opened.config, labelled=side != "test"), bad)
         parts = rows.by_side()
         rows = next((parts[part] for part in ("test", "dev", "train") if part in parts), rows)
@@ -131,7 +133,9 @@ def open_source(config: DataConfig) -> Source:
 def _build_task(source: Source, name: str) -> Task:
     config, bad = source.config, BadRows(source.config.on_bad_row)
     notes: list[str] = []
-    parts = _read_parts(source, bad, notes)
+    parts, kind = _read_parts(source, bad, notes)
+    is_inferred = config.kind == "auto"
+    config = replace(config, kind=kind or config.kind)
     shares = (0.0 if "dev" in parts else config.dev_share, 0.0 if "test" in parts else config.test_share)
     if "dev" not in parts and not config.dev_share:
         raise BadConfig("no dev rows", "give a file with `--dev`, or set `data.dev_share` above 0")
@@ -141,7 +145,7 @@ def _build_task(source: Source, name: str) -> Task:
         parts["train"] = drop_single_rows(labelled, bad)
         scheme = find_scheme(parts["train"].labels or [], config)
     splits = {side: _make_split(rows, scheme, bad) for side, rows in parts.items()}
-    notes.append(_describe_kind(scheme, splits["train"], is_inferred=config.kind == "auto"))
+    notes.append(_describe_kind(scheme, splits["train"], is_inferred=is_inferred))
     _check_labels(scheme, splits["train"])
     notes += _describe_repeats(splits)
     if any(shares):
@@ -152,7 +156,8 @@ def _build_task(source: Source, name: str) -> Task:
         notes.append(f"training on {config.limit} of {len(train)} rows (limit, seed {config.split_seed})")
         order = np.random.default_rng(config.split_seed % 2**63).permutation(len(train))
         train = train.take(np.sort(order[: config.limit]))
-    metric = resolve_metric(config.metric, scheme.kind, len(scheme.labels))
+    has_entities = bool(entity_types(scheme.labels))
+    metric = resolve_metric(config.metric, scheme.kind, len(scheme.labels), has_entities=has_entities)
     head = [scheme.kind, *scheme.labels, metric]
     digest = _digest_rows(head, {"train": train, "dev": dev} | ({"test": test} if test else {}))
     dev_digest = _digest_rows(head, {"dev": dev})
@@ -160,12 +165,13 @@ def _build_task(source: Source, name: str) -> Task:
     return Task(name, scheme.kind, scheme.labels, metric, train, dev, test, tuple(notes), digest, dev_digest)
 
 
-def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> dict[str, Rows]:
-    """The rows of every side that is given; an unlabelled test side is left out with a note."""
+def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[str, Rows], str | None]:
+    """The rows of every side that is given, and the kind their shape says; unlabelled test rows are left out."""
     config = source.config
-    table = source.read("train")
+    table = shape_table(source.read("train"), config)
+    config, kind = replace(config, kind=table.kind or config.kind), table.kind
     columns = _find_own_columns(table, config)
-    notes += [*table.notes, columns.describe()]
+    notes += table.notes if table.kind is not None else [*table.notes, columns.describe()]
     parts = read_rows(table, columns, bad).by_side()
     if "train" not in parts:
         raise BadData("no usable training rows", "see that the file has rows with texts", path=table.header.path)
@@ -176,15 +182,19 @@ def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> dict[str, Row
         if side in parts:
             raise BadConfig(f"{side} rows are given both by column `{columns.split}` and by a file", "give one of them")
         table = source.read(side) if given is None else read_table(given, config)
+        if kind is not None:
+            table = shape_table(table, config, labelled=side == "dev")
         notes += table.notes
         parts[side] = read_rows(table, _match_columns(table.header, columns, config, side), bad)
     if "test" in parts and not parts["test"].is_labelled:
         notes.append(f"test rows of {parts.pop('test').path} have no labels: left out")
-    return parts
+    return parts, kind
 
 
 def _find_own_columns(table: Table, config: DataConfig, *, labelled: bool = True) -> Columns:
     """The columns of a table; one called `split` counts only if it was named or holds nothing but words for sides."""
+    if table.kind is not None:
+        config = replace(config, text="text", pair="pair" if table.kind == "span" else None, label="label")
     if not labelled and config.label is not None and config.label not in table.header.names:
         config = replace(config, label=None)
     columns = find_columns(table.header, config, labelled=labelled)
@@ -217,7 +227,7 @@ def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
 
 
 def _check_labels(scheme: Scheme, train: Split) -> None:
-    if scheme.kind != "regress" and not scheme.labels:
+    if scheme.kind not in UNLABELLED_KINDS and not scheme.labels:
         raise BadData("no row has a label", "name the label column with `--label`", path=train.path)
     if scheme.kind == "classify" and len(scheme.labels) == 1:
         hint = "a classifier needs two labels; name another column with `--label`"
@@ -230,7 +240,9 @@ def _cut_sides(
     """The splits with dev, test or both cut from the training rows."""
     train = splits["train"]
     assert train.targets is not None
-    keys = group_keys(train.texts, train.pairs)
+    # Questions about one context stay on one side: a dev context that was trained on is half known.
+    is_span = kind == "span" and train.pairs is not None
+    keys = group_keys(train.pairs or [], None) if is_span else group_keys(train.texts, train.pairs)
     sides = assign_sides(keys, find_strata(kind, train.targets), shares, config.split_seed)
     cut = {"train": train.take(np.flatnonzero(sides == TRAIN))}
     for name, side, share in zip(("dev", "test"), (DEV, TEST), shares, strict=True):
@@ -247,14 +259,25 @@ def _describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
     assert train.targets is not None
     if scheme.kind == "regress":
         return f"{kind}, targets from {train.targets.min():g} to {train.targets.max():g}"
-    if scheme.kind == "classify":
-        counts = np.bincount(train.targets, minlength=len(scheme.labels))
-    else:
-        counts = train.targets.sum(axis=0).astype(int)
+    if scheme.kind == "span":
+        num_without = sum(not golds for golds in train.targets)
+        return f"{kind}, {len(train):,} questions, {num_without:,} of them without an answer"
+    counts = _COUNTS[scheme.kind](train.targets, len(scheme.labels))
     shown = [f"{label} ({count})" for label, count in zip(scheme.labels, counts, strict=True)]
     more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
     separator = f", separated by `{scheme.separator}`" if scheme.separator else ""
     return f"{kind}, {len(shown)} labels{separator}: {', '.join(shown[:20])}{more}"
+
+
+def _count_tags(targets: np.ndarray, num_labels: int) -> np.ndarray:
+    return np.bincount([label for target in targets for _, _, label in target], minlength=num_labels)
+
+
+_COUNTS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "classify": lambda targets, num_labels: np.bincount(targets, minlength=num_labels),
+    "multilabel": lambda targets, num_labels: targets.sum(axis=0).astype(int),
+    "tag": _count_tags,
+}
 
 
 def _describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:

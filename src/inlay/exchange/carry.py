@@ -7,6 +7,7 @@ probes like any other, so it is listed, served and proved like any other; it has
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 import shutil
@@ -146,6 +147,7 @@ _OWN_TYPES: dict[str, type] = {
     "max_length": int,
     "backbone": str,
     "fingerprint": str,
+    "temperature": float,
 }
 
 
@@ -155,6 +157,8 @@ def _read_own(path: Path) -> dict[str, Any]:
     for key, kind in _OWN_TYPES.items():
         if key in own and not isinstance(own[key], kind):
             raise BadData(f"`{key}` is `{own[key]}`", "delete the file: the folder can do without it", path=path)
+    if not 0 < own.get("temperature", 1.0) < math.inf:
+        raise BadData(f"`temperature` is `{own['temperature']}`", "it must be above 0, or left out", path=path)
     return {**own, "labels": [str(label) for label in own.get("labels", ())]}
 
 
@@ -163,7 +167,9 @@ def _describe(
 ) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest of an imported version, and what had to be guessed."""
     kind = wishes.kind or own.get("kind") or foreign.head.kind
-    head = dataclasses.replace(foreign.head, kind=_check_kind(kind, foreign))
+    head = dataclasses.replace(
+        foreign.head, kind=_check_kind(kind, foreign), temperature=own.get("temperature", foreign.head.temperature)
+    )
     labels, notes = _choose_labels(foreign, own, wishes, kind)
     length = wishes.max_length or own.get("max_length") or TrainConfig().max_length
     spec, length = SlotSpec(foreign.method, head), min(length, backbone.max_length)
@@ -253,6 +259,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
         "labels": manifest.labels,
         "pairs": bool(manifest.extra.get("pairs")),
         "max_length": manifest.max_length,
+        "temperature": spec.head.temperature,
         "backbone": backbone.name,
         "fingerprint": backbone.fingerprint,
         "digest": version.digest,

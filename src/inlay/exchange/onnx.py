@@ -184,7 +184,7 @@ def _describe_task(task: Leaving) -> dict[str, Any]:
         "pairs": bool(manifest.extra.get("pairs")),
         "max_length": manifest.max_length,
         "pooling": head.pooling,
-        "temperature": float(getattr(head, "temperature", 1.0)),
+        "temperature": head.temperature,
     }
 
 

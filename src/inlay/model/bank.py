@@ -28,9 +28,9 @@ from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model import kernels
 from inlay.model.backbone import Backbone
-from inlay.model.heads import HeadSpec
+from inlay.model.heads import HeadSpec, find_head
 from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
-from inlay.model.route import Batch, Route
+from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
 from inlay.model.views import RoutedBank, Views, build_views
 
@@ -188,24 +188,30 @@ class Bank:
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        `dropout` is each slot's rate on the vectors the head's layers read. Call it, and `backward`, inside
-        `routed(batch.route)`.
+        They are [n, L], or [n, T, L] with padding where a head reads tokens. `dropout` is each slot's rate on the
+        vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
         """
         slots = [segment.slot for segment in batch.route.segments]
         assert len(slots) == 1 or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
         weights = self._weights_of(slots[0]) if self.is_solo(slots[0]) else None
         heads = [self._head(slot) for slot in slots]
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
-        pooled = []
+        read: list[Tensor] = []
+        segments: list[Segment] = []
         for head, (slot, start, stop) in zip(heads, batch.route.segments, strict=True):
-            states_BTD = self._mix(slot, [layer[start:stop] for layer in layers], head)
-            vector_BD = self.backbone.pool(states_BTD, batch.mask_BT[start:stop], head.pooling, weights)
+            states = self._mix(slot, [layer[start:stop] for layer in layers], head)
+            if find_head(head.kind).reads == "pooled":
+                states = self.backbone.pool(states, batch.mask_BT[start:stop], head.pooling, weights)
             rate = dropout[slot] if dropout else 0.0
-            pooled.append(self._before_head(slot, _dropped(vector_BD, rate), head, rate))
+            read.append(self._before_head(slot, _dropped(states, rate), head, rate))
+            before = segments[-1].stop if segments else 0
+            segments.append(Segment(slot, before, before + states[..., 0].numel()))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
-        return kernels.linear_heads(
-            torch.cat(pooled), self.stacks["head.weight"], self.stacks["head.bias"], num_outputs, batch.route
+        vectors = torch.cat([states.flatten(0, -2) for states in read])
+        logits = kernels.linear_heads(
+            vectors, self.stacks["head.weight"], self.stacks["head.bias"], num_outputs, Route(tuple(segments))
         )
+        return [part.view(*states.shape[:-1], -1) for part, states in zip(logits, read, strict=True)]
 
     def _head(self, slot: int) -> HeadSpec:
         spec = self.specs[slot]

@@ -1,21 +1,25 @@
-"""The heads: what a task's outputs mean, as one table of entries: how many, which loss, which answer.
+"""The heads: what a task's outputs mean, as one table of entries: how many, what they read, which loss, which answer.
 
-A head is a linear layer on the pooled vector; its kind says how logits become a loss in training and an answer in use.
-Regression targets are standardised while training (their scale is the user's), and the mean and deviation travel with
-the head.
+A head is a linear layer, on the pooled vector of a row or on every token. Its kind says how logits become a loss in
+training and an answer in use. What training finds out besides weights travels with the head: the scale of regression
+targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.errors import UnknownName
+from inlay.errors import UnknownName, Unsupported
+from inlay.model.passages import Entity, Passage, Passages, Word, find_passages, join_entities
+
+_IGNORED = -100  # the target of a token that says nothing
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,10 @@ class HeadSpec:
     pooling: str
     target_mean: float = 0.0
     target_std: float = 1.0
+    temperature: float = 1.0
+    """what logits are divided by before they become probabilities; it changes no label"""
+    null_threshold: float | None = None
+    """span: there is no answer if the null score is above the best answer's by more than this; None: there always is"""
     hidden: str = "none"
     """the layer before it: none, tanh, or pooler (a trained copy of the backbone's)"""
     features: str = "last"
@@ -34,18 +42,79 @@ class HeadSpec:
 
 
 @dataclass(frozen=True)
+class Output:
+    """A row's logits, window by window, and for heads that read tokens what of its text each token stands for."""
+
+    logits: tuple[Tensor, ...]
+    """[L], or [T, L] for a head that reads tokens"""
+    places: tuple[np.ndarray, ...] = ()
+    text: str = ""
+    words: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def flat(self) -> Tensor:
+        """All logits as one vector: what probes keep and proofs compare."""
+        return torch.cat([logits.flatten() for logits in self.logits])
+
+
+class Windows(Protocol):
+    """Encoded rows, as far as outputs need them."""
+
+    @property
+    def places(self) -> list[np.ndarray] | None: ...
+
+    @property
+    def words(self) -> list[tuple[tuple[int, int], ...]] | None: ...
+
+    def windows_of_rows(self) -> list[range]: ...
+
+
+def collect_outputs(encoded: Windows, logits: Sequence[Tensor], texts: Sequence[str]) -> list[Output]:
+    """The output of every row from the logits of all windows; `texts` are those the places are in."""
+    places, words = encoded.places, encoded.words
+    return [
+        Output(
+            tuple(logits[window] for window in windows),
+            () if places is None else tuple(places[window] for window in windows),
+            text,
+            () if words is None else words[row],
+        )
+        for row, (windows, text) in enumerate(zip(encoded.windows_of_rows(), texts, strict=True))
+    ]
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What logits say: `label` or `labels` or `value`, and probabilities by label where there are labels."""
+    """What logits say: `label`, `labels`, `value`, `entities` or `answer`, with probabilities where there are any.
+
+    An outcome that is too unsure to be given is `abstained`, and keeps its probabilities.
+    """
 
     label: str | None = None
     labels: tuple[str, ...] | None = None
     value: float | None = None
     probabilities: dict[str, float] | None = None
+    entities: tuple[Entity, ...] | None = None
+    words: tuple[Word, ...] | None = None
+    answer: str | None = None
+    """"" where the context has none"""
+    start: int | None = None
+    end: int | None = None
+    probability: float | None = None
+    nbest: tuple[Passage, ...] | None = None
+    abstained: str = ""
+    """the field that would have been given, if it were surer"""
 
     def to_json(self) -> dict[str, Any]:
         """Only the fields that this kind of task has."""
-        fields = {"label": self.label, "labels": self.labels, "value": self.value, "probabilities": self.probabilities}
-        return {name: value for name, value in fields.items() if value is not None}
+        found: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, tuple) and name != "labels":
+                found[name] = [vars(item) for item in value]
+            elif value is not None and name != "abstained":
+                found[name] = value
+        silent = {} if self.abstained in ("", *found) else {self.abstained: None}
+        return {**silent, **found, **({"abstained": True} if self.abstained else {})}
 
 
 @dataclass(frozen=True)
@@ -55,24 +124,107 @@ class Head:
     num_outputs: Callable[[int], int]
     """of the number of labels"""
     row_losses: Callable[[Tensor, Tensor], Tensor]
-    """logits [n, L] and targets -> the loss of each row [n]"""
-    answer: Callable[[Tensor, HeadSpec, Sequence[str]], Outcome]
+    """logits [n, L] (or [n, T, L]) and targets -> the loss of each row [n], the mean over its labelled tokens"""
+    answer: Callable[[Output, HeadSpec, Sequence[str]], Outcome]
+    predict: Callable[[Output, HeadSpec, Sequence[str]], Any]
+    """what the metrics compare with a target"""
+    confidence: Callable[[Outcome], float] | None = None
+    """how sure an outcome is; None: this kind cannot say"""
+    reads: str = "pooled"
+    """"pooled": one vector per row; "tokens": every token"""
+    calibrates: bool = False
+    """whether its logits, divided by a temperature, are the log-odds of a decision"""
+    max_length: int | None = None
+    """tokens of a window where nobody asks for a number; None: the config's own"""
+    weight: Callable[[Tensor], float] = lambda target: 1.0
+    """how much a window counts in a mean, from its tokens' targets"""
+
+    def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:
+        """The outcome, or its silence if it is less sure than that."""
+        if min_confidence is None:
+            return outcome
+        if self.confidence is None:
+            raise Unsupported("a number has no confidence to abstain by", "leave out `--min-confidence`")
+        if self.confidence(outcome) >= min_confidence:
+            return outcome
+        said = next(name for name in ("label", "labels", "answer", "entities") if getattr(outcome, name) is not None)
+        if said == "entities":  # each stands for itself
+            sure = tuple(entity for entity in outcome.entities or () if entity.probability >= min_confidence)
+            return replace(outcome, entities=sure, abstained=said)
+        return replace(outcome, label=None, labels=None, answer=None, start=None, end=None, abstained=said)
 
 
-def _answer_class(logits_L: Tensor, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-    probabilities = torch.softmax(logits_L.double(), -1).tolist()
+def _answer_class(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+    logits_L = output.logits[0]
+    probabilities = torch.softmax(logits_L.double() / spec.temperature, -1).tolist()
     best = int(logits_L.argmax())
     return Outcome(label=labels[best], probabilities=dict(zip(labels, probabilities, strict=True)))
 
 
-def _answer_labels(logits_L: Tensor, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-    probabilities = torch.sigmoid(logits_L.double()).tolist()
-    chosen = tuple(label for label, share in zip(labels, probabilities, strict=True) if share >= 0.5)
+def _answer_labels(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+    logits_L = output.logits[0]
+    probabilities = torch.sigmoid(logits_L.double() / spec.temperature).tolist()
+    chosen = tuple(label for label, logit in zip(labels, logits_L.tolist(), strict=True) if logit >= 0)
     return Outcome(labels=chosen, probabilities=dict(zip(labels, probabilities, strict=True)))
 
 
-def _answer_number(logits_L: Tensor, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-    return Outcome(value=float(logits_L[0]) * spec.target_std + spec.target_mean)
+def _answer_number(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+    return Outcome(value=_predict_number(output, spec, labels))
+
+
+def _predict_number(output: Output, spec: HeadSpec, labels: Sequence[str]) -> float:
+    return float(output.logits[0][0].double()) * spec.target_std + spec.target_mean
+
+
+def _predict_logits(output: Output, spec: HeadSpec, labels: Sequence[str]) -> np.ndarray:
+    return output.logits[0].double().numpy()
+
+
+def _answer_words(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+    """A tag for every word; a word beyond the last token is outside, and nothing is known of it."""
+    found: dict[int, tuple[str, float]] = {}
+    for logits_TL, places in zip(output.logits, output.places, strict=True):
+        tokens = np.flatnonzero(places[:, 0] >= 0)
+        probabilities = torch.softmax(logits_TL[tokens].double() / spec.temperature, -1)
+        best = logits_TL[tokens].argmax(-1).tolist()
+        for row, (token, label) in enumerate(zip(tokens.tolist(), best, strict=True)):
+            found[int(places[token, 0])] = (labels[label], float(probabilities[row, label]))
+    words = []
+    for start, end in output.words:
+        tag, probability = found.get(start, ("O", 0.0))
+        words.append(Word(start, end, output.text[start:end], tag, probability))
+    return Outcome(entities=join_entities(words, output.text), words=tuple(words))
+
+
+def _predict_tags(output: Output, spec: HeadSpec, labels: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word.tag for word in _answer_words(output, spec, labels).words or ())
+
+
+def find_output_passages(output: Output, null_threshold: float | None) -> Passages:
+    """The best passages of a row's text."""
+    windows = [(logits.double().numpy(), places) for logits, places in zip(output.logits, output.places, strict=True)]
+    return find_passages(windows, output.text, null_threshold)
+
+
+def _answer_passage(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+    best = find_output_passages(output, spec.null_threshold).nbest
+    chosen = best[0]
+    return Outcome(answer=chosen.text, start=chosen.start, end=chosen.end, probability=chosen.probability, nbest=best)
+
+
+def _predict_answer(output: Output, spec: HeadSpec, labels: Sequence[str]) -> str:
+    return str(_answer_passage(output, spec, labels).answer)
+
+
+def _lose_tags(logits_nTL: Tensor, targets_nT: Tensor) -> Tensor:
+    losses_nT = F.cross_entropy(logits_nTL.transpose(1, 2), targets_nT, reduction="none", ignore_index=_IGNORED)
+    return losses_nT.sum(-1) / (targets_nT != _IGNORED).sum(-1).clamp(min=1)
+
+
+def _lose_passages(logits_nT2: Tensor, targets_nT2: Tensor) -> Tensor:
+    """The mean of the start's and the end's cross-entropy over the tokens that can be one."""
+    shares_nT2 = logits_nT2.masked_fill(targets_nT2 == _IGNORED, -torch.inf).log_softmax(1)
+    return -shares_nT2.masked_fill(targets_nT2 != 1, 0.0).sum(1).mean(-1)
 
 
 HEADS: dict[str, Head] = {
@@ -80,6 +232,9 @@ HEADS: dict[str, Head] = {
         num_outputs=lambda num_labels: num_labels,
         row_losses=lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"),
         answer=_answer_class,
+        predict=_predict_logits,
+        confidence=lambda outcome: max((outcome.probabilities or {}).values()),
+        calibrates=True,
     ),
     "multilabel": Head(
         num_outputs=lambda num_labels: num_labels,
@@ -87,11 +242,35 @@ HEADS: dict[str, Head] = {
             -1
         ),
         answer=_answer_labels,
+        predict=_predict_logits,
+        # A set is as sure as the least sure decision about one of its labels.
+        confidence=lambda outcome: min(max(p, 1 - p) for p in (outcome.probabilities or {}).values()),
+        calibrates=True,
     ),
     "regress": Head(
         num_outputs=lambda num_labels: 1,
         row_losses=lambda logits, targets: F.mse_loss(logits[:, 0], targets, reduction="none"),
         answer=_answer_number,
+        predict=_predict_number,
+    ),
+    "tag": Head(
+        num_outputs=lambda num_labels: num_labels,
+        row_losses=_lose_tags,
+        answer=_answer_words,
+        predict=_predict_tags,
+        confidence=lambda outcome: min((entity.probability for entity in outcome.entities or ()), default=1.0),
+        reads="tokens",
+        calibrates=True,
+        weight=lambda target: float((target != _IGNORED).sum()),
+    ),
+    "span": Head(
+        num_outputs=lambda num_labels: 2,
+        row_losses=_lose_passages,
+        answer=_answer_passage,
+        predict=_predict_answer,
+        confidence=lambda outcome: outcome.probability or 0.0,
+        reads="tokens",
+        max_length=384,
     ),
 }
 

@@ -20,7 +20,10 @@ TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 
 
 def infer(bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | None = None) -> list[Tensor]:
-    """The logits of every row, float32 on the CPU, in order. `on_batch` hears how many rows were just answered."""
+    """The logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
+
+    `on_batch` hears how many rows were just answered.
+    """
     backbone = bank.backbone
     answers: list[Tensor | None] = [None] * len(rows)
     for indices in _batches(bank, rows):
@@ -29,7 +32,8 @@ def infer(bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | 
             segments = bank.logits(batch)
         logits = [row for segment in segments for row in segment.float().cpu().unbind(0)]
         for position, row in zip(batch.order, logits, strict=True):
-            answers[indices[position]] = row
+            index = indices[position]
+            answers[index] = row if row.dim() == 1 else row[: len(rows[index].ids)].clone()  # without the padding
         if on_batch is not None:
             on_batch(len(indices))
     return [answer for answer in answers if answer is not None]

@@ -13,11 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.data.encode import encode
-from inlay.errors import BadData, InlayError, WrongBackbone
+from inlay.data.encode import Encoded
+from inlay.data.tasks import Split
+from inlay.data.windows import Reading, encode_split
+from inlay.errors import BadConfig, BadData, InlayError, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
-from inlay.model.heads import Outcome, find_head
+from inlay.model.heads import Outcome, Output, collect_outputs, find_head
 from inlay.model.inference import infer
 from inlay.model.route import Row
 from inlay.store import Manifest, Store, Version
@@ -30,6 +32,8 @@ class Request:
     task: str
     text: str
     pair: str | None = None
+    min_confidence: float | None = None
+    """an answer less sure than this is not given: the task abstains"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Answer:
     """the version that answered, such as `sms@3`"""
     outcome: Outcome | None = None
     logits: Tensor | None = None
+    """of all windows and tokens of the row, as one vector"""
     error: InlayError | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -60,12 +65,26 @@ class Hot:
     spec: SlotSpec
     slot: int
 
+    @property
+    def reading(self) -> Reading:
+        return find_reading(self.manifest)
+
 
 @dataclass(frozen=True)
 class _Checked:
     position: int
     request: Request
     version: Version
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Requests of a group that were tokenised together: which they are, their windows, and the texts of the places."""
+
+    indices: list[int]
+    encoded: Encoded
+    rows: list[Row]
+    texts: list[str]
 
 
 class Engine:
@@ -127,6 +146,8 @@ class Engine:
             has, wants = ("one text", "a pair") if wants_pair else ("a pair", "one text")
             hint = "give the second text with `--pair`" if wants_pair else "leave out the second text"
             raise BadData(f"the request has {has}, but task `{request.task}` reads {wants}", hint)
+        if request.min_confidence is not None:
+            check_confidence(manifest.kind, request.min_confidence)
         return found
 
     def _groups(self, checked: list[_Checked]) -> Iterator[list[_Checked]]:
@@ -151,39 +172,53 @@ class Engine:
                     states[item.version.digest] = self.load(item.version)
                 except InlayError as error:
                     states[item.version.digest] = error
-        rows, good = [], []
-        for item, row in zip(group, self._encode(group, states), strict=True):
-            if row is not None:
-                rows.append(row)
-                good.append(item)
-        logits = dict(zip((item.position for item in good), infer(self._bank, rows), strict=True))
-        return [self._phrase(item, states[item.version.digest], logits.get(item.position)) for item in group]
+        pieces = list(self._encode(group, states))
+        logits = iter(infer(self._bank, [row for piece in pieces for row in piece.rows]))
+        outputs: dict[int, Output] = {}
+        for piece in pieces:
+            found = collect_outputs(piece.encoded, [next(logits) for _ in piece.rows], piece.texts)
+            outputs |= dict(zip(piece.indices, found, strict=True))
+        return [_phrase(item, states[item.version.digest], outputs.get(i)) for i, item in enumerate(group)]
 
-    def _encode(self, group: list[_Checked], states: dict[str, Hot | InlayError]) -> list[Row | None]:
-        """Rows of the requests whose version stands, tokenised together where they are cut at the same length."""
-        rows: list[Row | None] = [None] * len(group)
-        shapes: dict[tuple[int, bool], list[int]] = {}
+    def _encode(self, group: list[_Checked], states: dict[str, Hot | InlayError]) -> Iterator[_Piece]:
+        """Requests whose version stands, tokenised together where they are read alike."""
+        alike: dict[tuple[Reading, bool], list[int]] = {}
         for index, item in enumerate(group):
             state = states[item.version.digest]
             if isinstance(state, Hot):
-                shapes.setdefault((state.manifest.max_length, item.request.pair is not None), []).append(index)
-        for (max_length, has_pairs), indices in shapes.items():
+                alike.setdefault((state.reading, item.request.pair is not None), []).append(index)
+        for (reading, has_pairs), indices in alike.items():
             texts = [group[index].request.text for index in indices]
             pairs = [group[index].request.pair or "" for index in indices] if has_pairs else None
-            encoded = encode(self.backbone.tokenizer, texts, pairs, max_length)
-            for place, index in enumerate(indices):
-                state = states[group[index].version.digest]
-                assert isinstance(state, Hot)
-                segments = None if encoded.segments is None else encoded.segments[place]
-                rows[index] = Row(encoded.ids[place], state.slot, segments)
-        return rows
+            encoded = encode_split(self.backbone.tokenizer, Split(texts, pairs, None, []), reading)
+            owners = [states[group[indices[owner]].version.digest] for owner in encoded.owners]
+            slots = [state.slot for state in owners if isinstance(state, Hot)]
+            rows = [Row(ids, slot, segments) for (ids, segments), slot in zip(encoded, slots, strict=True)]
+            yield _Piece(indices, encoded, rows, pairs or texts)
 
-    def _phrase(self, item: _Checked, state: Hot | InlayError, logits: Tensor | None) -> Answer:
-        if isinstance(state, InlayError):
-            return Answer(item.request.task, error=state)
-        assert logits is not None
-        outcome = find_head(state.spec.head.kind).answer(logits, state.spec.head, state.manifest.labels)
-        return Answer(item.request.task, item.version.reference, outcome, logits)
+
+def _phrase(item: _Checked, state: Hot | InlayError, output: Output | None) -> Answer:
+    if isinstance(state, InlayError):
+        return Answer(item.request.task, error=state)
+    assert output is not None
+    head = find_head(state.spec.head.kind)
+    outcome = head.answer(output, state.spec.head, state.manifest.labels)
+    outcome = head.abstain(outcome, item.request.min_confidence)
+    return Answer(item.request.task, item.version.reference, outcome, output.flat)
+
+
+def check_confidence(kind: str, min_confidence: float) -> None:
+    """Refuse a threshold that is no probability, or one for a kind of task that has none."""
+    if not 0 <= min_confidence <= 1:
+        raise BadConfig(f"a confidence of `{min_confidence:g}`", "give a probability, from 0 to 1")
+    if find_head(kind).confidence is None:
+        raise Unsupported(f"a `{kind}` task has no confidence to abstain by", "leave out `--min-confidence`")
+
+
+def find_reading(manifest: Manifest) -> Reading:
+    """How a version's rows become windows of tokens."""
+    stride = {"stride": int(manifest.extra["stride"])} if "stride" in manifest.extra else {}
+    return Reading(manifest.kind, manifest.max_length, **stride)
 
 
 def check_backbone(version: Version, manifest: Manifest, backbone: Backbone) -> None:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inlay.data.encode import encode
+from inlay.data.tasks import Split
+from inlay.data.windows import encode_split
 from inlay.errors import InlayError
 from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
+from inlay.model.heads import collect_outputs
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.model.route import Row
-from inlay.serving.engine import Engine, Request, check_backbone
+from inlay.serving.engine import Engine, Request, check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
 
 CANONICAL_TOLERANCE = 1e-4
@@ -125,13 +127,16 @@ class _Prover:
     def _answer_alone(self, version: Version, manifest: Manifest) -> list[Tensor]:
         texts = [probe.text for probe in manifest.probes]
         pairs = [probe.pair or "" for probe in manifest.probes] if manifest.extra.get("pairs") else None
-        encoded = encode(self._plain.tokenizer, texts, pairs, manifest.max_length)
+        encoded = encode_split(self._plain.tokenizer, Split(texts, pairs, None, []), find_reading(manifest))
         rows = [Row(ids, 0, segments) for ids, segments in encoded]
         spec = SlotSpec.from_stored(manifest.method, manifest.head)
-        return infer_canonically(self._plain, spec, self._store.load(version).tensors, rows)
+        logits = infer_canonically(self._plain, spec, self._store.load(version).tensors, rows)
+        return [output.flat for output in collect_outputs(encoded, logits, texts)]
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
     """The largest difference, as a share of the largest expected value (or of 1)."""
     pairs = list(zip(expected, found, strict=True))
+    if any(a.shape != b.shape for a, b in pairs):
+        return float("inf")  # not even the same tokens
     return max((float((a - b).abs().max() / max(1.0, float(a.abs().max()))) for a, b in pairs), default=0.0)

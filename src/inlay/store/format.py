@@ -47,7 +47,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Probe:
-    """A row and the answer the version gave on the canonical path when it was published."""
+    """A row and the answer the version gave on the canonical path when it was published.
+
+    Logits of a head that reads tokens lie flat: window after window, token after token, label after label.
+    """
 
     text: str
     pair: str | None
@@ -58,7 +61,7 @@ class Probe:
 class Manifest:
     """Everything a version is besides its tensors. All of it is under the digest, so no times, hosts or paths."""
 
-    kind: str  # of task: classify, multilabel, regress
+    kind: str  # of task: classify, multilabel, regress, tag, span
     labels: tuple[str, ...]
     metric: str  # the one that picked the best epoch, and picks `NAME@best`
     method: dict[str, Any]  # method settings, `name` and `size` among them

@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.data.encode import Encoded, encode, epoch_batches
+from inlay.data.encode import Encoded, epoch_batches
 from inlay.data.metrics import is_better
+from inlay.data.windows import Reading, encode_split
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.heads import find_head
 from inlay.model.inference import batches_by_length, infer
 from inlay.model.methods import first_layer
 from inlay.model.route import Row, collate
-from inlay.training.evaluate import as_targets, score_dev
+from inlay.training.evaluate import Targets, Verdict, score_dev
 from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
 
@@ -83,7 +84,7 @@ class Progress:
 
 
 class Member:
-    """A run in its slot: encoded rows, targets and progress."""
+    """A run in its slot: encoded rows (windows, where a row is several), targets and progress."""
 
     def __init__(self, run: Run, slot: int, train: Encoded, dev: Encoded, device: torch.device) -> None:
         self.run, self.slot, self.train, self.dev = run, slot, train, dev
@@ -91,7 +92,16 @@ class Member:
         self.best_tensors: dict[str, Tensor] = {}
         self._batches: tuple[int, list[np.ndarray]] = (-1, [])
         self._head = find_head(run.task.kind)
-        self._targets, self._weights = _targets(run, device)
+        self._targets = Targets(run.task.train, train, run.spec.head, device)
+        self._weights = _class_weights(run, device) * self._targets.weights
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.train) // self.run.config.train.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps_per_epoch * self.run.config.train.epochs
 
     @property
     def is_active(self) -> bool:
@@ -116,7 +126,9 @@ class Member:
         device = logits.device
         chosen = torch.as_tensor(np.asarray(indices), device=device)
         weights, total = self._weights[chosen], self._weights[torch.as_tensor(batch, device=device)].sum()
-        return (self._head.row_losses(logits, self._targets[chosen]) * weights).sum() / total
+        targets = self._targets.take(indices, logits.shape[1])
+        # A batch without any labelled token has nothing to learn from, and a loss of 0.
+        return (self._head.row_losses(logits, targets) * weights).sum() / torch.where(total > 0, total, 1.0)
 
 
 class Cohort:
@@ -165,7 +177,7 @@ class Cohort:
             progress = member.progress
             if _has_diverged(member, loss, norm):
                 continue
-            rates[member.slot] = learning_rate(member.run.config.train, progress.step, member.run.num_steps)
+            rates[member.slot] = learning_rate(member.run.config.train, progress.step, member.num_steps)
             progress.step, progress.cursor = progress.step + 1, progress.cursor + 1
             progress.loss_sum += loss
             progress.losses.append(round(loss, 5))
@@ -196,32 +208,33 @@ class Cohort:
 
     def finish_epochs(self) -> list[tuple[Member, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""
-        ended = [member for member in self.active if member.progress.cursor == member.run.steps_per_epoch]
+        ended = [member for member in self.active if member.progress.cursor == member.steps_per_epoch]
         if not ended:
             return []
         rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in member.dev]
         logits = iter(infer(self.bank, rows))
         records = []
         for member in ended:
-            scores, loss = score_dev(member.run, [next(logits) for _ in member.dev.ids])
-            records.append((member, self._close_epoch(member, scores, loss)))
+            verdict = score_dev(member.run, member.dev, [next(logits) for _ in member.dev.ids])
+            records.append((member, self._close_epoch(member, verdict)))
         return records
 
-    def _close_epoch(self, member: Member, scores: dict[str, float], dev_loss: float) -> dict[str, Any]:
+    def _close_epoch(self, member: Member, verdict: Verdict) -> dict[str, Any]:
         progress, task, train = member.progress, member.run.task, member.run.config.train
         progress.epoch, progress.cursor = progress.epoch + 1, 0
-        loss, progress.loss_sum = progress.loss_sum / member.run.steps_per_epoch, 0.0
+        loss, progress.loss_sum = progress.loss_sum / member.steps_per_epoch, 0.0
         record = {
             "epoch": progress.epoch,
             "step": progress.step,
             "train_loss": loss,
-            "lr": learning_rate(train, progress.step - 1, member.run.num_steps),
-            "dev": scores,
-            "dev_loss": dev_loss,
+            "lr": learning_rate(train, progress.step - 1, member.num_steps),
+            "dev": verdict.scores,
+            "dev_loss": verdict.loss,
+            "head": verdict.fitted,
             "seconds": round(self.seconds, 3),
         }
         progress.history.append(record)
-        value = scores[task.metric]
+        value, dev_loss = verdict.scores[task.metric], verdict.loss
         # On a small dev set epochs tie; the loss still tells a sure answer from a lucky one.
         wins_tie = value == progress.best_metric and dev_loss < progress.best_loss
         if is_better(task.metric, value, progress.best_metric):
@@ -258,27 +271,25 @@ class _Encoder:
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
-        self._known: dict[tuple[str, str, int], Encoded] = {}
+        self._known: dict[tuple[str, str, Reading], Encoded] = {}
 
     def encode(self, run: Run, split: str) -> Encoded:
-        max_length = run.config.train.max_length
-        key = (run.task.digest, split, max_length)
+        key = (run.task.digest, split, run.reading)
         if key not in self._known:
             rows = run.task.train if split == "train" else run.task.dev
-            self._known[key] = encode(self._backbone.tokenizer, rows.texts, rows.pairs, max_length)
+            self._known[key] = encode_split(self._backbone.tokenizer, rows, run.reading)
         return self._known[key]
 
 
-def _targets(run: Run, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The training targets as the head's loss takes them, and each row's weight."""
-    weights = np.ones(len(run.task.train))
-    if run.config.train.class_weights == "balanced":
-        labels = run.task.train.targets
-        assert labels is not None
-        counts = np.bincount(labels, minlength=len(run.task.labels))
-        weights = (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels]
-    targets = as_targets(run.task.train, run.spec.head).to(device)
-    return targets, torch.as_tensor(weights, dtype=torch.float32, device=device)
+def _class_weights(run: Run, device: torch.device) -> Tensor:
+    """How much each row counts for its class; 1 where classes count alike."""
+    if run.config.train.class_weights != "balanced":
+        return torch.ones((), device=device)
+    labels = run.task.train.targets
+    assert labels is not None
+    counts = np.bincount(labels, minlength=len(run.task.labels))
+    weights = (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels]
+    return torch.as_tensor(weights, dtype=torch.float32, device=device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

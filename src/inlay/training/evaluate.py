@@ -1,43 +1,173 @@
-"""Scores: a run on its dev rows, trained tensors on any labelled rows, all through the one inference forward."""
+"""Scores: a run on its dev rows, trained tensors on any labelled rows, all through the one inference forward.
+
+What is learned from dev rows besides a score goes into the head: the temperature of its probabilities, and the margin
+above which a question has no answer.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.data.encode import encode
-from inlay.data.metrics import list_metrics, score
+from inlay.data.answers import tune_threshold
+from inlay.data.calibration import calibration_error, fit_temperature
+from inlay.data.encode import Encoded
+from inlay.data.metrics import score_all
 from inlay.data.tasks import Split
+from inlay.data.windows import IGNORED, Reading, align_targets, encode_split
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
-from inlay.model.heads import HeadSpec, find_head
+from inlay.model.heads import HeadSpec, Output, collect_outputs, find_head, find_output_passages
 from inlay.model.inference import infer
 from inlay.model.route import Row
-from inlay.training.run import Run
+from inlay.training.run import Result, Run
 
 
-def score_dev(run: Run, logits: Sequence[Tensor]) -> tuple[dict[str, float], float]:
-    """Every metric of the task's kind, and the mean loss, from the logits of its dev rows."""
-    targets = as_targets(run.task.dev, run.spec.head)
-    losses = find_head(run.task.kind).row_losses(torch.stack(list(logits)), targets)
-    return _score(run, run.task.dev, read_outputs(run.spec.head, logits)), float(losses.mean())
+class Targets:
+    """A split's targets as the head's loss takes them, a row or a window at a time."""
+
+    def __init__(self, split: Split, encoded: Encoded, head: HeadSpec, device: torch.device | str = "cpu") -> None:
+        assert split.targets is not None
+        aligned = align_targets(head.kind, encoded, split.targets)
+        self._whole = None if aligned is not None else _as_numbers(split.targets, head).to(device)
+        self._tokens = [torch.as_tensor(target) for target in aligned or ()]  # padded here, sent batch by batch
+        entry = find_head(head.kind)
+        weights = [entry.weight(target) for target in self._tokens] if aligned is not None else np.ones(len(encoded))
+        self.weights = torch.as_tensor(weights, dtype=torch.float32, device=device)
+        """how much each window counts in a mean: labelled tokens, where tokens are labelled"""
+
+    def take(self, windows: Sequence[int], width: int) -> Tensor:
+        """The targets of some windows, those of tokens padded to `width`."""
+        if self._whole is not None:
+            return self._whole[torch.as_tensor(np.asarray(windows), device=self._whole.device)]
+        chosen = [self._tokens[window] for window in windows]
+        padded = chosen[0].new_full((len(chosen), width, *chosen[0].shape[1:]), IGNORED)
+        for row, target in enumerate(chosen):
+            padded[row, : len(target)] = target
+        return padded.to(self.weights.device)
 
 
-def as_targets(split: Split, head: HeadSpec) -> Tensor:
-    """A split's targets as the head's loss takes them: numbers on the scale the head was trained on."""
-    assert split.targets is not None
+def _as_numbers(targets: np.ndarray, head: HeadSpec) -> Tensor:
     if head.kind == "regress":
-        return torch.as_tensor(((split.targets - head.target_mean) / head.target_std).astype(np.float32))
-    return torch.as_tensor(split.targets)
+        return torch.as_tensor(((targets - head.target_mean) / head.target_std).astype(np.float32))
+    return torch.as_tensor(targets)
 
 
-def score_split(run: Run, tensors: Mapping[str, Tensor], backbone: Backbone, split: Split) -> dict[str, float]:
-    """Every metric of the task's kind for trained tensors on labelled rows."""
-    logits = predict_split(run.spec, tensors, backbone, split, run.config.train.max_length)
-    return _score(run, split, read_outputs(run.spec.head, logits))
+@dataclass(frozen=True)
+class Verdict:
+    """What dev rows say about a run: every metric of its kind, the mean loss, and what of its head they fitted."""
+
+    scores: dict[str, float]
+    loss: float
+    fitted: dict[str, Any]
+
+
+def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
+    """The verdict of the dev rows, from the logits of their windows."""
+    split, head = run.task.dev, run.spec.head
+    outputs = _collect(split, encoded, logits)
+    fitted = _fit_head(head, outputs, split, encoded)
+    calibrated = dataclasses.replace(head, **fitted)
+    scores = _score(run.task.kind, run.task.labels, outputs, split, calibrated)
+    scores |= _score_calibration(head, calibrated, _decisions(head.kind, outputs, split, encoded))
+    return Verdict(scores, _mean_loss(head, Targets(split, encoded, head), logits), fitted)
+
+
+def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> float:
+    row_losses = find_head(head.kind).row_losses
+    if logits[0].dim() == 1:
+        return float(row_losses(torch.stack(list(logits)), targets.take(range(len(logits)), 0)).mean())
+    losses = [row_losses(row.unsqueeze(0), targets.take([window], len(row))) for window, row in enumerate(logits)]
+    return float((torch.cat(losses) * targets.weights).sum() / targets.weights.sum().clamp(min=1))
+
+
+def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: Encoded) -> dict[str, Any]:
+    """What of a head is fitted on dev rows: its temperature where it has probabilities, its margin of silence."""
+    fitted: dict[str, Any] = {}
+    decisions = _decisions(head.kind, outputs, split, encoded)
+    if decisions is not None:
+        fitted["temperature"] = fit_temperature(*decisions)
+    if head.null_threshold is not None:
+        assert split.targets is not None
+        found = [find_output_passages(output, None) for output in outputs]
+        fitted["null_threshold"] = tune_threshold(
+            [f.margin for f in found], [f.passage for f in found], list(split.targets)
+        )
+    return fitted
+
+
+Decisions = tuple[np.ndarray, np.ndarray]
+
+
+def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Encoded) -> Decisions | None:
+    """The logits and targets of every decision that has a probability; None for kinds that have none."""
+    assert split.targets is not None
+    if not find_head(kind).calibrates:
+        return None
+    aligned = align_targets(kind, encoded, split.targets)
+    if aligned is None:
+        return np.stack([output.logits[0].double().numpy() for output in outputs]), split.targets
+    targets = np.concatenate(aligned)
+    logits = np.concatenate([window.double().numpy() for output in outputs for window in output.logits])
+    return logits[targets != IGNORED], targets[targets != IGNORED]
+
+
+def _score_calibration(before: HeadSpec, after: HeadSpec, decisions: Decisions | None) -> dict[str, float]:
+    if decisions is None:
+        return {}
+    return {
+        "ece": calibration_error(*decisions, after.temperature),
+        "ece_uncalibrated": calibration_error(*decisions, before.temperature),
+    }
+
+
+def score_split(run: Run, result: Result, backbone: Backbone, split: Split) -> dict[str, float]:
+    """Every metric of the task's kind for a run's best tensors on labelled rows."""
+    judged = judge_split(result.spec(run), result.tensors, backbone, split, run.reading)
+    scores = _score(run.task.kind, run.task.labels, judged.outputs, split, judged.head)
+    return scores | ({} if judged.ece is None else {"ece": judged.ece})
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A head's outputs on labelled rows."""
+
+    head: HeadSpec
+    outputs: list[Output]
+    ece: float | None
+    """expected calibration error, where there are probabilities"""
+    num_lost: int
+    """words beyond the last token"""
+
+    def predictions(self, labels: Sequence[str]) -> Any:
+        """The outputs as the metrics take them."""
+        return read_outputs(self.head, labels, self.outputs)
+
+    def take(self, rows: Sequence[int]) -> Judged:
+        """The outputs of some rows."""
+        return dataclasses.replace(self, outputs=[self.outputs[row] for row in rows])
+
+
+def judge_split(
+    spec: SlotSpec,
+    tensors: Mapping[str, Tensor],
+    backbone: Backbone,
+    split: Split,
+    reading: Reading,
+    on_batch: Callable[[int], None] | None = None,
+) -> Judged:
+    """The outputs of every labelled row, and how honest their probabilities are."""
+    encoded = encode_split(backbone.tokenizer, split, reading)
+    outputs = _collect(split, encoded, _infer(spec, tensors, backbone, encoded, on_batch))
+    decisions = _decisions(spec.head.kind, outputs, split, encoded)
+    ece = None if decisions is None else calibration_error(*decisions, spec.head.temperature)
+    return Judged(spec.head, outputs, ece, encoded.num_lost)
 
 
 def predict_split(
@@ -46,27 +176,44 @@ def predict_split(
     backbone: Backbone,
     split: Split,
     max_length: int,
+    stride: int = Reading.stride,
+) -> list[Tensor]:
+    """All logits of every row of a split, as one vector each."""
+    encoded = encode_split(backbone.tokenizer, split, Reading(spec.head.kind, max_length, stride))
+    return [output.flat for output in _collect(split, encoded, _infer(spec, tensors, backbone, encoded))]
+
+
+def _infer(
+    spec: SlotSpec,
+    tensors: Mapping[str, Tensor],
+    backbone: Backbone,
+    encoded: Encoded,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[Tensor]:
-    """The logits of every row of a split."""
     bank = Bank(backbone, 1)
     bank.put(0, spec, tensors)
-    return infer(bank, encode_rows(backbone, split, max_length), on_batch=on_batch)
+    return infer(bank, [Row(ids, 0, segments) for ids, segments in encoded], on_batch=on_batch)
+
+
+def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[Output]:
+    return collect_outputs(encoded, logits, split.texts if split.pairs is None else split.pairs)
 
 
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
-    """A split's rows for slot 0, ready for `infer`."""
-    encoded = encode(backbone.tokenizer, split.texts, split.pairs, max_length)
+    """A split's rows for slot 0, ready for `infer`, each text or pair whole."""
+    encoded = encode_split(backbone.tokenizer, split, Reading("classify", max_length))
     return [Row(ids, 0, segments) for ids, segments in encoded]
 
 
-def read_outputs(head: HeadSpec, logits: Sequence[Tensor]) -> np.ndarray:
-    """Logits as the metrics take them: [n, L], or for regression numbers [n] on the targets' own scale."""
-    outputs = torch.stack(list(logits)).double().numpy()
-    return outputs[:, 0] * head.target_std + head.target_mean if head.kind == "regress" else outputs
+def read_outputs(head: HeadSpec, labels: Sequence[str], outputs: Sequence[Output]) -> Any:
+    """Outputs as the metrics take them: logits [n, L], numbers [n] on the targets' own scale, tags or texts."""
+    predict = find_head(head.kind).predict
+    found = [predict(output, head, labels) for output in outputs]
+    return np.stack(found) if isinstance(found[0], np.ndarray | float) else found
 
 
-def _score(run: Run, split: Split, outputs: np.ndarray) -> dict[str, float]:
+def _score(
+    kind: str, labels: Sequence[str], outputs: Sequence[Output], split: Split, head: HeadSpec
+) -> dict[str, float]:
     assert split.targets is not None
-    names = list_metrics(run.task.kind, len(run.task.labels))
-    return {name: score(name, outputs, split.targets) for name in names}
+    return score_all(kind, labels, split.targets, read_outputs(head, labels, outputs))

@@ -83,7 +83,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         backbone_parameters=backbone_total,
         num_train=len(run.task.train),
         num_dev=len(run.task.dev),
-        num_steps=run.num_steps,
+        num_steps=member.num_steps,
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
         inlay=Cost(total, 4 * total, epochs * (epoch_seconds + dev_seconds), peak),
         full=Cost(

@@ -13,11 +13,14 @@ import numpy as np
 
 from inlay.data.metrics import METRICS
 from inlay.data.tasks import Split
+from inlay.data.windows import LAYOUTS, encode_split
 from inlay.errors import Diverged
 from inlay.model.backbone import Backbone
+from inlay.model.heads import collect_outputs
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
+from inlay.model.route import Row
 from inlay.store import Manifest, Probe, Store, Version
-from inlay.training.evaluate import encode_rows, score_split
+from inlay.training.evaluate import score_split
 from inlay.training.run import Result, Run
 
 NUM_PROBES = 8
@@ -35,14 +38,15 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
         )
     metrics = {"dev": result.dev_metrics}
     if run.task.test is not None and run.task.test.targets is not None:
-        metrics["test"] = score_split(run, result.tensors, backbone, run.task.test)
+        metrics["test"] = score_split(run, result, backbone, run.task.test)
+    spec = result.spec(run)
     manifest = Manifest(
         kind=run.task.kind,
         labels=run.task.labels,
         metric=run.task.metric,
         higher_is_better=METRICS[run.task.metric].higher_is_better,
-        method=dataclasses.asdict(run.spec.method),
-        head=dataclasses.asdict(run.spec.head),
+        method=dataclasses.asdict(spec.method),
+        head=dataclasses.asdict(spec.head),
         max_length=run.config.train.max_length,
         metrics=metrics,
         data_digest=run.task.digest,
@@ -52,7 +56,7 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
         num_parameters=run.spec.count_parameters(backbone.anatomy),
         probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
         config=dataclasses.asdict(run.config.train),
-        extra={"pairs": run.task.train.pairs is not None, **_lineage(run)},
+        extra={"pairs": run.task.train.pairs is not None, **_windows(run), **_lineage(run)},
     )
     return store.publish(name or run.task.name, result.tensors, manifest, _sidecar(result))
 
@@ -79,12 +83,18 @@ def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
     chosen = np.unique(np.linspace(0, len(dev) - 1, min(NUM_PROBES, len(dev))).astype(int))
     texts = [dev.texts[index] for index in chosen]
     pairs = None if dev.pairs is None else [dev.pairs[index] for index in chosen]
-    rows = encode_rows(backbone, Split(texts, pairs, None, []), run.config.train.max_length)
-    answers = infer_canonically(backbone, run.spec, result.tensors, rows)
+    encoded = encode_split(backbone.tokenizer, Split(texts, pairs, None, []), run.reading)
+    rows = [Row(ids, 0, segments) for ids, segments in encoded]
+    outputs = collect_outputs(encoded, infer_canonically(backbone, run.spec, result.tensors, rows), texts)
     return [
-        Probe(text, pair, tuple(logits.tolist()))
-        for text, pair, logits in zip(texts, pairs or [None] * len(texts), answers, strict=True)
+        Probe(text, pair, tuple(output.flat.tolist()))
+        for text, pair, output in zip(texts, pairs or [None] * len(texts), outputs, strict=True)
     ]
+
+
+def _windows(run: Run) -> dict[str, int]:
+    """What more than its length says how a row becomes windows."""
+    return {"stride": run.reading.stride} if LAYOUTS[run.task.kind].overlaps else {}
 
 
 def _sidecar(result: Result) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from inlay.config import RunConfig, TrainConfig, write_toml
 from inlay.data.tasks import Task
+from inlay.data.windows import Reading
 from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
@@ -47,7 +48,13 @@ class Run:
         return self.config.identify(self.task.digest, self.fingerprint)
 
     @property
+    def reading(self) -> Reading:
+        """How the task's rows become windows of tokens."""
+        return Reading(self.task.kind, self.config.train.max_length, self.config.train.stride)
+
+    @property
     def steps_per_epoch(self) -> int:
+        """Where a row is one window; long contexts are several, and `Member` counts those."""
         return -(-len(self.task.train) // self.config.train.batch_size)
 
     @property
@@ -74,7 +81,15 @@ class Result:
     @property
     def dev_metrics(self) -> dict[str, float]:
         """All dev metrics of the best epoch; empty if no epoch was ever finished."""
-        return next((line["dev"] for line in self.history if line["epoch"] == self.best_epoch), {})
+        return self._best.get("dev", {})
+
+    def spec(self, run: Run) -> SlotSpec:
+        """What the run trained, with what its head got from the dev rows of the best epoch."""
+        return dataclasses.replace(run.spec, head=dataclasses.replace(run.spec.head, **self._best.get("head", {})))
+
+    @property
+    def _best(self) -> dict[str, Any]:
+        return next((line for line in self.history if line["epoch"] == self.best_epoch), {})
 
 
 def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None) -> Run:
@@ -86,7 +101,7 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
     pooling = _resolve_pooling(config.train, backbone)
     max_length = config.train.max_length
     if max_length == TrainConfig.max_length:  # nobody asked for it
-        max_length = min(max_length, backbone.max_length)
+        max_length = min(find_head(task.kind).max_length or max_length, backbone.max_length)
     if max_length > backbone.max_length:
         raise BadConfig(
             f"`train.max_length` is `{max_length}`, but `{backbone.name}` reads at most {backbone.max_length} tokens",
@@ -106,13 +121,19 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
 
 
 def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
-    num_outputs = find_head(task.kind).num_outputs(len(task.labels))
-    head = HeadSpec(task.kind, num_outputs, train.pooling, hidden=train.hidden, features=train.features)
-    if task.kind != "regress":
-        return head
+    entry = find_head(task.kind)
+    num_outputs = entry.num_outputs(len(task.labels))
+    pooling = train.pooling if entry.reads == "pooled" else entry.reads
     assert task.train.targets is not None
-    mean, std = float(np.mean(task.train.targets)), float(np.std(task.train.targets))
-    return dataclasses.replace(head, target_mean=mean, target_std=std or 1.0)
+    known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
+    return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, **known)
+
+
+# Kind -> what of its head the training targets decide: a number's scale, whether there may be no answer.
+_FROM_TARGETS: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
+    "regress": lambda targets: {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0},
+    "span": lambda targets: {"null_threshold": None if all(targets) else 0.0},
+}
 
 
 def _resolve_pooling(config: TrainConfig, backbone: Backbone) -> str:

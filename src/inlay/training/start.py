@@ -24,7 +24,7 @@ from inlay.model.methods import resolve_method
 from inlay.store import Manifest, Store, Version
 
 _DIGITS = 12
-_SCALE = ("target_mean", "target_std")
+_SCALE = ("target_mean", "target_std", "temperature", "null_threshold")  # what of a head its own data decided
 # Settings that leave a method's tensors as they are: a run may have others than its source.
 _LAYOUT_FREE = ("init_std", "activation", "form", "combine", "scale", "alpha")
 _INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of training

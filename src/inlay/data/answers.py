@@ -1,0 +1,118 @@
+"""Extractive question answering: SQuAD's files, answers as places in a context, and the official exact match and F1.
+
+A target is a tuple of gold answers, each `(start, text)` with `start` in characters of the context; it is empty where
+the context has no answer (SQuAD 2.0). Scores are those of the official script: lower case, no punctuation, no articles,
+blanks joined, the best over the gold answers; without a gold answer only saying nothing is right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Gold = tuple[int, str]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SQUAD = re.compile(r'\s*\{\s*(?:"version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[\s*\{\s*"(?:title|paragraphs)"')
+
+
+def is_squad(head: str) -> bool:
+    """Whether a file that begins so is SQuAD's own JSON: articles with paragraphs with questions."""
+    return _SQUAD.match(head) is not None
+
+
+def read_squad(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The questions of a SQuAD document as flat records. Raises KeyError or TypeError where it is none."""
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                answers = [] if question.get("is_impossible") else question.get("answers", [])
+                yield {
+                    "id": question.get("id"),
+                    "question": question["question"],
+                    "context": paragraph["context"],
+                    "answers": answers,
+                }
+
+
+def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...], bool]:
+    """The gold answers of a cell, and whether their places had to be found in the context.
+
+    Takes SQuAD's list of {text, answer_start} or the hub's {text: [...], answer_start: [...]}, both also as JSON text,
+    or one answer as text with its `start`. Raises ValueError with the reason where they are not in the context.
+    """
+    if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
+        cell = json.loads(cell)
+    if isinstance(cell, Mapping):
+        cell = _pair_up(cell)
+    elif cell is None or isinstance(cell, str | int | float):
+        # A table has one answer in a cell, or nothing where there is none.
+        cell = [] if cell is None or not str(cell).strip() else [{"text": str(cell), "answer_start": start}]
+    golds, was_searched = [], False
+    for answer in cell:
+        text, place = str(answer["text"]), answer.get("answer_start")
+        if place is None or str(place).strip() == "":
+            place, was_searched = context.find(text), True
+        place = int(place)
+        if not text or place < 0 or context[place : place + len(text)] != text:
+            raise ValueError(f"the answer `{text[:60]}` does not stand at character {place} of the context")
+        golds.append((place, text))
+    return tuple(golds), was_searched
+
+
+def _pair_up(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    texts, starts = cell["text"], cell.get("answer_start", cell.get("start"))
+    if isinstance(texts, str):
+        texts, starts = [texts], [starts]
+    starts = [None] * len(texts) if starts is None else list(starts)
+    return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+
+
+def normalise_answer(text: str) -> str:
+    """An answer as the official script compares it."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def score_answer(prediction: str, golds: Sequence[Gold]) -> tuple[float, float]:
+    """Exact match and F1 of an answer (`""`: there is none) against the gold answers, the best of each."""
+    texts = [text for _, text in golds if normalise_answer(text)] or [""]
+    exact = max(float(normalise_answer(prediction) == normalise_answer(text)) for text in texts)
+    return exact, max(_overlap(prediction, text) for text in texts)
+
+
+def _overlap(prediction: str, gold: str) -> float:
+    predicted, true = normalise_answer(prediction).split(), normalise_answer(gold).split()
+    if not predicted or not true:
+        return float(predicted == true)
+    num_same = sum((Counter(predicted) & Counter(true)).values())
+    if not num_same:
+        return 0.0
+    precision, recall = num_same / len(predicted), num_same / len(true)
+    return 2 * precision * recall / (precision + recall)
+
+
+def tune_threshold(margins: Sequence[float], answers: Sequence[str], targets: Sequence[Sequence[Gold]]) -> float:
+    """The margin of the null score above which saying nothing gives the best F1 over these rows.
+
+    `margins` are null score less the best answer's, `answers` the best answers. Of equals the one that says the most.
+    """
+    order = np.argsort(np.asarray(margins, dtype=np.float64), kind="stable")
+    sorted_margins = np.asarray(margins, dtype=np.float64)[order]
+    kept = np.array([score_answer(answers[row], targets[row])[1] for row in order])
+    dropped = np.array([score_answer("", targets[row])[1] for row in order])
+    # Rows before the cut are answered, those after it are not.
+    totals = np.concatenate([[0.0], np.cumsum(kept)]) + np.concatenate([np.cumsum(dropped[::-1])[::-1], [0.0]])
+    is_place = np.concatenate([[True], sorted_margins[1:] != sorted_margins[:-1], [True]])  # equals stay together
+    best = max(np.flatnonzero(is_place), key=lambda cut: (totals[cut], cut))
+    if best == 0:
+        return float(sorted_margins[0]) - 1.0
+    if best == len(sorted_margins):
+        return float(sorted_margins[-1]) + 1.0
+    return float((sorted_margins[best - 1] + sorted_margins[best]) / 2)

@@ -1,0 +1,150 @@
+"""Token tagging: words with their tags, as CoNLL columns and as spans of characters; entities counted by seqeval.
+
+Tags are kept as IOB2: `B-` begins an entity, `I-` goes on with it, `O` is outside. What comes in as IOB1, IOBES or
+BILOU is converted. Tags without such letters (parts of speech) stay as they are: they have words, and no entities.
+
+A word is `(start, end)` in its text; a target is `(start, end, label)` for each word of the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from inlay.errors import Missing
+
+OUTSIDE = "O"
+Word = tuple[int, int]
+Tagged = tuple[int, int, str]
+
+# The letters of IOBES and BILOU as those of IOB2.
+_PREFIXES = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
+_TAG = re.compile(r"([BILEUS])-(.+)", re.DOTALL)
+# Words as people count them: runs of letters and digits, with what joins them inside; any other sign is its own word,
+# and so is every sign of a script that is written without blanks.
+_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+# Accents and vowel signs are no letters to `re`, but parts of a word all the same.
+_MARKS = (
+    "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u0900-\u0963\u0966-\u0dff"
+    "\u0e00-\u0eff\u1000-\u109f\u200c\u200d\u20d0-\u20f0\ufe20-\ufe2f"
+)
+_LETTERS = rf"(?:[^\W{_UNSPACED}]|[{_MARKS}])+"
+_WORD = re.compile(rf"[{_UNSPACED}]|{_LETTERS}(?:(?:[-'’.&]|(?<=\d),(?=\d)){_LETTERS})*|[^\w\s]")
+
+
+class TagCounts(NamedTuple):
+    """A sample of tagged rows: per entity type those found, those that are there and those proposed; and words."""
+
+    hits: np.ndarray  # [..., types]
+    support: np.ndarray  # [..., types]
+    predicted: np.ndarray  # [..., types]
+    num_right: np.ndarray  # [...], words with the right tag
+    num_words: np.ndarray  # [...]
+
+
+def split_words(text: str) -> tuple[Word, ...]:
+    """The words of a plain text."""
+    return tuple(match.span() for match in _WORD.finditer(text))
+
+
+def join_words(tokens: Sequence[str]) -> tuple[str, tuple[Word, ...]]:
+    """The text that tokens make with a blank between each, and where they stand in it."""
+    words, start = [], 0
+    for token in tokens:
+        words.append((start, start + len(token)))
+        start += len(token) + 1
+    return " ".join(tokens), tuple(words)
+
+
+def to_iob2(tags: Sequence[str]) -> tuple[list[str], bool]:
+    """Tags of one sentence as IOB2, and whether any had to be changed."""
+    made: list[str] = []
+    inside = ""  # the type of the entity that the word before belongs to
+    for tag in tags:
+        found = _TAG.fullmatch(tag)
+        if found is None:
+            made.append(tag)
+            inside = ""
+            continue
+        letter, kind = _PREFIXES[found[1]], found[2]
+        made.append(f"{'I' if letter == 'I' and inside == kind else 'B'}-{kind}")
+        inside = "" if found[1] in "ELSU" else kind
+    return made, made != list(tags)
+
+
+def tag_words(words: Sequence[Word], spans: Iterable[tuple[int, int, str]]) -> tuple[list[str], int]:
+    """IOB2 tags of words from labelled spans of characters, and how many spans do not end where words do.
+
+    A word that a span only touches belongs to it whole. Raises ValueError where two spans claim one word.
+    """
+    tags, num_widened = [OUTSIDE] * len(words), 0
+    for start, end, label in spans:
+        inside = [index for index, word in enumerate(words) if word[0] < end and word[1] > start]
+        if any(tags[index] != OUTSIDE for index in inside):
+            raise ValueError(f"two spans claim the word at {words[inside[0]][0]}")
+        for index in inside:
+            tags[index] = f"{'B' if index == inside[0] else 'I'}-{label}"
+        fits = inside and words[inside[0]][0] == start and words[inside[-1]][1] == end
+        num_widened += not fits
+    return tags, num_widened
+
+
+def sort_tags(found: Iterable[str]) -> tuple[str, ...]:
+    """All labels of a tagger: `O` first, then `B-` and `I-` of each type, so that no half of a type is unknown."""
+    found = set(found)
+    types = sorted({match[2] for tag in found if (match := _TAG.fullmatch(tag))})
+    if not types:
+        return tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag)))
+    plain = sorted(tag for tag in found if tag != OUTSIDE and not _TAG.fullmatch(tag))
+    return (OUTSIDE, *plain, *(f"{letter}-{kind}" for kind in types for letter in "BI"))
+
+
+def entity_types(labels: Iterable[str]) -> tuple[str, ...]:
+    """The types of entities among the labels, in order; none for plain tags."""
+    return tuple(dict.fromkeys(label[2:] for label in labels if label.startswith(("B-", "I-"))))
+
+
+def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """The entities of a sentence by seqeval: type, first word, last word."""
+    return {(kind, first, last) for kind, first, last in require_seqeval().get_entities(list(tags))}
+
+
+def require_seqeval() -> Any:
+    """seqeval's module that finds entities."""
+    try:
+        from seqeval.metrics import sequence_labeling
+    except ImportError:
+        hint = "pip install seqeval, or choose `--metric token_accuracy`"
+        raise Missing("entities are scored by the library `seqeval`, which is not installed", hint) from None
+    return sequence_labeling
+
+
+def has_seqeval() -> bool:
+    """Whether entities can be scored."""
+    try:
+        require_seqeval()
+    except Missing:
+        return False
+    return True
+
+
+def count_rows(
+    predictions: Sequence[Sequence[str]], targets: Sequence[Sequence[tuple[int, int, int]]], labels: Sequence[str]
+) -> TagCounts:
+    """What each row adds to the counts, [rows, types] and [rows]. Predictions are tags by name, one for each word."""
+    types = {kind: index for index, kind in enumerate(entity_types(labels))}
+    scored = bool(types) and has_seqeval()
+    hits, support, predicted = (np.zeros((len(predictions), len(types))) for _ in range(3))
+    right, words = np.zeros(len(predictions)), np.zeros(len(predictions))
+    for row, (guess, target) in enumerate(zip(predictions, targets, strict=True)):
+        truth = [labels[label] for _, _, label in target]
+        right[row], words[row] = sum(a == b for a, b in zip(guess, truth, strict=True)), len(truth)
+        if scored:
+            proposed, there = find_entities(guess), find_entities(truth)
+            for counts, found in ((hits, proposed & there), (support, there), (predicted, proposed)):
+                for kind, _, _ in found:
+                    counts[row, types[kind]] += 1
+    return TagCounts(hits, support, predicted, right, words)

@@ -1,0 +1,73 @@
+"""Honest probabilities: the temperature is the likeliest one, and brings confidence and truth together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inlay.data.calibration import calibration_error, fit_temperature, negative_log_likelihood
+
+
+def draw_classes(temperature, num_rows=20000, num_labels=4, seed=0):
+    """Classes drawn with the probabilities that logits have at `temperature`."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(scale=3.0, size=(num_rows, num_labels))
+    shares = np.exp(logits / temperature)
+    shares /= shares.sum(axis=1, keepdims=True)
+    targets = (shares.cumsum(axis=1) < generator.random((num_rows, 1))).sum(axis=1)
+    return logits, targets
+
+
+def draw_sets(temperature, num_rows=8000, seed=0):
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(scale=3.0, size=(num_rows, 3))
+    return logits, (generator.random(logits.shape) < 1 / (1 + np.exp(-logits / temperature))).astype(np.float32)
+
+
+@pytest.mark.parametrize("draw", [draw_classes, draw_sets])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_that_was_drawn_with_is_found(draw, temperature):
+    logits, targets = draw(temperature)
+    found = fit_temperature(logits, targets)
+    assert found == pytest.approx(temperature, rel=0.06)
+    assert negative_log_likelihood(logits, targets, found) <= negative_log_likelihood(logits, targets)
+    assert calibration_error(logits, targets, found) < 0.02
+
+
+@pytest.mark.parametrize("draw", [draw_classes, draw_sets])
+def test_it_lowers_loss_and_calibration_error_of_overconfident_logits(draw):
+    logits, targets = draw(3.0)
+    found = fit_temperature(logits, targets)
+    assert negative_log_likelihood(logits, targets, found) < negative_log_likelihood(logits, targets) - 0.05
+    assert calibration_error(logits, targets, found) < calibration_error(logits, targets) / 4
+
+
+def test_calibration_error_is_the_weighted_gap_of_fifteen_bins():
+    logits, targets = draw_classes(2.0, num_rows=500)
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    expected = 0.0
+    for edge in range(15):
+        rows = [n for n, row in enumerate(shares) if edge / 15 < row.max() <= (edge + 1) / 15]
+        if rows:
+            right = np.mean([shares[n].argmax() == targets[n] for n in rows])
+            expected += len(rows) / 500 * abs(right - np.mean([shares[n].max() for n in rows]))
+    assert calibration_error(logits, targets) == pytest.approx(expected)
+
+
+def test_likelihoods_follow_their_formulas():
+    logits = np.array([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]])
+    shares = np.exp(logits / 2) / np.exp(logits / 2).sum(axis=1, keepdims=True)
+    expected = -np.mean(np.log([shares[0, 1], shares[1, 0]]))
+    assert negative_log_likelihood(logits, np.array([1, 0]), 2.0) == pytest.approx(expected)
+    sets = np.array([[1.0, 0, 1], [0, 0, 1]])
+    p = 1 / (1 + np.exp(-logits / 2))
+    expected = -np.mean(sets * np.log(p) + (1 - sets) * np.log(1 - p))
+    assert negative_log_likelihood(logits, sets, 2.0) == pytest.approx(expected)
+
+
+def test_rows_that_say_nothing_leave_the_temperature_at_one():
+    assert fit_temperature(np.zeros((0, 3)), np.zeros(0, dtype=int)) == 1.0
+    sure = np.array([[5.0, -5.0]] * 10)
+    assert fit_temperature(sure, np.zeros(10, dtype=int)) == 1.0  # all right: no temperature is too cold
+    assert fit_temperature(np.full((4, 2), np.nan), np.zeros(4, dtype=int)) == 1.0
+    assert calibration_error(np.zeros((0, 3)), np.zeros(0, dtype=int)) == 0.0

@@ -21,6 +21,7 @@ from pathlib import Path
 
 TASKS = {"cola": "matthews", "mrpc": "f1", "rte": "accuracy", "stsb": "spearman"}
 SEEDS = (0, 1)
+BASELINE = "TF-IDF, no transformer"
 EPOCHS = 5
 
 # row -> method settings, training settings, learning rates
@@ -56,7 +57,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root")
     parser.add_argument("--backbone", default="minilm")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="ROW")
+    rows = [BASELINE, *METHODS]
+    parser.add_argument("--methods", nargs="+", default=rows, choices=rows, metavar="ROW")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK")
     parser.add_argument("--runs", type=Path, default=Path("/tmp/inlay-method-runs"))
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("scores.json"))
@@ -95,6 +97,10 @@ def train(options: argparse.Namespace) -> None:
         "precision": str(backbone.dtype).removeprefix("torch."),
     }
     for row in options.methods:
+        if row == BASELINE:
+            report["rows"][row] = {**fit_baselines(tasks), **about, "hardware": "CPU"}
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
+            continue
         before = report["rows"].get(row, {"runs": []})["runs"]
         for found in train_row(row, tasks, backbone, options):
             kept = [run for run in before if run["task"] not in options.tasks]
@@ -131,6 +137,19 @@ def train_row(row: str, tasks: list, backbone, options: argparse.Namespace) -> I
             "runs": list(described),
         }
     print(f"{seconds:6.0f} s  {row:26} {summarise(described)}", flush=True)
+
+
+def fit_baselines(tasks: list) -> dict:
+    """TF-IDF and a linear model, which has no learning rate and no seed; its strength is chosen on dev."""
+    from inlay.research.baseline import fit_baseline
+
+    runs = []
+    for task in tasks:
+        found = fit_baseline(task)
+        score = round(100 * found.metrics["dev"][found.metric], 2)
+        runs.append({"task": task.name, "lr": None, "seed": None, "score": score, "seconds": round(found.seconds, 2)})
+        runs[-1] |= {"trained_parameters": found.num_parameters, "stored_bytes": 0}
+    return {"runs": runs, "seconds_per_epoch_and_run": None}
 
 
 def describe(run, result, backbone) -> dict:
@@ -172,14 +191,15 @@ def draw(report: dict, picture: Path) -> None:
     print("| method | CoLA | MRPC | RTE | STS-B | mean | trained parameters | stored | s per epoch and run |")
     print("|---|---|---|---|---|---|---|---|---|")
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    for row in (row for row in METHODS if row in report["rows"]):
+    for row in (row for row in (BASELINE, *METHODS) if row in report["rows"]):
         found = report["rows"][row]
         first, scores = found["runs"][0], summarise(found["runs"])
         if not TASKS.keys() <= scores.keys():  # made in part so far
             continue
         cells = [f"{scores[name]:.1f}" for name in (*TASKS, "mean")]
-        size = f"{first['stored_bytes'] / 1e6:.2f} MB"
-        cells += [f"{first['trained_parameters']:,}", size, f"{found['seconds_per_epoch_and_run']:.2f}"]
+        seconds, stored = found["seconds_per_epoch_and_run"], first["stored_bytes"]
+        cells += [f"{first['trained_parameters']:,}", f"{stored / 1e6:.2f} MB" if stored else "not stored"]
+        cells += ["–" if seconds is None else f"{seconds:.2f}"]
         print(f"| {row} | {' | '.join(cells)} |")
         is_setting = row.startswith("houlsby,")
         axes.plot(

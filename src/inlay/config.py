@@ -70,7 +70,7 @@ class TrainConfig:
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
     bucket: int = setting(4, "batches whose rows are sorted by length together, to save padding; 1: none")
-    max_length: int = setting(128, "tokens a text (or pair) is cut to; for span the width of a window, 384 by default")
+    max_length: int | None = setting(None, "tokens a text (or pair) is cut to (128); for span a window's width (384)")
     stride: int = setting(128, "tokens that neighbouring windows of a long context share (span)")
     seed: int = setting(0, "seed of the initial values and the data order")
     optimizer: str = setting(
@@ -105,7 +105,8 @@ class TrainConfig:
         _require(0 < self.lr < 10, "train.lr", self.lr, "a number above 0")
         for name in ("epochs", "batch_size", "bucket"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
-        _require(self.max_length >= 4, "train.max_length", self.max_length, "a whole number of at least 4")
+        fits = self.max_length is None or self.max_length >= 4
+        _require(fits, "train.max_length", self.max_length, "a whole number of at least 4")
         _require(self.stride >= 0, "train.stride", self.stride, "a whole number of at least 0")
         _require(self.patience >= 0, "train.patience", self.patience, "a whole number of at least 0")
         for name in ("warmup", "head_dropout"):

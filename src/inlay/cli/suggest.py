@@ -53,7 +53,7 @@ def suggest(
             done += num_rows
             meter.update(done, "rows")
 
-        settings = SuggestSettings(rows, config.train.max_length, on_rows)
+        settings = SuggestSettings(rows, config.train.max_length or SuggestSettings.max_length, on_rows)
         found = rank(task, backbone, kept, split_list(among) if among else None, settings)
     if not found.ranked and not found.refused:
         raise Missing(f"no task in {kept.root} was trained on `{backbone.name}`", "name another with `--backbone`")

@@ -88,7 +88,7 @@ def _mean_loss(members: Sequence[Member]) -> str:
 def _note_truncation(member: Member, meter: screen.Meter) -> None:
     num_truncated, num_rows = member.train.num_truncated, len(member.train.ids)
     if num_truncated:
-        max_length = member.run.config.train.max_length
+        max_length = member.run.max_length
         part = screen.share(num_truncated, num_rows)
         meter.say(f"{screen.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")
     if member.train.num_lost:

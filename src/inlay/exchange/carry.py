@@ -20,7 +20,6 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.config import TrainConfig
 from inlay.data.metrics import METRICS, resolve_metric
 from inlay.data.tasks import Split
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
@@ -28,6 +27,7 @@ from inlay.exchange import adapterhub, peft, to_adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_json, read_json
 from inlay.model.backbone import BUILT_IN, Backbone
 from inlay.model.bank import SlotSpec
+from inlay.model.heads import find_head
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.model.methods import resolve_method
 from inlay.model.sites import Anatomy
@@ -171,7 +171,7 @@ def _describe(
         foreign.head, kind=_check_kind(kind, foreign), temperature=own.get("temperature", foreign.head.temperature)
     )
     labels, notes = _choose_labels(foreign, own, wishes, kind)
-    length = wishes.max_length or own.get("max_length") or TrainConfig().max_length
+    length = wishes.max_length or own.get("max_length") or find_head(kind).max_length
     spec, length = SlotSpec(foreign.method, head), min(length, backbone.max_length)
     metric = resolve_metric("auto", kind, len(labels))
     manifest = Manifest(

@@ -134,8 +134,8 @@ class Head:
     """"pooled": one vector per row; "tokens": every token"""
     calibrates: bool = False
     """whether its logits, divided by a temperature, are the log-odds of a decision"""
-    max_length: int | None = None
-    """tokens of a window where nobody asks for a number; None: the config's own"""
+    max_length: int = 128
+    """tokens of a row or window where nobody asks for a number"""
     weight: Callable[[Tensor], float] = lambda target: 1.0
     """how much a window counts in a mean, from its tokens' targets"""
 

@@ -47,7 +47,7 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
         higher_is_better=METRICS[run.task.metric].higher_is_better,
         method=dataclasses.asdict(spec.method),
         head=dataclasses.asdict(spec.head),
-        max_length=run.config.train.max_length,
+        max_length=run.max_length,
         metrics=metrics,
         data_digest=run.task.digest,
         dev_digest=run.task.dev_digest,

@@ -50,7 +50,13 @@ class Run:
     @property
     def reading(self) -> Reading:
         """How the task's rows become windows of tokens."""
-        return Reading(self.task.kind, self.config.train.max_length, self.config.train.stride)
+        return Reading(self.task.kind, self.max_length, self.config.train.stride)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens a text (or a window) is cut to."""
+        assert self.config.train.max_length is not None, "make_run resolves it"
+        return self.config.train.max_length
 
     @property
     def steps_per_epoch(self) -> int:
@@ -99,9 +105,7 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
     """
     sources = load_sources(config.train.start, store, backbone, config.method)
     pooling = _resolve_pooling(config.train, backbone)
-    max_length = config.train.max_length
-    if max_length == TrainConfig.max_length:  # nobody asked for it
-        max_length = min(find_head(task.kind).max_length or max_length, backbone.max_length)
+    max_length = config.train.max_length or min(find_head(task.kind).max_length, backbone.max_length)
     if max_length > backbone.max_length:
         raise BadConfig(
             f"`train.max_length` is `{max_length}`, but `{backbone.name}` reads at most {backbone.max_length} tokens",

@@ -1,0 +1,93 @@
+"""What a training step of each method costs on this machine, beside Houlsby's, side by side in one process.
+
+    python bench/methods.py [--backbone minilm] [--repeats 5] [--out bench/methods.json]
+
+Every method takes a step on the same batch in turns, and the median of its ratio to Houlsby's step is printed: absolute
+times on a shared machine mean little. Texts are the shipped SMS messages; one run at a time, batch 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.data import load_task
+from inlay.model import load_backbone
+from inlay.training import make_run
+from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.publish import current_commit
+
+ROOT = Path(__file__).parents[1]
+METHODS = {
+    "houlsby": {},
+    "pfeiffer": {"name": "pfeiffer"},
+    "parallel": {"name": "parallel"},
+    "lora": {"name": "lora"},
+    "ia3": {"name": "ia3"},
+    "bitfit": {"name": "bitfit"},
+    "norms": {"name": "norms"},
+    "head": {"name": "head"},
+    "houlsby, every-3": {"sharing": "every-3"},
+    "houlsby, batch norm": {"inner_norm": "batch"},
+    "houlsby, top half": {"layers": "3:"},
+    "top 3 layers": {"name": "top", "layers": "-3:"},
+    "full": {"name": "full"},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    backbone = load_backbone(options.backbone)
+    task = load_task(DataConfig(source=str(ROOT / "examples/sms_spam/sms_spam.tsv"), limit=512), "sms")
+    settings = CohortSettings(10**6, torch.get_num_threads(), 10**9)
+    cohorts = {
+        name: Cohort(
+            [make_run(task, RunConfig(method=MethodConfig(**method), train=TrainConfig(lr=1e-4)), backbone)],
+            backbone,
+            settings,
+        )
+        for name, method in METHODS.items()
+    }
+    rounds = [
+        {name: step(cohort, backbone, cursor) for name, cohort in cohorts.items()}
+        for cursor in range(options.repeats + 1)
+    ][1:]  # the first warms up
+    ratios = {name: round(statistics.median(took[name] / took["houlsby"] for took in rounds), 2) for name in METHODS}
+    report = {
+        "commit": current_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "step_of_houlsby_s": round(statistics.median(took["houlsby"] for took in rounds), 3),
+        "step_relative_to_houlsby": ratios,
+    }
+    print(json.dumps(report, indent=1))
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def step(cohort: Cohort, backbone, cursor: int) -> float:
+    cohort.members[0].progress.cursor = cursor
+    with backbone.training(cohort.dropout, cohort.first_layer):
+        began = time.perf_counter()
+        cohort.step()
+        if backbone.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

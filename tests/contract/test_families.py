@@ -206,6 +206,39 @@ def test_a_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, family, m
         torch.testing.assert_close(logits, train([run])[0], atol=1e-5, rtol=1e-4)
 
 
+def spell_count(model, method, family):
+    """How many parameters a method adds at size 8, from the sizes of transformers' own modules."""
+    width, wide, layers = model.config.hidden_size, 48, 3
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    if family == "deberta-v2":
+        norms.remove(model.encoder.LayerNorm)  # it normalises positions, not tokens
+    adapter = 2 * width * 8 + 8 + width
+    narrow = 8 * (width + width)
+    in_norms = sum(parameter.numel() for norm in norms for parameter in norm.parameters())
+    last = f"{FAMILIES[family].stack}.{layers - 1}."
+    own = {name: p.numel() for name, p in model.named_parameters() if not name.startswith("pooler.")}
+    return {
+        "houlsby": layers * 2 * adapter + in_norms,
+        "pfeiffer": layers * adapter,
+        "parallel": layers * adapter,
+        "lora": layers * (narrow + 8 * (wide + width) if family == "deberta-v2" else 2 * narrow),
+        "ia3": layers * (width + wide if family == "deberta-v2" else 2 * width + wide),
+        "bitfit": layers * (5 * width + wide) + sum(norm.bias.numel() for norm in norms if norm.bias is not None),
+        "norms": in_norms,
+        "head": 0,
+        "full": sum(own.values()),
+        "top": sum(size for name, size in own.items() if name.startswith((last, "final_norm."))),
+    }[method]
+
+
+@pytest.mark.parametrize(("family", "method"), [pair for pair in PAIRS if pair[1] in METHODS])
+def test_count_equals_the_formula(backbone_of, family, method):
+    backbone = backbone_of(family)
+    spec = SlotSpec(method_of(family, method, 8), HeadSpec("classify", 5, "mean"))
+    expected = spell_count(AutoModel.from_pretrained(backbone.folder), method, family)
+    assert spec.count_parameters(backbone.anatomy) == expected + 5 * backbone.hidden_size + 5
+
+
 # The module of a block whose first argument is what a sublayer reads.
 SUBLAYERS = {
     "distilbert": ("attention", "ffn"),

@@ -103,8 +103,9 @@ def test_a_cohort_steps_on_the_gpu_as_on_the_cpu(backbone_folder, tiny_bert, toy
         methods = [MethodConfig(size=size, **kind) for size in sizes]
         runs = [make_run(toy_task(), RunConfig(method=m, train=TrainConfig(**QUIET)), backbone) for m in methods]
         cohort = Cohort(runs[:1] if runs[0].spec.is_solo else runs, backbone, settings)
-        for _ in range(5):
-            cohort.step()
+        with backbone.training(0.0):
+            for _ in range(5):
+                cohort.step()
         cohorts.append(cohort)
     # Logits, not weights: some gradients are zero but for rounding (a key's bias, a shift that a norm takes away), and
     # Adam makes a step of the rounding.
@@ -114,6 +115,15 @@ def test_a_cohort_steps_on_the_gpu_as_on_the_cpu(backbone_folder, tiny_bert, toy
     ]
     for here, there in zip(*answers, strict=True):
         torch.testing.assert_close(there, here, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_method_learns_in_bf16(backbone_folder, toy_task, tmp_path, kind):
+    gpu = load_backbone(str(backbone_folder("bert")), device="cuda")
+    train = TrainConfig(batch_size=8, max_length=32, epochs=6, lr=3e-3, hidden="tanh", features="mix", pooling="mean")
+    run = make_run(toy_task(num_rows=96), RunConfig(method=MethodConfig(**kind), train=train), gpu)
+    (result,) = fit([run], gpu, tmp_path / "runs")
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 
 def test_a_task_is_trained_published_served_and_proved_from_the_gpu(backbone_folder, toy_task, tmp_path):

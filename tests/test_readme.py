@@ -74,6 +74,7 @@ def run(elsewhere, capsys, tiny_bert_folder):
     def call(words: list[str]) -> str:
         trains = words[1] in ("train", "sweep", "stream", "plan")
         small = ["--backbone", str(tiny_bert_folder), *SMALL] if trains else []
+        small += ["--backbone", str(tiny_bert_folder)] if words[1] == "suggest" else []
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             main([*words[1:], *small])
@@ -93,7 +94,7 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert re.search(r"^test +accuracy [01]\.\d+", printed["quickstart", "train"], re.MULTILINE)
     assert re.findall(r"^(?:spam|ham) ", printed["quickstart", "predict"], re.MULTILINE)
 
-    (tour,) = [block for block in blocks(README, "sh") if "inlay" in block]
+    tour, more = [block for block in blocks(README, "sh") if "inlay" in block]
     for words, content in read_commands(tour):
         if words[0] == "cat":
             (elsewhere / words[1]).write_text(content)
@@ -108,6 +109,15 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert len(re.findall(r"^ +(?:8|64) +0\.00[13] ", printed["tour", "sweep"], re.MULTILINE)) == 4
     assert [line.split()[0] for line in printed["tour", "tasks"].splitlines()[2:5]] == ["desk", "sms-400", "sms-spam"]
     assert "all 3 versions stand, bit for bit" in printed["tour", "verify"]
+
+    for words, _ in read_commands(more):
+        printed["more", words[1]] = run(words)
+    commands = [command for part, command in printed if part == "more"]
+    assert commands == ["train", "presets", "suggest", "baseline", "predict", "export"]
+    assert "desk-from-sms@1" in printed["more", "train"]
+    assert "houlsby2019" in printed["more", "presets"]
+    assert "sms-spam" in printed["more", "suggest"]
+    assert (elsewhere / "graph" / "model.onnx").is_file()
 
 
 def test_python_example_runs_and_is_the_shipped_script(elsewhere, tiny_bert, monkeypatch, capsys):

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -57,6 +58,10 @@ class MethodConfig:
         _require(self.size is None or 0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
         _require(0 < self.init_std <= 10, "method.init_std", self.init_std, "a number above 0, at most 10")
         _require(1 <= self.depth <= 8, "method.depth", self.depth, "a whole number from 1 to 8")
+        for name in ("scale", "alpha"):
+            value = getattr(self, name)
+            fits = value is None or (math.isfinite(value) and value != 0)
+            _require(fits, f"method.{name}", value, "a number that is not 0")
         for name in ("places", "linears"):  # a manifest's JSON has lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_choices(self, "method")
@@ -269,6 +274,8 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
             return value
         if option is str and isinstance(value, str):
             return value
+        if option is str and type(value) is int:  # `--set method.layers=5` needs no quotes
+            return str(value)
     wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options if option is not type(None))
     raise BadConfig(f"`{name}` is `{value}`, not {wanted}", "a string may need quotes, a number must have none")
 

@@ -153,7 +153,7 @@ def test_layers_are_named_as_slices_are(bert_base, layers, found):
     assert adapted_layers(survey(bert_base), MethodConfig(layers=layers)) == tuple(found)
 
 
-@pytest.mark.parametrize("layers", ["12", "-13", "x", "", "5:2", "1;2"])
+@pytest.mark.parametrize("layers", ["12", "-13", "x", "", "5:2", "1;2", "2-5", "3 5", "-3-1"])
 def test_layers_that_are_not_there_are_refused(bert_base, layers):
     with pytest.raises(BadConfig, match=r"method\.layers"):
         layout(survey(bert_base), MethodConfig(layers=layers))
@@ -171,6 +171,7 @@ def test_norms_below_the_first_adapted_layer_stay_frozen(bert_base):
         ({"name": "head", "norms": "all"}, "method `head` has no setting `norms`"),
         ({"name": "houlsby", "alpha": 16.0}, "method `houlsby` has no setting `alpha`"),
         ({"combine": "multiply", "form": "parallel"}, "`multiply` for a parallel adapter"),
+        ({"name": "pfeiffer", "combine": "multiply"}, "method `pfeiffer` has no setting `combine`"),
         ({"sharing": "every-0"}, r"`method.sharing` is `every-0`"),
     ],
 )
@@ -187,3 +188,8 @@ def test_resolving_twice_changes_nothing(name):
 
 def test_lora_scales_by_alpha_over_rank():
     assert resolve_method(MethodConfig("lora", 4, alpha=16.0)).scale == 4.0
+    with pytest.raises(BadConfig, match=r"`method\.alpha` is `16` and `method\.scale` `5`"):
+        resolve_method(MethodConfig("lora", 4, alpha=16.0, scale=5.0))
+    for value in (0.0, float("nan"), float("inf")):
+        with pytest.raises(BadConfig, match=r"`method\.alpha`"):
+            MethodConfig("lora", alpha=value)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from inlay.config import MethodConfig
+from inlay.model import bank as bank_module
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Row, collate
@@ -92,6 +93,18 @@ def test_a_tanh_layer_stands_before_the_head_and_a_pooler_starts_as_the_backbone
         (logits,) = bank.logits(batch)
     z = torch.tanh(hidden[:, 0] @ tensors["head.hidden.weight"].T + tensors["head.hidden.bias"])
     torch.testing.assert_close(logits, z @ tensors["head.weight"].T + tensors["head.bias"])
+
+
+def test_dropout_is_before_and_after_a_tanh_layer_but_not_before_a_pooler(tiny_bert, monkeypatch):
+    batch = make_batch(tiny_bert, [0] * 4)
+    for hidden, times in [("none", 1), ("tanh", 2), ("pooler", 1)]:
+        bank = Bank(tiny_bert, 1, trainable=True)
+        bank.initialise(0, SlotSpec(MethodConfig("head"), HeadSpec("classify", 3, "cls", hidden=hidden)), seed=0)
+        rates = []
+        monkeypatch.setattr(bank_module, "_dropped", lambda x, rate, rates=rates: rates.append(rate) or x)
+        with bank.routed(batch.route):
+            bank.logits(batch, dropout={0: 0.3})
+        assert [rate for rate in rates if rate] == [0.3] * times, hidden
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "deberta-v2", "mpnet"])

@@ -12,7 +12,7 @@ from inlay.model.methods import METHODS
 from inlay.model.sites import find_family
 from inlay.serving import Engine, Request, verify
 from inlay.store import Store
-from inlay.training import fit, make_run, publish
+from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort import Watcher
 from inlay.training.plan import make_plan
 
@@ -125,3 +125,48 @@ def test_a_trained_pooler_wants_a_backbone_that_has_one(backbone_of, tiny_bert, 
         make(backbone_of("distilbert"), toy_task(), hidden="pooler", pooling="auto")
     with pytest.raises(BadConfig, match="`pooler` with `mean` pooling"):
         make(tiny_bert, toy_task(), hidden="pooler")
+
+
+KILLED = [
+    (MethodConfig(size=4, inner_norm="batch"), {}),
+    (MethodConfig(size=4, sharing="every-2", form="parallel"), {"hidden": "tanh"}),
+    (MethodConfig("full"), {}),
+    (MethodConfig("top"), {"features": "mix"}),
+    (MethodConfig("lora"), {"hidden": "pooler", "pooling": "auto"}),
+    (MethodConfig("bitfit"), {}),
+]
+
+
+@pytest.mark.parametrize(("method", "train"), KILLED, ids=lambda item: getattr(item, "name", None))
+def test_a_stopped_run_of_any_method_ends_with_the_same_weights(tiny_bert, toy_task, tmp_path, method, train):
+    class Stop(Watcher):
+        def on_step(self, cohort, num_rows):
+            if cohort.num_steps == 8:
+                raise KeyboardInterrupt
+
+    run = make(tiny_bert, toy_task(), method, **train)
+    settings = FitSettings(save_every=5)
+    (whole,) = fit([run], tiny_bert, tmp_path / "whole", settings)
+    with pytest.raises(KeyboardInterrupt):
+        fit([run], tiny_bert, tmp_path / "stopped", settings, Stop())
+    (resumed,) = fit([run], tiny_bert, tmp_path / "stopped", settings)
+    assert whole.history[-1]["train_loss"] == resumed.history[-1]["train_loss"]
+    for name, tensor in whole.tensors.items():
+        assert torch.equal(tensor, resumed.tensors[name]), name
+
+
+def test_runs_with_unlike_heads_in_a_cohort_equal_each_alone(tiny_bert, toy_task, tmp_path):
+    heads = [{}, {"hidden": "tanh"}, {"features": "mix"}, {"hidden": "pooler", "pooling": "auto"}, {"pooling": "cls"}]
+    quiet = {"dropout": 0.0, "head_dropout": 0.0, "epochs": 1}
+    runs = [make(tiny_bert, toy_task(), MethodConfig(size=4), **quiet, **head) for head in heads]
+    together = fit(runs, tiny_bert, tmp_path / "together")
+    for run, result in zip(runs, together, strict=True):
+        (alone,) = fit([run], tiny_bert, tmp_path / "alone")
+        for name, tensor in alone.tensors.items():
+            torch.testing.assert_close(result.tensors[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_batch_norm_refuses_a_budget_that_would_tear_a_batch(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task(), MethodConfig(size=4, inner_norm="batch"))
+    with pytest.raises(BadConfig, match="batch norm sees a run's batch whole"):
+        fit([run], tiny_bert, tmp_path, FitSettings(token_budget=16))

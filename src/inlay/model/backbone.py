@@ -210,7 +210,8 @@ def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, floa
     """Where a model keeps its dropout rates: in modules, and as ModernBERT's attention does, in plain numbers."""
     for path, module in model.named_modules():
         for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout",):
-            if isinstance(rate := vars(module).get(name), float):
+            rate = vars(module).get(name)
+            if isinstance(rate, int | float) and not isinstance(rate, bool):
                 yield path, module, name, rate
 
 

@@ -203,7 +203,10 @@ class Bank:
             if find_head(head.kind).reads == "pooled":
                 states = self.backbone.pool(states, batch.mask_BT[start:stop], head.pooling, weights)
             rate = dropout[slot] if dropout else 0.0
-            read.append(self._before_head(slot, _dropped(states, rate), head, rate))
+            before_layer = (
+                0.0 if head.hidden == "pooler" else rate
+            )  # BERT drops what its pooler gives, not what it reads
+            read.append(self._before_head(slot, _dropped(states, before_layer), head, rate))
             before = segments[-1].stop if segments else 0
             segments.append(Segment(slot, before, before + states[..., 0].numel()))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
@@ -223,7 +226,9 @@ class Bank:
         if head.features == "last":
             return layers[-1]
         weights = torch.softmax(self.stacks["head.mix"][slot], -1) * self.stacks["head.mix_scale"][slot]
-        return sum(weight.to(layer.dtype) * layer for weight, layer in zip(weights, layers, strict=True))
+        # In float32: bf16 would round away what the weights learn.
+        mixed = sum(weight * layer.float() for weight, layer in zip(weights, layers, strict=True))
+        return mixed.to(layers[-1].dtype)
 
     def _before_head(self, slot: int, vector_BD: Tensor, head: HeadSpec, rate: float) -> Tensor:
         """The vector the head reads: as it is, or through a tanh layer."""

@@ -69,6 +69,10 @@ class Method:
     scale: float | None = None
     linears: tuple[str, ...] = ()
     layers: str = "all"
+    starts_at_zero: bool = False
+    """its adapters' way up starts at zero, as LoRA's: the update is exactly none"""
+    trains_norm_scales: bool = True
+    """of the norms it trains, the scales too, not the shifts alone"""
     has_own_weights: bool = False
     """it trains a copy of the backbone's own weights: no other slot can share its forward pass"""
 
@@ -81,6 +85,11 @@ def resolve_method(config: MethodConfig) -> MethodConfig:
     scale = method.scale if config.scale is None else config.scale
     if config.alpha is not None and size:
         scale = config.alpha / size
+        if config.scale not in (None, scale):
+            raise BadConfig(
+                f"`method.alpha` is `{config.alpha:g}` and `method.scale` `{config.scale:g}`",
+                "give one of them: LoRA's factor is alpha / r",
+            )
     resolved = dataclasses.replace(
         config,
         size=size,
@@ -121,18 +130,18 @@ def adapted_layers(anatomy: Anatomy, config: MethodConfig) -> tuple[int, ...]:
     """The layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
     num_layers, found = anatomy.num_layers, set()
     for item in ("0:",) if config.layers == "all" else config.layers.split(","):
-        match = re.fullmatch(r"\s*(-?\d+)?\s*(:)?\s*(-?\d+)?\s*", item)
-        if match is None or not any(match.groups()):
+        match = re.fullmatch(r"\s*(?:(-?\d+)|(-?\d+)?(:)(-?\d+)?)\s*", item)
+        if match is None:
             raise BadConfig(f"`method.layers` is `{config.layers}`", "write all, 6:, -3:, 2:5 or 0,2,5")
-        first, colon, last = match.groups()
+        single, first, colon, last = match.groups()
         if colon:
             found |= set(range(*slice(*(int(end) if end else None for end in (first, last))).indices(num_layers)))
-        elif not -num_layers <= int(first) < num_layers:
+        elif not -num_layers <= int(single) < num_layers:
             raise BadConfig(
-                f"`method.layers` names layer {first} of {num_layers}", f"layers go from 0 to {num_layers - 1}"
+                f"`method.layers` names layer {single} of {num_layers}", f"layers go from 0 to {num_layers - 1}"
             )
         else:
-            found.add(int(first) % num_layers)
+            found.add(int(single) % num_layers)
     if not found:
         raise BadConfig(
             f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers",
@@ -239,10 +248,10 @@ def _group_of(site: Site, sharing: str, num_layers: int) -> str:
 def _adapters(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
     width, size = anatomy.hidden_size, config.size
     assert size is not None
-    is_normal = config.name != "parallel"  # He et al. start theirs as LoRA: the update is exactly zero
+    starts_at_zero = find_method(config.name).starts_at_zero
     for group in dict.fromkeys(adapter_groups(anatomy, config).values()):
         name = f"adapter.{group}"
-        down, up = ("normal", "normal") if is_normal else ("uniform", "zeros")
+        down, up = ("uniform", "zeros") if starts_at_zero else ("normal", "normal")
         yield TensorSpec(f"{name}.down", (width, size), down, config.init_std, ranks=(1,))
         if config.inner_norm != "batch":  # which takes the mean away: a bias before it would only drift
             yield TensorSpec(f"{name}.down_bias", (size,), "zeros", ranks=(0,))
@@ -261,7 +270,7 @@ def _adapters(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
 
 def _norms(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
     for norm in trained_norms(anatomy, config):
-        if config.name != "bitfit":
+        if find_method(config.name).trains_norm_scales:
             yield TensorSpec(f"norm.{norm.key}.scale", (norm.width,), "backbone", part="norms")
         if norm.has_shift:
             yield TensorSpec(f"norm.{norm.key}.shift", (norm.width,), "backbone", part="norms")
@@ -291,7 +300,9 @@ def _weights(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
     layers = adapted_layers(anatomy, config)
     for parameter in anatomy.parameters:
         is_outside = not 0 <= parameter.layer < anatomy.num_layers
-        is_trained = parameter.layer > max(layers) or config.name == "full" if is_outside else parameter.layer in layers
+        # Fine-tuning every layer trains the embeddings too; what stands above the top layer is trained with it.
+        reaches = len(layers) == anatomy.num_layers or parameter.layer > max(layers)
+        is_trained = reaches if is_outside else parameter.layer in layers
         if is_trained:
             yield TensorSpec(f"weight.{parameter.name}", parameter.shape, "backbone", part="weights")
 
@@ -329,7 +340,7 @@ METHODS: dict[str, Method] = {
     "pfeiffer": Method(
         "one adapter per block, layer norms frozen",
         (_adapters,),
-        _BOTTLENECK - {"places", "form"},
+        _BOTTLENECK - {"places", "form", "combine"},
         size=64,
         activation="relu",
         places=("output",),
@@ -345,6 +356,7 @@ METHODS: dict[str, Method] = {
         places=("feedforward",),
         form="parallel",
         scale=4.0,
+        starts_at_zero=True,
     ),
     "lora": Method(
         "low-rank updates of linear layers, query and value",
@@ -360,7 +372,9 @@ METHODS: dict[str, Method] = {
         frozenset(("linears", "norms", "layers")),
         linears=("key", "value", "contract"),
     ),
-    "bitfit": Method("all biases of blocks and norms", (_biases,), frozenset(("layers",)), norms="all"),
+    "bitfit": Method(
+        "all biases of blocks and norms", (_biases,), frozenset(("layers",)), norms="all", trains_norm_scales=False
+    ),
     "norms": Method("layer norms only", (), frozenset(("norms", "layers")), norms="all"),
     "head": Method("nothing but the head, on frozen features", (), frozenset()),
     "full": Method("every weight, a copy of the backbone per task", (_weights,), frozenset(), has_own_weights=True),

@@ -19,7 +19,7 @@ from inlay.model.methods import adapted_linears, adapter_groups, scales_input
 from inlay.model.route import Route
 from inlay.model.sites import Anatomy, LinearSite
 
-_MOMENTUM = 0.1  # of running statistics, as torch's batch norm
+_MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
 
 Stacks = Mapping[str, Tensor]
 
@@ -102,7 +102,10 @@ def _norm_views(stacks: Stacks) -> dict[str, tuple[Tensor | None, Tensor | None]
 def _linear_views(anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConfig | None]) -> dict[str, LinearView]:
     views = {}
     shapes = [
-        kernels.Shape(method.size or 0, scale=method.scale or 1.0) if method and method.name == "lora" else None
+        # Of the methods with a size, those without an activation are LoRA's.
+        kernels.Shape(method.size, scale=1.0 if method.scale is None else method.scale)
+        if method and method.size and method.linears
+        else None
         for method in methods
     ]
     adapted = [
@@ -157,7 +160,7 @@ class RoutedBank:
             return inner(x)
         for part, view in zip(parts, views, strict=True):
             if view is not None and view.factor_SD is not None and scales_input(part):
-                x = x * self.per_row(view.factor_SD, x)
+                x = (x * self.per_row(view.factor_SD, x)).to(x.dtype)
         y = inner(x)
         pieces = [
             self._change(x, y if len(parts) == 1 else y[..., part.start : part.stop], part, view, inner)
@@ -196,9 +199,9 @@ class RoutedBank:
         if view.lora is not None:
             y = y + self.update(part.key, x, view.lora)
         if view.bias_SD is not None:
-            y = y + self.per_row(view.bias_SD - inner.bias[part.start : part.stop], y)
+            y = (y + self.per_row(view.bias_SD - inner.bias[part.start : part.stop], y)).to(y.dtype)
         if view.factor_SD is not None and not scales_input(part):
-            y = y * self.per_row(view.factor_SD, y)
+            y = (y * self.per_row(view.factor_SD, y)).to(y.dtype)
         return y
 
     def layer_norm(self, x: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float) -> Tensor:
@@ -206,5 +209,5 @@ class RoutedBank:
         return kernels.layer_norm(x, scale_SD, shift_SD, eps, self._route)
 
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
-        """Each row's own vector, to be added to or multiplied with the rows of x."""
-        return kernels.per_row(stacked_SD, x, self._route).to(x.dtype)
+        """Each row's own vector, to be added to or multiplied with the rows of x, as precise as it is learnt."""
+        return kernels.per_row(stacked_SD, x, self._route)

@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from inlay.data.metrics import is_better, list_metrics, score
 from inlay.data.tasks import Split, Task
-from inlay.errors import Unsupported
+from inlay.errors import BadData, Unsupported
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 """inverse regularisation: C of a logistic regression, 1/alpha of a ridge regression"""
@@ -124,8 +124,12 @@ class _Features:
         if chars:
             self._makers.append(TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), **settings))
         texts = [*split.texts, *(split.pairs or ())]
-        for maker in self._makers:
-            maker.fit(texts)
+        try:
+            for maker in self._makers:
+                maker.fit(texts)
+        except ValueError:  # scikit-learn's "empty vocabulary"
+            hint = "the baseline counts words; a text of signs alone has none"
+            raise BadData("no word in any text", hint, path=split.path) from None
 
     def read(self, split: Split) -> Any:
         """The rows of a split [n, features]."""

@@ -1,9 +1,10 @@
 """Which stored task is the best start for new data: a ranking from a few forward passes, without any training.
 
 A sample of the new rows goes through every candidate's slot and through the plain backbone, all in mixed batches. A
-ridge regression on each candidate's pooled vectors is then solved in closed form, and what it predicts for every row
-without having seen it is scored by the task's own metric: a start whose vectors already tell the new labels apart ranks
-high. The gain is over the plain backbone's vectors.
+ridge regression on each candidate's pooled vectors is then solved in closed form, and candidates are ranked by the
+share of the targets' variance that it explains on rows it has not seen: a start whose vectors already tell the new
+labels apart ranks high. The score is the task's own metric on the same predictions, the gain that over the plain
+backbone's vectors.
 
 Leave one out: with the rows centred, H = X (XᵀX + λI)⁻¹ Xᵀ + 1/n is the matrix that turns targets into fitted values,
 and the prediction for row i without row i is y_i − (y_i − ŷ_i) / (1 − H_ii), exactly.
@@ -100,6 +101,9 @@ def suggest(
     scored = []
     for group in _groups(everyone):
         for candidate, vectors in zip(group, pooled_vectors(group, backbone, encoded, settings.on_rows), strict=True):
+            if not np.isfinite(vectors).all():
+                refused[candidate.reference] = "its vectors are not finite numbers"
+                continue
             predictions, fit = predict_left_out(vectors, _TARGETS[task.kind](part.targets, len(task.labels)))
             scored.append((candidate, score(task.metric, _outputs(task.kind, predictions), part.targets), fit))
     sign = 1 if METRICS[task.metric].higher_is_better else -1

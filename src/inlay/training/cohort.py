@@ -8,9 +8,10 @@ same weights to the last bit.
 
 from __future__ import annotations
 
+import itertools
 import math
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from inlay.data.encode import Encoded, epoch_batches
 from inlay.data.metrics import is_better
 from inlay.data.windows import Reading, encode_split
+from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.heads import find_head
@@ -146,6 +148,8 @@ class Cohort:
             Member(run, slot, encoder.encode(run, "train"), encoder.encode(run, "dev"), backbone.device)
             for slot, run in enumerate(runs)
         ]
+        for member in self.members:
+            _check_budget(member, settings.token_budget)
         self.flat = self.bank.flatten()
         self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs])
         self.num_steps = 0
@@ -194,7 +198,7 @@ class Cohort:
         rows = [members[slot].row(index) for slot, index in picks]
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
         losses = {slot: torch.zeros((), device=self.backbone.device) for slot in members}
-        for chunk in batches_by_length([len(row.ids) for row in rows], self.settings.token_budget):
+        for chunk in self._chunks(rows):
             batch = collate([rows[position] for position in chunk], self.backbone.pad_id, self.backbone.device)
             with self.bank.routed(batch.route):
                 parts = []
@@ -205,6 +209,23 @@ class Cohort:
                     parts.append(part)
                 torch.stack(parts).sum().backward()
         return losses
+
+    def _chunks(self, rows: Sequence[Row]) -> Iterator[list[int]]:
+        """Positions of the rows of each forward pass. Batch norm sees a run's batch whole, whoever trains beside."""
+        budget = self.settings.token_budget
+        if self.members[0].run.config.method.inner_norm != "batch":
+            yield from batches_by_length([len(row.ids) for row in rows], budget)
+            return
+        chunk: list[int] = []
+        longest = 0
+        for _, group in itertools.groupby(range(len(rows)), key=lambda position: rows[position].slot):
+            own = list(group)
+            widest = max(len(rows[position].ids) for position in own)
+            if chunk and max(longest, widest) * (len(chunk) + len(own)) > budget:
+                yield chunk
+                chunk, longest = [], 0
+            chunk, longest = chunk + own, max(longest, widest)
+        yield chunk
 
     def finish_epochs(self) -> list[tuple[Member, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""
@@ -248,6 +269,16 @@ class Cohort:
             progress.status = STOPPED_EARLY
             progress.message = f"no better dev {task.metric} for {train.patience} epochs"
         return record
+
+
+def _check_budget(member: Member, token_budget: int) -> None:
+    config = member.run.config
+    most = config.train.batch_size * int(member.train.lengths.max())
+    if config.method.inner_norm == "batch" and most > token_budget:
+        raise BadConfig(
+            f"batch norm sees a run's batch whole, up to {most:,} tokens, but the token budget is {token_budget:,}",
+            "use a larger `--token-budget`, a smaller `--batch-size`, or `--set method.inner_norm=layer`",
+        )
 
 
 def _has_diverged(member: Member, loss: float, norm: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
     for item in run.spec.layout(backbone.anatomy):
         by_part[item.part] = by_part.get(item.part, 0) + item.num_parameters
     total = sum(by_part.values())
+    stored_bytes = 4 * sum(math.prod(item.shape) for item in run.spec.layout(backbone.anatomy))
     settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
         cohort = Cohort([run], backbone, settings)
@@ -85,7 +87,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         num_dev=len(run.task.dev),
         num_steps=member.num_steps,
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
-        inlay=Cost(total, 4 * total, epochs * (epoch_seconds + dev_seconds), peak),
+        inlay=Cost(total, stored_bytes, epochs * (epoch_seconds + dev_seconds), peak),
         full=Cost(
             backbone_total + by_part["head"],
             4 * (backbone_total + by_part["head"]),

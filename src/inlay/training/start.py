@@ -25,8 +25,7 @@ from inlay.store import Manifest, Store, Version
 
 _DIGITS = 12
 _SCALE = ("target_mean", "target_std", "temperature", "null_threshold")  # what of a head its own data decided
-# Settings that leave a method's tensors as they are: a run may have others than its source.
-_LAYOUT_FREE = ("init_std", "activation", "form", "combine", "scale", "alpha")
+_FREE = ("init_std",)  # what of a method may differ: with any other setting the same numbers would mean something else
 _INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of training
 
 
@@ -99,9 +98,14 @@ def make_start(sources: Sequence[Source], spec: SlotSpec, task: Task, backbone: 
     shapes = {item.name: item.shape for item in spec.layout(backbone.anatomy)}
     body = [name for name in shapes if not name.startswith("head.")]
     for source in sources:
+        if unlike := _differences(spec.method, source.spec.method, ignored=_FREE):
+            raise _unlike(*unlike[0], source.version.reference)
         own = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if not name.startswith("head.")}
         if own != {name: shapes[name] for name in body}:
-            raise _other_layout(source, spec.method)
+            raise BadConfig(
+                f"the run would not train the tensors that `{source.version.reference}` has",
+                "leave out settings of the head, such as `--pooling`, or train without `--from`",
+            )
     reason = next((why for source in sources if (why := _why_fresh_head(source, spec.head, task))), None)
     names = body if reason else list(shapes)
     parts = [_rescaled(source, spec.head) for source in sources]
@@ -140,7 +144,7 @@ def _check_backbone(source: Source, backbone: Backbone) -> None:
 
 def _check_alike(first: Source, other: Source) -> None:
     """A mean has a sense only where the same numbers stand for the same things."""
-    unlike = _differences(first.spec.method, other.spec.method, ignored=("init_std",))
+    unlike = _differences(first.spec.method, other.spec.method, ignored=_FREE)
     if unlike:
         name, mine, its = unlike[0]
         raise BadConfig(
@@ -148,17 +152,6 @@ def _check_alike(first: Source, other: Source) -> None:
             f"`{other.version.reference}` (`{its}`)",
             "start from tasks that were trained with the same method and size",
         )
-
-
-def _other_layout(source: Source, method: MethodConfig) -> BadConfig:
-    reference = source.version.reference
-    found = _differences(method, source.spec.method, ignored=_LAYOUT_FREE)
-    if found:
-        return _unlike(*found[0], reference)
-    return BadConfig(
-        f"the run would not train the tensors that `{reference}` has",
-        "leave out settings of the head, such as `--pooling`, or train without `--from`",
-    )
 
 
 def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:

@@ -217,3 +217,13 @@ def test_picture_is_drawn_by_its_script(tmp_path):
     # Not byte for byte: another matplotlib may write the same picture in other words.
     kept = (ROOT / "docs" / "picture.svg").read_text(encoding="utf8")
     assert kept.count("<path ") == drawn.read_text(encoding="utf8").count("<path ")
+
+
+def test_settings_page_is_what_the_code_says():
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("draw_settings", ROOT / "docs" / "draw_settings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf8")
+    assert page == module.render(), "run `python docs/draw_settings.py`"

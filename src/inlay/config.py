@@ -71,7 +71,7 @@ class MethodConfig:
 class TrainConfig:
     """How a run is trained. All of it belongs to the run, not to the cohort it is trained in."""
 
-    lr: float = setting(5e-4, "peak learning rate")
+    lr: float | None = setting(None, "peak learning rate; default: the method's own, 5e-4 for adapters, 5e-5 for full")
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
     bucket: int = setting(4, "batches whose rows are sorted by length together, to save padding; 1: none")
@@ -107,7 +107,7 @@ class TrainConfig:
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
 
     def __post_init__(self) -> None:
-        _require(0 < self.lr < 10, "train.lr", self.lr, "a number above 0")
+        _require(self.lr is None or 0 < self.lr < 10, "train.lr", self.lr, "a number above 0")
         for name in ("epochs", "batch_size", "bucket"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         fits = self.max_length is None or self.max_length >= 4

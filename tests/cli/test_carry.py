@@ -43,6 +43,7 @@ def test_what_a_format_cannot_express_is_refused(inlay: Inlay, mail: Mail) -> No
     assert ended.status == 5
     assert "AdapterHub keeps no trained layer norms" in ended.err
     assert "method.norms=none" in ended.err
+    assert "--preset adapterhub-houlsby" in " ".join(ended.err.split())
     ended = inlay("export", "mail", "--format", "peft")
     assert (ended.status, "no method like `houlsby`" in ended.err) == (5, True)
 
@@ -64,6 +65,15 @@ def test_options_of_folders_are_refused_for_files(inlay: Inlay, mail: Mail) -> N
     inlay("export", "mail", "mail.inlay")
     ended = inlay("import", "mail.inlay", "--labels", "a,b")
     assert (ended.status, "`--labels` is for folders" in ended.err) == (2, True)
+
+
+def test_damaged_weights_are_told_in_plain_words(inlay: Inlay, plain_mail: Mail, tmp_path: Path) -> None:
+    inlay("export", "plain", "--format", "adapterhub", "--output", tmp_path / "out")
+    path = tmp_path / "out" / "pytorch_adapter.bin"
+    path.write_bytes(path.read_bytes()[:-100])
+    ended = inlay("import", tmp_path / "out", "--name", "back")
+    assert (ended.status, "damaged or cut short" in " ".join(ended.err.split())) == (4, True)
+    assert "Warning" not in ended.err
 
 
 def test_folder_of_nobody_is_refused(inlay: Inlay, tmp_path: Path) -> None:

@@ -51,6 +51,20 @@ def test_show_tells_all_of_a_version(inlay: Inlay, mail: Mail) -> None:
         assert word in text
 
 
+def test_show_names_what_of_method_and_head_is_not_the_usual(inlay: Inlay, mail: Mail) -> None:
+    head = ("--set", "train.features=mix", "--set", "train.hidden=tanh")
+    small = ("--size", 4, "--set", "method.alpha=2", "--epochs", 1, "--max-length", 24)
+    ended = inlay("train", mail.data, "--task", "low", "--backbone", mail.backbone, "--method", "lora", *small, *head)
+    assert ended.status == 0, ended.err
+    assert "method: lora of size 4 (scale 0.5, alpha 2) adds" in ended.err
+    shown = {line.split("  ")[0]: line for line in inlay("show", "low").out.splitlines()}
+    assert "lora of size 4 (" in shown["method"]
+    assert "alpha 2," in shown["method"]
+    assert "scale 0.5" in shown["method"]
+    assert "features mix, hidden tanh" in shown["head"]
+    assert "mix" not in inlay("show", "mail").out
+
+
 def test_export_import_remove_gc_round_trip(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
     exported = inlay("export", "mail", "--json").data
     assert Path(exported["file"]) == Path("mail.inlay")

@@ -68,7 +68,8 @@ def test_command_has_help_and_is_listed_by_the_first_words_of_its_docstring(inla
 
 def test_flags_of_a_run_say_what_their_config_fields_say(inlay: Inlay) -> None:
     text = " ".join(inlay("train", "--help").out.split())
-    assert "--lr <float> peak learning rate [default: 0.0005]" in text
+    assert "--lr <float> peak learning rate; default: the method's own" in text
+    assert "rows per step [default: 32]" in text
     assert "--on-bad-row refuse|skip what a bad row does [default: refuse]" in text
 
 

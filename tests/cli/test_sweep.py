@@ -30,6 +30,16 @@ def test_sweep_ranks_every_combination_and_publishes_the_best(inlay: Inlay, mail
     assert "published" not in again.out
 
 
+def test_every_ended_run_of_a_sweep_is_named(inlay: Inlay, mail: Mail) -> None:
+    command = ("sweep", mail.data, "--task", "swept", "--backbone", mail.backbone, "--epochs", 1, "--max-length", 24)
+    ended = inlay(*command, "--method", "bitfit,top", "--lr", "1e-4,1e-3", "--no-publish")
+    assert ended.status == 0, ended.err
+    for name in ("bitfit  lr 0.0001", "bitfit  lr 0.001", "top  lr 0.0001", "top  lr 0.001"):
+        assert f"\n{name}  seed 0  dev accuracy " in ended.err
+    assert "None" not in ended.out + ended.err
+    assert "\nepoch 1/1" not in ended.err
+
+
 def test_bad_value_of_a_sweep_is_refused_before_any_work(inlay: Inlay, mail: Mail) -> None:
     ended = inlay("sweep", mail.data, "--backbone", mail.backbone, "--lr", "1e-3,fast")
     assert (ended.status, ended.out) == (2, "")

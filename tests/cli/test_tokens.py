@@ -49,6 +49,8 @@ def test_a_tagger_is_trained_asked_judged_and_proved(inlay: Inlay, tiny_bert_fol
     assert "sentences whose tags were not IOB2" in ended.err
     assert ended.out.startswith("dev  entity_f1 ")
     assert "ece " in ended.out
+    assert "windows of at most 24 tokens" in ended.err
+    assert "pooling" not in ended.err
     (line,) = inlay("predict", "ner", "go home, it was oslo", "--json").lines
     for entity in line["entities"]:
         assert line["text"][entity["start"] : entity["end"]] == entity["text"]
@@ -64,7 +66,10 @@ def test_a_tagger_is_trained_asked_judged_and_proved(inlay: Inlay, tiny_bert_fol
         wrong = list(csv.DictReader(file))
     assert all(row["label"] != row["predicted"] or "not" in row["words"] for row in wrong)
     assert "entity_f1" in inlay("evaluate", "ner", data).out
-    assert inlay("predict", "ner", "--input", data, "--output", "out.csv").status == 0
+    assert inlay("predict", "ner", "--input", data, "-o", "out.csv").status == 0
+    assert inlay("baseline", data, "--kind", "tag").err.endswith(
+        "error: `inlay baseline` cannot fit a `tag` task\nhint: it knows: classify, multilabel, regress\n"
+    )
     assert "bit for bit" in inlay("verify").out
     assert "tag" in inlay("tasks").out
     assert "B-LOC" in inlay("show", "ner").out
@@ -80,6 +85,8 @@ def test_question_answering_is_recognised_trained_asked_and_judged(
     assert ended.status == 0, ended.err
     assert "kind: span (inferred), 40 questions, 0 of them without an answer" in ended.err
     assert "30 rows read in " in ended.err
+    assert "windows of at most 32 tokens" in ended.err
+    assert "none: it answers with a passage" in inlay("show", "squad").out
     assert ended.out.startswith("dev  token_f1 ")
     context = "it was late , the prize two is good"
     (line,) = inlay("predict", "squad", "what prize ?", "--pair", context, "--json").lines
@@ -105,7 +112,7 @@ def test_unsure_answers_are_withheld_on_the_screen_and_in_files(inlay: Inlay, ma
     assert silent["label"] is None
     assert silent["abstained"] is True
     assert silent["probabilities"] == pytest.approx(line["probabilities"])
-    assert inlay("predict", "mail", "see free", "--min-confidence", 1).out.startswith("abstained  0.")
+    assert inlay("predict", "mail", "see free", "--min-confidence", 1).out.startswith("(abstained)  0.")
     assert inlay("predict", "mail", "--input", mail.data, "--output", "all.csv", "--min-confidence", 0).status == 0
     assert inlay("predict", "mail", "--input", mail.data, "--output", "some.csv", "--min-confidence", 1).status == 0
     for name, abstained in (("all.csv", "false"), ("some.csv", "true")):
@@ -114,6 +121,27 @@ def test_unsure_answers_are_withheld_on_the_screen_and_in_files(inlay: Inlay, ma
         assert {row["abstained"] for row in rows} == {abstained}
         assert {row["predicted_label"] for row in rows} <= ({"ham", "spam"} if abstained == "false" else {""})
         assert all(float(row["probability"]) >= 0.5 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"label": "ham"}, "ham"),
+        ({"label": None, "abstained": True}, "(abstained)"),
+        ({"labels": ()}, "(no labels)"),
+        ({"labels": None, "abstained": True}, "(abstained)"),
+        ({"value": 0.0}, "0"),
+        ({"answer": ""}, "(no answer)"),
+        ({"answer": None, "abstained": True}, "(abstained)"),
+        ({"entities": []}, "(no entities)"),
+        ({"entities": [], "abstained": True}, "(abstained)"),
+        ({"entities": [{"text": "Oslo", "label": "LOC"}], "abstained": True}, "Oslo (LOC) (abstained)"),
+    ],
+)
+def test_an_answer_that_says_nothing_says_why(about: dict[str, object], said: str) -> None:
+    from inlay.cli.rows import say_answer
+
+    assert say_answer(about) == said
 
 
 def test_evaluate_reports_coverage_and_scores_of_the_answered_rows(inlay: Inlay, mail: Mail) -> None:
@@ -135,8 +163,13 @@ def test_evaluate_reports_coverage_and_scores_of_the_answered_rows(inlay: Inlay,
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("predict", "mail", "text", "--min-confidence", "2"), 2, "--min-confidence"),
-        (("evaluate", "mail", "mail.csv", "--min-confidence", "2"), 2, "--min-confidence"),
+        (
+            ("predict", "mail", "text", "--min-confidence", "2"),
+            2,
+            "`--min-confidence` is `2`\nhint: give a probability",
+        ),
+        (("evaluate", "mail", "mail.csv", "--min-confidence", "2"), 2, "`--min-confidence` is `2`\nhint: give a"),
+        (("predict", "mail", "text", "--min-confidence", "nan"), 2, "`--min-confidence` is `nan`"),
         (("train", "mail.csv", "--kind", "span"), 4, "no columns of a `span` task"),
         (("train", "mail.csv", "--kind", "tag"), 4, "no columns of a `tag` task"),
     ],

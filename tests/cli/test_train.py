@@ -126,10 +126,35 @@ def test_config_file_that_is_not_utf8_is_refused(inlay: Inlay, mail: Mail, tmp_p
     assert "error: run.toml: not TOML: 'utf-8' codec" in ended.err
 
 
+def test_method_that_trains_a_copy_of_the_backbone_says_so(inlay: Inlay, mail: Mail) -> None:
+    ended = inlay("plan", mail.data, "--backbone", mail.backbone, "--method", "top", "--max-length", 24)
+    assert ended.status == 0, ended.err
+    assert "parameters; a copy of its weights is trained for the task" in ended.err
+    assert "frozen" not in ended.err
+    assert "method: top adds" in ended.err
+    assert ended.out.split()[0] == "top"
+
+
+def test_summary_names_the_settings_that_are_not_the_methods_own(inlay: Inlay, mail: Mail) -> None:
+    settings = ("--set", "method.sharing=every-3", "--set", "method.depth=2", "--max-length", 24)
+    ended = inlay("plan", mail.data, "--backbone", mail.backbone, *settings)
+    assert "parameters, frozen" in ended.err
+    assert "method: houlsby of size 64 (sharing every-3, depth 2) adds" in ended.err
+
+
+def test_help_names_the_formats_and_the_methods_without_a_size(inlay: Inlay) -> None:
+    shown = {name: " ".join(inlay(name, "--help").out.split()) for name in ("train", "predict", "sweep")}
+    for name in ("train", "predict"):
+        assert "CoNLL columns" in shown[name]
+        assert "SQuAD JSON" in shown[name]
+    for name in ("train", "sweep"):
+        assert "not for ia3, bitfit, norms, head, full, top" in shown[name]
+
+
 def test_plan_counts_what_training_then_adds(inlay: Inlay, mail: Mail) -> None:
     planned = inlay("plan", *train_mail(mail)[1:])
     assert planned.status == 0
-    assert "full fine-tuning" in planned.out
+    assert planned.out.splitlines()[0].split("  ")[-2:] == ["houlsby", "full fine-tuning"]
     data = inlay("plan", *train_mail(mail, "--json")[1:]).data
     assert data["inlay"]["trained_parameters"] == inlay("show", "mail", "--json").data["num_parameters"]
 

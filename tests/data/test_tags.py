@@ -127,6 +127,14 @@ def test_a_line_without_its_tag_is_named(tmp_path):
     assert any(note.startswith("skipped 1 bad row") for note in skipped.notes)
 
 
+def test_a_table_of_texts_is_not_taken_for_columns_of_words(tmp_path):
+    path = tmp_path / "mail.tsv"
+    path.write_text("label\ttext\nham\tsee you at home\nspam\tfree prize call now\n")
+    with pytest.raises(BadData, match="the tag `see you at home` has spaces in it") as caught:
+        load_task(DataConfig(source=str(path), kind="tag"), "mail")
+    assert caught.value.line == 2
+
+
 def test_texts_with_spans_are_read_as_a_tagging_task(tmp_path):
     lines = [
         f'{{"text": "Ada Lovelace went to Oslo{n}.", "spans": [{{"start": 0, "end": 12, "label": "PER"}}, '

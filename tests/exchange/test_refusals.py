@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -10,13 +11,17 @@ import torch
 
 from inlay.config import MethodConfig
 from inlay.errors import BadData, InlayError, Unsupported, WrongBackbone
-from inlay.exchange import Wishes, export_folder, import_folder
+from inlay.exchange import FORMATS, Wishes, adapterhub, export_folder, import_folder, to_adapterhub
+from inlay.exchange.folder import Leaving
 from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
+from inlay.model.methods import resolve_method
+from inlay.presets import find_preset
 from inlay.store import Store
 
 CLS, POOLER = HeadSpec("classify", 3, "cls"), HeadSpec("classify", 3, "pooler")
 HIDDEN = HeadSpec("classify", 3, "cls", hidden="tanh")
+MEAN = HeadSpec("classify", 3, "mean")
 HOULSBY = MethodConfig("houlsby", 4, norms="none")
 
 
@@ -164,14 +169,30 @@ class Malicious:
 
 def test_pickle_that_would_run_code_is_refused_unrun(folder, tiny_bert, capsys):
     torch.save({"bert.x": Malicious()}, folder / "pytorch_adapter.bin")
-    refuse(folder, tiny_bert, BadData, "safe loader refuses")
+    refuse(folder, tiny_bert, BadData, "more than plain tensors, so it was refused: nothing in it was run")
     assert "never run" not in capsys.readouterr().out
+
+
+def test_refused_pickle_is_told_without_the_advice_and_the_warnings_of_torch(folder, tiny_bert):
+    (folder / "pytorch_adapter.bin").write_bytes(pickle.dumps(Malicious(), protocol=4))
+    with pytest.raises(BadData) as raised:  # and no warning, which would be an error here
+        import_folder(folder, tiny_bert, Store(folder.parent / "store"), Wishes())
+    assert "more than plain tensors" in raised.value.message
+    assert "weights_only" not in f"{raised.value.message} {raised.value.hint}"
 
 
 @pytest.mark.parametrize("content", [b"", b"not a file of torch", b"PK\x03\x04 half a zip"])
 def test_broken_weights_are_refused(content, folder, tiny_bert):
     (folder / "pytorch_adapter.bin").write_bytes(content)
-    refuse(folder, tiny_bert, BadData, "pytorch_adapter.bin")
+    refuse(folder, tiny_bert, BadData, "pytorch_adapter.bin.*damaged or cut short")
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_weights_cut_short_are_called_so(is_zip, folder, tiny_bert):
+    path = folder / "pytorch_adapter.bin"
+    torch.save({"bert.x": torch.ones(1000)}, path, _use_new_zipfile_serialization=is_zip)
+    path.write_bytes(path.read_bytes()[:-100])
+    refuse(folder, tiny_bert, BadData, "damaged or cut short")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
@@ -196,7 +217,7 @@ LEAVING: dict[str, tuple[str, MethodConfig, HeadSpec, str, str]] = {
         "adapters add",
         "combine=add",
     ),
-    "mean pooling": ("adapterhub", HOULSBY, HeadSpec("classify", 3, "mean"), "no pooling `mean`", "pooling=cls"),
+    "mean pooling": ("adapterhub", HOULSBY, HeadSpec("classify", 3, "mean"), "no pooling `mean`", "--pooling cls"),
     "mix": ("adapterhub", HOULSBY, HeadSpec("classify", 3, "cls", features="mix"), "features `mix`", "features=last"),
     "lora project": ("adapterhub", MethodConfig("lora", 4, linears=("query", "project")), CLS, "`project`", "=query"),
     "ia3 inputs": ("adapterhub", MethodConfig("ia3"), CLS, "layer `contract`", "=key,value"),
@@ -206,8 +227,8 @@ LEAVING: dict[str, tuple[str, MethodConfig, HeadSpec, str, str]] = {
     "adapters in PEFT": ("peft", HOULSBY, POOLER, "no method like `houlsby`", "--format adapterhub"),
     "bitfit in PEFT": ("peft", MethodConfig("bitfit"), POOLER, "no method like `bitfit`", "--format inlay"),
     "norms in PEFT's lora": ("peft", MethodConfig("lora", 4, norms="all"), POOLER, "no layer norms", "norms=none"),
-    "plain head in PEFT": ("peft", MethodConfig("lora", 4), CLS, "pooling `cls`", "pooling=pooler"),
-    "mean in PEFT": ("peft", MethodConfig("lora", 4), HeadSpec("classify", 3, "mean"), "`mean`", "pooling=pooler"),
+    "plain head in PEFT": ("peft", MethodConfig("lora", 4), CLS, "pooling `cls`", "--pooling pooler"),
+    "mean in PEFT": ("peft", MethodConfig("lora", 4), HeadSpec("classify", 3, "mean"), "`mean`", "--pooling pooler"),
 }
 
 
@@ -220,6 +241,81 @@ def test_what_a_format_cannot_express_is_refused_with_what_to_do(case, tiny_bert
         export_folder("task", store, tiny_bert, format_name, tmp_path / "folder")
     assert advice in str(raised.value.hint)
     assert not (tmp_path / "folder").exists()
+
+
+# format, method, head -> every reason, and the whole hint
+MANY: dict[str, tuple[str, MethodConfig, HeadSpec, tuple[str, ...], str]] = {
+    "houlsby": (
+        "adapterhub",
+        MethodConfig("houlsby", 4, depth=2),
+        MEAN,
+        ("no trained layer norms", "; and 2 more: ", "one hidden layer", "no pooling `mean`"),
+        "train it with `--set method.norms=none --set method.depth=1 --pooling cls` or `--preset adapterhub-houlsby`",
+    ),
+    "pfeiffer": (
+        "adapterhub",
+        MethodConfig("pfeiffer", 4, norms="all"),
+        MEAN,
+        ("no trained layer norms", "; and 1 more: ", "no pooling `mean`"),
+        "train it with `--set method.norms=none --pooling cls` or `--preset adapterhub-pfeiffer`",
+    ),
+    "bitfit": (
+        "adapterhub",
+        MethodConfig("bitfit"),
+        MEAN,
+        ("no method like `bitfit`", "no pooling `mean`"),
+        "train it with `--preset adapterhub-houlsby`, or use `--format inlay`",
+    ),
+    "houlsby in PEFT": (
+        "peft",
+        MethodConfig("houlsby", 4),
+        MEAN,
+        ("no method like `houlsby`: it has lora, ia3, norms", "pooling `mean`"),
+        "train it with `--method lora --pooling pooler`, or use `--format adapterhub` or `--format inlay`",
+    ),
+    "bitfit in PEFT": (
+        "peft",
+        MethodConfig("bitfit"),
+        MEAN,
+        ("no method like `bitfit`", "pooling `mean`"),
+        "train it with `--method lora --pooling pooler`, or use `--format inlay`",
+    ),
+    "lora in PEFT": (
+        "peft",
+        MethodConfig("lora", 4, norms="all"),
+        MEAN,
+        ("no layer norms", "pooling `mean`"),
+        "train it with `--set method.norms=none --pooling pooler`",
+    ),
+    "tag": (
+        "adapterhub",
+        HOULSBY,
+        HeadSpec("tag", 3, "cls"),
+        ("no head of the kind `tag`",),
+        "use `--format inlay`",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_all_that_stands_in_the_way_is_told_in_one_refusal(case, tiny_bert):
+    format_name, method, head, reasons, hint = MANY[case]
+    task = Leaving("task", resolve_method(method), head, ("a", "b", "c"), {}, "base")
+    with pytest.raises(Unsupported) as raised:
+        FORMATS[format_name].write(task, tiny_bert.anatomy)
+    assert all(reason in raised.value.message for reason in reasons), raised.value.message
+    assert raised.value.hint == hint
+
+
+def test_presets_that_refusals_name_can_leave():
+    for name in ("adapterhub-houlsby", "adapterhub-pfeiffer"):
+        settings = find_preset(name).settings
+        assert (settings["method.norms"], settings["train.pooling"]) == ("none", "cls")
+        assert f"adapterhub-{settings['method.name']}" == name
+
+
+def test_methods_that_adapterhub_has_are_those_it_is_written_for():
+    assert tuple(to_adapterhub._WRITERS) == adapterhub.METHODS
 
 
 FAMILIES: dict[str, tuple[str, str, MethodConfig, HeadSpec]] = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 import torch
 
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, Missing, WrongBackbone
-from inlay.exchange import FORMATS, Wishes, export_folder, import_folder
+from inlay.exchange import FORMATS, Wishes, export_folder, import_folder, named_backbone
 from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import METHODS
@@ -112,6 +115,42 @@ def test_exported_folder_remembers_the_fingerprint(exported, tmp_path, tiny_bert
     (tmp_path / "peft" / "inlay.json").write_text(text)
     with pytest.raises(WrongBackbone, match="fingerprint"):
         import_folder(tmp_path / "peft", tiny_bert, exported, Wishes())
+
+
+@pytest.mark.parametrize(("format_name", "key"), [(name, form.base) for name, form in FORMATS.items()])
+def test_built_in_backbone_goes_by_its_hub_name_and_is_found_again(
+    format_name, key, exported, tiny_bert, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(tiny_bert, "name", "minilm")
+    folder, hub = tmp_path / "folder", "sentence-transformers/all-MiniLM-L6-v2"
+    export_folder("task", exported, tiny_bert, format_name, folder)
+    assert json.loads((folder / "adapter_config.json").read_text())[key] == hub
+    assert f'from_pretrained("{hub}"' in (folder / "README.md").read_text()
+    assert str(tiny_bert.folder) not in (folder / "adapter_config.json").read_text()
+    assert named_backbone(folder) == "minilm"
+    (folder / "inlay.json").unlink()
+    assert named_backbone(folder) == "minilm"
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("name", ["google-bert/bert-base-uncased", "/backbones/mine"])
+def test_other_backbones_go_by_the_name_they_were_loaded_by(
+    format_name, name, exported, tiny_bert, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(tiny_bert, "name", name)
+    export_folder("task", exported, tiny_bert, format_name, tmp_path / "folder")
+    assert f'from_pretrained("{name}"' in (tmp_path / "folder" / "README.md").read_text()
+    (tmp_path / "folder" / "inlay.json").unlink()
+    assert named_backbone(tmp_path / "folder") == name
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_readme_says_the_temperature_where_there_is_one(format_name, exported, tiny_bert, publish_random, tmp_path):
+    head = dataclasses.replace(POOLER, temperature=1.75)
+    publish_random(exported, "warm", tiny_bert, SlotSpec(METHOD_CASES["lora"], head))
+    export_folder("warm", exported, tiny_bert, format_name, tmp_path / "warm")
+    assert "divides the logits by its temperature, 1.75" in (tmp_path / "warm" / "README.md").read_text()
+    assert "temperature" not in (tmp_path / format_name / "README.md").read_text()
 
 
 def test_numbers_keep_their_scale(tiny_bert, publish_random, texts, tmp_path):

@@ -128,6 +128,12 @@ def test_top_k_layers_are_those_layers_and_the_pooler(bert_base):
     assert sum(spec.num_parameters for spec in specs if spec.part == "weights") == layer  # nothing reads the pooler
 
 
+@pytest.mark.parametrize("layers", ["2", "0:3", "9,11"])
+def test_top_layers_must_reach_the_top(bert_base, layers):
+    with pytest.raises(BadConfig, match=f"trains the top layers, but `method.layers` is `{layers}`"):
+        layout(survey(bert_base), MethodConfig("top", layers=layers))
+
+
 def test_extensions_count_what_they_add(bert_base):
     plain, places = count(bert_base, ["adapters"], size=8), 24
     assert count(bert_base, ["adapters"], size=8, depth=3) == plain + places * 2 * (8 * 8 + 8)
@@ -171,6 +177,8 @@ def test_norms_below_the_first_adapted_layer_stay_frozen(bert_base):
         ({"name": "head", "norms": "all"}, "method `head` has no setting `norms`"),
         ({"name": "houlsby", "alpha": 16.0}, "method `houlsby` has no setting `alpha`"),
         ({"combine": "multiply", "form": "parallel"}, "`multiply` for a parallel adapter"),
+        ({"name": "full", "norms": "none"}, "method `full` has no setting `norms`"),
+        ({"name": "norms", "norms": "none"}, "trains nothing"),
         ({"name": "pfeiffer", "combine": "multiply"}, "method `pfeiffer` has no setting `combine`"),
         ({"sharing": "every-0"}, r"`method.sharing` is `every-0`"),
     ],

@@ -180,7 +180,7 @@ def test_the_best_epochs_temperature_is_stored_and_makes_dev_rows_likelier(tiny_
 
 def test_a_calibrated_tagger_is_a_start_head_included(tiny_bert, toy_tags, tmp_path):
     store = Store(tmp_path / "store")
-    train = TrainConfig(batch_size=8, max_length=40, epochs=2, lr=5e-3)
+    train = TrainConfig(batch_size=8, max_length=40, epochs=10, lr=5e-3)
     first = make_run(toy_tags("first", num_rows=40), RunConfig(method=MethodConfig(size=8), train=train), tiny_bert)
     (result,) = fit([first], tiny_bert, store.root / "runs")
     assert result.spec(first).head.temperature != 1.0

@@ -10,6 +10,7 @@ from inlay.cli import screen
 from inlay.cli.options import JsonOption, RunOptions, run_options
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task, put_metrics
+from inlay.errors import Unsupported
 
 if TYPE_CHECKING:
     from inlay.research.baseline import Baseline
@@ -29,8 +30,11 @@ def baseline(
     task = load_task(run.resolve())
     from inlay.research.baseline import STRENGTHS, fit_baseline
 
-    with screen.Meter("fitting", len(STRENGTHS)) as meter:
-        found = fit_baseline(task, chars=chars, on_fit=meter.update)
+    try:
+        with screen.Meter("fitting", len(STRENGTHS)) as meter:
+            found = fit_baseline(task, chars=chars, on_fit=meter.update)
+    except Unsupported as error:
+        raise Unsupported(f"`inlay baseline` cannot fit a `{task.kind}` task", error.hint) from None
     if json:
         screen.put_json({**found.to_json(), "notes": [*task.notes, *found.notes]})
     else:

@@ -19,6 +19,7 @@ from inlay.cli.options import (
     JsonOption,
     StoreOption,
     TextOption,
+    check_confidence,
     config_help,
     open_store,
 )
@@ -81,6 +82,7 @@ def evaluate(
     from inlay.data import read_split
 
     check_device_name(device)
+    check_confidence(min_confidence)
     kept = open_store(store)
     version = kept.resolve(task)
     manifest = kept.manifest(version)
@@ -90,9 +92,9 @@ def evaluate(
     for note in rows.notes:
         screen.note(note)
     if min_confidence is not None:
-        from inlay.serving.engine import check_confidence
+        from inlay.serving import engine
 
-        check_confidence(manifest.kind, min_confidence)
+        engine.check_confidence(manifest.kind, min_confidence)
     judged = _judge(kept, version, rows, backbone=backbone, device=device)
     if min_confidence is not None:
         judged = _leave_out_unsure(judged, min_confidence)

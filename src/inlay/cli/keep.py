@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,11 +11,17 @@ import typer
 from inlay.cli import screen
 from inlay.cli.options import JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
+from inlay.config import MethodConfig
 from inlay.store import Manifest, Version
 
 if TYPE_CHECKING:
     from inlay.store.format import VersionInfo
     from inlay.store.store import TaskInfo
+
+# Kind without labels -> what its answers are instead.
+_ANSWERS = {"regress": "none: it answers with a number", "span": "none: it answers with a passage"}
+# What of a head decides its answers -> the usual.
+_USUAL_HEAD = {"features": "last", "hidden": "none", "temperature": 1.0, "null_threshold": None}
 
 ReferenceArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")]
 
@@ -91,26 +97,10 @@ def _row(entry: dict[str, Any]) -> list[str]:
         str(entry["num_labels"] or "-"),
         versions,
         f"{entry['metric']} {screen.score(entry['score'])}",
-        _name_method(entry),
+        screen.name_method(entry["method"], entry["size"]),
         screen.count(entry["num_parameters"]),
         "-" if entry["share"] is None else f"{100 * entry['share']:.2f}%",
     ]
-
-
-def _name_method(entry: Mapping[str, Any]) -> str:
-    return f"{entry['method']}" if entry["size"] is None else f"{entry['method']} {entry['size']}"
-
-
-def _describe_method(method: Mapping[str, Any]) -> str:
-    """A method with the settings that say something: `houlsby (size 64, activation gelu, norms all)`."""
-    from inlay.config import MethodConfig
-
-    usual = dataclasses.asdict(MethodConfig())
-    shown = {name: value for name, value in method.items() if name != "name" and value != usual.get(name)}
-    settings = [
-        f"{name} {'+'.join(value) if isinstance(value, list) else value}" for name, value in shown.items() if value
-    ]
-    return f"{method.get('name')} ({', '.join(settings)})" if settings else str(method.get("name"))
 
 
 def _total(ledger: Sequence[TaskInfo]) -> list[dict[str, Any]]:
@@ -169,7 +159,7 @@ def _describe_start(manifest: Manifest) -> dict[str, str]:
 
 
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
-    backbone, config = manifest.backbone, manifest.config
+    backbone, config, head = manifest.backbone, manifest.config, manifest.head
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
     scores = {
         f"{split} scores": "  ".join(f"{name} {screen.score(value)}" for name, value in values.items())
@@ -181,14 +171,15 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "version": version.reference,
         "made by": origin.get("library", ""),
         "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
-        "labels": screen.shorten(", ".join(manifest.labels), 400) or "none: it answers with a number",
+        "labels": screen.shorten(", ".join(manifest.labels), 400) or _ANSWERS.get(manifest.kind, "none"),
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
         **scores,
-        "method": _describe_method(manifest.method),
+        "method": screen.describe_method(manifest.method, dataclasses.asdict(MethodConfig())),
         "parameters": f"{screen.count(manifest.num_parameters)}, {part} of the backbone",
         "backbone": f"{backbone['name']} ({backbone['family']}, {screen.count(backbone['num_parameters'])} parameters)",
         "fingerprint": backbone["fingerprint"],
-        "pooling": str(manifest.head.get("pooling")),
+        "pooling": "none: it reads every token" if head.get("pooling") == "tokens" else str(head.get("pooling")),
+        "head": screen.describe_settings({name: head.get(name) for name in _USUAL_HEAD}, _USUAL_HEAD),
         "longest row": f"{manifest.max_length} tokens",
         "settings": ", ".join(f"{title} {config[name]}" for name, title in shown.items() if name in config),
         **_describe_start(manifest),
@@ -219,7 +210,7 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
     rows = []
     for info in infos:
         summary = info.summary
-        method = _name_method({"method": summary.method.get("name"), "size": summary.method.get("size")})
+        method = screen.name_method(summary.method.get("name"), summary.method.get("size"))
         when = info.published_at[:10]
         rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
         rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from inlay.config import RunConfig, overlay, read_tree, split_list
-from inlay.errors import Missing
+from inlay.errors import BadConfig, Missing
 from inlay.presets import PRESETS, apply_preset
 from inlay.store import Store
 
@@ -40,6 +40,7 @@ SHARED = ("data", "task", "backbone", "preset", "config", "set_")
 _FIELDS = {name: name for name in SHARED} | {"set_": "assignments"}
 _FLAG_NAMES = {"method.name": "method", "data.root": "data_root"}  # others are called as their field is
 _FLAGS = {"train.start": "--from"}  # others are called as their parameter is
+_MORE_HELP = {"method.size": "; not for ia3, bitfit, norms, head, full, top"}
 _METAVARS = {"data.labels": "A,B,…", "data.dev": "FILE", "data.test": "FILE", "train.start": "TASK[,TASK…]"}
 
 StoreOption = Annotated[
@@ -60,7 +61,7 @@ TextOption = Annotated[
 ]
 ConfidenceOption = Annotated[
     float | None,
-    typer.Option("--min-confidence", metavar="P", min=0, max=1, help="give no answer less sure than this probability"),
+    typer.Option("--min-confidence", metavar="P", help="give no answer less sure than this probability, from 0 to 1"),
 ]
 
 
@@ -171,10 +172,16 @@ def option_name(key: str) -> str:
 def config_help(key: str) -> str:
     """The line of a config field, with its default."""
     item = _config_field(key)
-    text, default = item.metadata["help"], item.default
+    text, default = item.metadata["help"] + _MORE_HELP.get(key, ""), item.default
     if default in (None, (), "", "auto") or "default" in text:
         return text
     return f"{text}  [default: {default:g}]" if isinstance(default, float) else f"{text}  [default: {default}]"
+
+
+def check_confidence(value: float | None) -> None:
+    """Refuse a `--min-confidence` that is no probability."""
+    if value is not None and not 0 <= value <= 1:
+        raise BadConfig(f"`--min-confidence` is `{value:g}`", "give a probability, between 0 and 1")
 
 
 def open_store(folder: Path | None) -> Store:
@@ -183,7 +190,8 @@ def open_store(folder: Path | None) -> Store:
 
 
 def _shared_parameters() -> list[inspect.Parameter]:
-    data = typer.Argument(metavar="DATA", help="CSV, TSV, JSONL or Parquet file, folder, glue/NAME or hub:NAME")
+    files = "CSV, TSV, JSONL or Parquet file, CoNLL columns, SQuAD JSON"
+    data = typer.Argument(metavar="DATA", help=f"{files}, folder, glue/NAME or hub:NAME")
     made = {
         "data": Annotated[str | None, data],
         "task": Annotated[str | None, typer.Option("--task", help="name of the task; default: the data's")],

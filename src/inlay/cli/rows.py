@@ -84,6 +84,14 @@ def show_answer(about: Record) -> str:
     return "" if about[field] is None else _SHOWN[field](about[field])
 
 
+def say_answer(about: Record) -> str:
+    """What an answer says, for people: one that says nothing says that. A tagger may withhold some and say the rest."""
+    said = show_answer(about)
+    if about.get("abstained"):
+        return f"{said} (abstained)".lstrip()
+    return said or next(silence for name, silence in _SILENCES.items() if name in about)
+
+
 def show_entities(entities: Sequence[Record]) -> str:
     """Entities in one cell: `Oslo (LOC)|Ada Lovelace (PER)`."""
     return "|".join(f"{entity['text']} ({entity['label']})" for entity in entities)
@@ -97,6 +105,8 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "answer": str,
     "label": str,
 }
+# The field an answer has -> what it means that nothing is in it.
+_SILENCES = {"labels": "(no labels)", "entities": "(no entities)", "answer": "(no answer)", "label": "(no label)"}
 
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:

@@ -149,6 +149,31 @@ def shorten(text: str, width: int) -> str:
     return "".join(kept).rstrip() + "…"
 
 
+def name_method(name: str | None, size: int | None) -> str:
+    """A method in two words at most: `houlsby 64`, `bitfit`."""
+    return str(name) if size is None else f"{name} {size}"
+
+
+def describe_method(method: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """A method with its settings that are not the usual ones: `houlsby of size 64 (sharing every-3, depth 2)`."""
+    size = "" if method.get("size") is None else f" of size {method['size']}"
+    settings = describe_settings({key: method[key] for key in method if key not in ("name", "size")}, usual)
+    return f"{method.get('name')}{size}" + (f" ({settings})" if settings else "")
+
+
+def describe_settings(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """The settings that have a value, and not the usual one: `sharing every-3, depth 2`."""
+    shown = []
+    for name, value in settings.items():
+        value = tuple(value) if isinstance(value, list) else value  # a manifest's JSON has lists
+        if value is not None and value != () and value != usual.get(name):
+            said = (
+                "+".join(value) if isinstance(value, tuple) else f"{value:.4g}" if isinstance(value, float) else value
+            )
+            shown.append(f"{name.replace('_', ' ')} {said}")
+    return ", ".join(shown)
+
+
 def own_version() -> str:
     """The version of Inlay, or what can be said of it where it runs from a checkout that was never installed."""
     from importlib.metadata import PackageNotFoundError, version

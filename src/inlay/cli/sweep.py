@@ -121,4 +121,5 @@ def _put_ranking(ranking: Ranking) -> None:
 
 
 def _cells(values: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    return [f"{values[key]:g}" if isinstance(values[key], float) else str(values[key]) for key in keys]
+    found = [values[key] for key in keys]
+    return ["-" if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in found]

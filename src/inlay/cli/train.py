@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,13 +101,14 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     store.check_name(name or config.task)
     check_device_name(device)
     task = load_task(config)
-    from inlay.model.methods import resolve_method
+    from inlay.model.methods import find_method, resolve_method
     from inlay.training import make_run
 
     resolve_method(config.method)  # a name that is in no table is refused before the backbone is loaded
     backbone = open_backbone(config.backbone, device)
-
-    screen.note(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters, frozen")
+    has_copy = find_method(config.method.name).has_own_weights
+    use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
+    screen.note(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters{use}")
     return Prepared(make_run(task, config, backbone, store), backbone, store)
 
 
@@ -122,16 +124,21 @@ def load_task(config: RunConfig) -> Task:
 
 
 def _describe_run(run: Run, backbone: Backbone) -> None:
+    from inlay.config import MethodConfig
+    from inlay.model.methods import resolve_method
+
     added = run.spec.count_parameters(backbone.anatomy)
-    train, method = run.config.train, run.config.method
+    train, method, head = run.config.train, run.config.method, run.spec.head
     for text in run.start.notes:
         screen.note(text)
     part = screen.share(added, backbone.num_parameters)
-    size = "" if method.size is None else f" of size {method.size}"
-    screen.note(f"method: {method.name}{size} adds {screen.count(added)} parameters, {part} of them")
+    usual = dataclasses.asdict(resolve_method(MethodConfig(method.name)))
+    described = screen.describe_method(dataclasses.asdict(method), usual)
+    screen.note(f"method: {described} adds {screen.count(added)} parameters, {part} of them")
+    width = f"windows of at most {run.max_length} tokens" if head.pooling == "tokens" else f"{head.pooling} pooling"
     screen.note(
         f"training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
-        f"{train.batch_size} rows each, lr {train.lr:g}, {train.pooling} pooling, on {backbone.device}"
+        f"{train.batch_size} rows each, lr {train.lr:g}, {width}, on {backbone.device}"
     )
 
 
@@ -165,7 +172,7 @@ def fit_runs(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> lis
         screen.say(f"{many} finished before: not trained again", "yellow")
         return fit(runs, ready.backbone, ready.runs_folder, settings)
     with _explained(), screen.Meter("training") as meter:
-        return fit(runs, ready.backbone, ready.runs_folder, settings, ScreenWatcher(meter))
+        return fit(runs, ready.backbone, ready.runs_folder, settings, ScreenWatcher(meter, num_runs=len(runs)))
 
 
 def is_finished(run: Run, ready: Prepared) -> bool:
@@ -271,13 +278,13 @@ def plan(run: RunOptions, device: DeviceOption = "auto", store: StoreOption = No
     if json:
         screen.put_json({**made.to_json(), "notes": list(ready.run.task.notes)})
     else:
-        _put_plan(made)
+        _put_plan(made, ready.run.config.method.name)
 
 
-def _put_plan(made: Plan) -> None:
+def _put_plan(made: Plan, method: str) -> None:
     screen.say()
     parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
-    costs = {"inlay": made.inlay, "full fine-tuning": made.full}
+    costs = {method: made.inlay, "full fine-tuning": made.full}
     rows = [
         ["trained parameters", *(screen.count(cost.trained_parameters) for cost in costs.values())],
         [

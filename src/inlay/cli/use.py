@@ -19,9 +19,10 @@ from inlay.cli.options import (
     JsonOption,
     StoreOption,
     TextOption,
+    check_confidence,
     open_store,
 )
-from inlay.cli.rows import Writer, describe_answer, open_rows, show_answer, standard_rows
+from inlay.cli.rows import Writer, describe_answer, open_rows, say_answer, standard_rows
 
 
 def predict(
@@ -33,11 +34,18 @@ def predict(
     ] = None,
     text: TextOption = None,
     file: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="CSV, TSV, JSONL or Parquet file of any length")
+        Path | None,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="CSV, TSV, JSONL, Parquet, CoNLL columns or SQuAD JSON, of any length",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="CSV, TSV or JSONL file to write; default: JSON lines on stdout"),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="CSV, TSV or JSONL file to write; default: JSON lines on stdout"
+        ),
     ] = None,
     min_confidence: ConfidenceOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="fail if any row could not be answered")] = False,
@@ -54,6 +62,7 @@ def predict(
     for every text.
     """
     check_device_name(device)
+    check_confidence(min_confidence)
     asked = Asked(task, texts or [], pair or [], file, text)
     asked.check()
     kept = open_store(store)
@@ -86,8 +95,7 @@ def _show_answers(chunks: Chunks, engines: Engines) -> Tally:
                 continue
             about = describe_answer(answer)
             sure = f"  {about['probability']:.4f}" if "probability" in about else ""
-            said = "abstained" if about.get("abstained") and "entities" not in about else show_answer(about)
-            screen.put(f"{said or 'nothing'}{sure}  {screen.shorten(row.text, 60)}")
+            screen.put(f"{say_answer(about)}{sure}  {screen.shorten(row.text, 60)}")
     return tally
 
 

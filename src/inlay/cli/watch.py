@@ -1,4 +1,4 @@
-"""How training goes, on the screen: a line for every epoch of a single run, for every ended run of a cohort.
+"""How training goes, on the screen: a line for every epoch of a single run, for every ended run of several.
 
 Imported only where something is trained, since it stands on the training room and so on torch.
 """
@@ -15,10 +15,10 @@ from inlay.training.run import DIVERGED, STOPPED_EARLY
 
 
 class ScreenWatcher(Watcher):
-    """Draws a cohort's progress on a meter."""
+    """Draws the progress of `num_runs` runs on a meter, cohort by cohort."""
 
-    def __init__(self, meter: screen.Meter) -> None:
-        self._meter = meter
+    def __init__(self, meter: screen.Meter, *, num_runs: int = 1) -> None:
+        self._meter, self._num_runs = meter, num_runs
         self._began, self._num_rows = 0.0, 0
         self._noted: set[str] = set()
         self._best = ""
@@ -63,13 +63,14 @@ class ScreenWatcher(Watcher):
 
     def _draw(self, cohort: Cohort) -> None:
         members = cohort.members
-        self._is_alone = len(members) == 1
+        self._is_alone = len(members) == self._num_runs == 1
         total = sum(member.num_steps if member.is_active else member.progress.step for member in members)
         rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
         text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
-        if self._is_alone:
+        if len(members) == 1:
             epoch, epochs = members[0].progress.epoch, members[0].run.config.train.epochs
-            title = f"epoch {min(epoch + 1, epochs)}/{epochs}"
+            name = "" if self._is_alone else f"{_describe(members[0])}  "
+            title = f"{name}epoch {min(epoch + 1, epochs)}/{epochs}"
         else:
             title = f"{len(cohort.active)} of {len(members)} runs"
         self._meter.update(sum(member.progress.step for member in members), text, title=title, total=total)
@@ -77,7 +78,7 @@ class ScreenWatcher(Watcher):
 
 def _describe(member: Member) -> str:
     method, train = member.run.config.method, member.run.config.train
-    return f"{method.name} {method.size}  lr {train.lr:g}  seed {train.seed}"
+    return f"{screen.name_method(method.name, method.size)}  lr {train.lr:g}  seed {train.seed}"
 
 
 def _mean_loss(members: Sequence[Member]) -> str:

@@ -13,7 +13,10 @@ _RANGE = (1e-2, 1e2)
 
 
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
-    """The temperature with the least negative log-likelihood; 1 where the rows say nothing about it."""
+    """The temperature with the least negative log-likelihood; 1 where the rows say nothing about it.
+
+    Also 1 where the likelier probabilities would be worse calibrated, as those of a model that says one class only.
+    """
     from scipy.optimize import minimize_scalar
 
     logits = np.asarray(logits, dtype=np.float64)
@@ -24,7 +27,10 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     found = minimize_scalar(
         lambda log: negative_log_likelihood(logits, targets, np.exp(log)), bounds=bounds, method="bounded"
     )
-    return float(np.exp(found.x)) if found.fun < negative_log_likelihood(logits, targets, 1.0) else 1.0
+    temperature = float(np.exp(found.x))
+    is_likelier = found.fun < negative_log_likelihood(logits, targets)
+    is_nearer = calibration_error(logits, targets, temperature) < calibration_error(logits, targets)
+    return temperature if is_likelier and is_nearer else 1.0
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, temperature: float = 1.0) -> float:

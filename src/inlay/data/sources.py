@@ -322,6 +322,9 @@ def _read_sentences(path: Path, encoding: str) -> Iterator[Record]:
                 reason = f"{len(fields)} columns where {max(2, len((sentence or [fields])[0]))} should be"
                 hint = f"write word and tag in each line, a blank line after a sentence; {SKIP_HINT}"
                 fault = BadData(reason, hint, path=path, line=number)
+            if fault is None and " " in fields[-1].strip():
+                hint = "a tag is one word, such as B-PER; a table of texts and labels is for `--kind classify`"
+                fault = BadData(f"the tag `{fields[-1][:40]}` has spaces in it", hint, path=path, line=number)
             sentence.append(fields)
         elif sentence:
             yield start, fault or _make_sentence(sentence)

@@ -42,6 +42,9 @@ MODEL_CLASSES = {
 }
 """family -> the library's model class with flexible heads; a family not here has none"""
 
+METHODS = ("houlsby", "pfeiffer", "parallel", "lora", "ia3")
+"""of ours that it has too"""
+
 ACTIVATIONS = {
     "relu": "relu",
     "tanh": "tanh",

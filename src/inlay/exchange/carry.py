@@ -112,12 +112,15 @@ def find_format(folder: Path) -> str:
 
 
 def named_backbone(folder: Path) -> str:
-    """The backbone that a folder says it was trained on; an export of Inlay knows it by Inlay's own name."""
+    """The backbone that a folder says it was trained on; an export of Inlay knows it by Inlay's own name.
+
+    What the hub has and Inlay carries is named as Inlay does, so no network is needed.
+    """
     key = FORMATS[find_format(folder)].base
     base = _read_own(folder / OWN).get("backbone") or read_json(folder / adapterhub.CONFIG).get(key)
     if not base:
         raise BadConfig(f"`{folder}` names no backbone", "name the one it was trained on with `--backbone`")
-    return str(base)
+    return {entry.hub: name for name, entry in BUILT_IN.items()}.get(str(base), str(base))
 
 
 def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes) -> Imported:
@@ -250,7 +253,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
     manifest, anatomy = loaded.manifest, backbone.anatomy
     check_backbone(version, manifest, backbone)
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
-    base = str(backbone.folder) if backbone.name in BUILT_IN else backbone.name
+    base = BUILT_IN[backbone.name].hub if backbone.name in BUILT_IN else backbone.name
     task = Leaving(version.name, resolve_method(spec.method), spec.head, tuple(manifest.labels), loaded.tensors, base)
     folder = FORMATS[format_name].write(task, anatomy)
     own = {

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,19 +164,37 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
         raise BadData(f"not a safetensors file: {error}", "copy or save it again", path=path) from None
 
 
+_UNREADABLE = (
+    *(UnpicklingError, struct.error, RuntimeError, OSError, EOFError),
+    *(ValueError, LookupError, AttributeError, TypeError, AssertionError),
+)
+"""what torch's loader raises on bytes that are not a file of named tensors"""
+
+
 def _load_pickled(path: Path) -> dict[str, Tensor]:
     try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadData(
-            f"torch's safe loader refuses it: {reason}", "save it with safetensors, or plain tensors only", path=path
-        ) from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of pickle protocols it did not write
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError as error:
+        raise BadData(f"it cannot be read: {error.strerror}", "make the file readable", path=path) from None
+    except _UNREADABLE as error:
+        # Not torch's own words: they advise to load the file with its code.
+        if isinstance(error, UnpicklingError) and _is_pickled(path):
+            reason = "it holds more than plain tensors, so it was refused: nothing in it was run"
+            raise BadData(reason, "save it with safetensors, or plain tensors only", path=path) from None
+        raise BadData("the file is damaged or cut short", "copy or save it again", path=path) from None
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
     ):
         raise BadData("it holds something else than named tensors", "save plain tensors only", path=path)
     return tensors
+
+
+def _is_pickled(path: Path) -> bool:
+    """Whether a file begins as torch's do: as a zip, or as a pickle of protocol 2 or later."""
+    with path.open("rb") as file:
+        return file.read(2).startswith((b"PK", b"\x80"))
 
 
 def digest_files(folder: Path, names: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.config import MethodConfig
 from inlay.errors import BadData, Unsupported
 from inlay.exchange.folder import Leaving, Weights
 from inlay.model.backbone import Backbone
@@ -111,8 +110,9 @@ def fold_targets(task: Leaving) -> Linear:
     return task.tensors["head.weight"] * std, task.tensors["head.bias"] * std + mean
 
 
-def refuse_settings(method: MethodConfig, needs: Mapping[str, tuple[Any, str, str]]) -> None:
-    """Refuse a method by the first setting that is not as a format needs it: setting -> value, reason, hint."""
-    for name, (value, reason, hint) in needs.items():
-        if getattr(method, name) != value:
-            raise Unsupported(f"{reason}; this task has `{name}` `{getattr(method, name)}`", hint)
+def describe_temperature(head: HeadSpec) -> str:
+    """What a README says of probabilities; nothing where they are those of the logits as they are."""
+    if head.temperature == 1:
+        return ""
+    divided = f"For probabilities Inlay divides the logits by its temperature, {head.temperature:.6g}"
+    return f"\n{divided}; this format has no place for it.\n"

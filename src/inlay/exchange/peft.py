@@ -18,8 +18,10 @@ from torch import Tensor
 
 from inlay.config import MethodConfig
 from inlay.errors import BadData, Unsupported, WrongBackbone
+from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_number, read_weights
-from inlay.exchange.heads import check_classifier, fold_targets, refuse_settings, take_classifier
+from inlay.exchange.heads import check_classifier, describe_temperature, fold_targets, take_classifier
+from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
 from inlay.model.heads import HeadSpec
@@ -213,14 +215,12 @@ model = PeftModel.from_pretrained(base, "THIS FOLDER")
 ```
 
 Labels in order: {labels}
-"""
-_HINT = "PEFT has lora, ia3 and norms: train one of them, or use `--format adapterhub` or `--format inlay`"
+{temperature}"""
 
 
 def write(task: Leaving, anatomy: Anatomy) -> Folder:
     """The folder's files; what PEFT cannot express is refused with the reason and what to do."""
-    if task.method.name not in _WRITERS:
-        raise Unsupported(f"PEFT has no method like `{task.method.name}`", _HINT)
+    _refuse_obstacles(task, anatomy)
     config, weights = _WRITERS[task.method.name](task, anatomy)
     modules, head = _write_head(task, anatomy)
     about = {
@@ -235,7 +235,8 @@ def write(task: Leaving, anatomy: Anatomy) -> Folder:
 
     plain = {f"{ROOT}{name}": tensor.contiguous().clone() for name, tensor in {**weights, **head}.items()}
     labels = ", ".join(task.labels) or "none: it gives a number"
-    readme = _README.format(base=task.base, num_labels=task.head.num_outputs, labels=labels)
+    temperature = describe_temperature(task.head)
+    readme = _README.format(base=task.base, num_labels=task.head.num_outputs, labels=labels, temperature=temperature)
     files = {CONFIG: dump_json({**config, **about}), WEIGHTS[0]: save(plain, {"format": "pt"}), "README.md": readme}
     return Folder({name: text.encode() if isinstance(text, str) else text for name, text in files.items()})
 
@@ -243,13 +244,49 @@ def write(task: Leaving, anatomy: Anatomy) -> Folder:
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
-def _refuse_norms(task: Leaving) -> None:
-    reason = f"PEFT's {task.method.name} trains no layer norms"
-    refuse_settings(task.method, {"norms": ("none", reason, "train it with `--set method.norms=none`")})
+def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
+    """Refuse with all that stands in the way, and with AdapterHub's format where it has what PEFT has not."""
+    obstacles = [*_method_obstacles(task.method), *_head_obstacles(task.head, anatomy)]
+    has_model = anatomy.family in adapterhub.MODEL_CLASSES and task.method.name in adapterhub.METHODS
+    formats = ("adapterhub", "inlay") if has_model else ("inlay",)
+    needs_other = task.method.name not in _WRITERS or any(obstacle.options is None for obstacle in obstacles)
+    refuse(obstacles, formats=formats if needs_other else ())
+
+
+def _method_obstacles(method: MethodConfig) -> list[Obstacle]:
+    if method.name not in _WRITERS:
+        reason = f"PEFT has no method like `{method.name}`: it has {', '.join(_WRITERS)}"
+        return [Obstacle(reason, "--method lora")]
+    if method.name == "norms":
+        return []
+    return find_settings(method, {"norms": ("none", f"PEFT's {method.name} trains no layer norms")})
+
+
+def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[Obstacle]:
+    """Only a head that transformers' own classifier has can leave."""
+    form, keeps = CLASSIFIERS[anatomy.family], "PEFT keeps the head of transformers' own classifier"
+    if isinstance(form, str):
+        return [Obstacle(f"{keeps}, which in the family `{anatomy.family}` has {form}")]
+    if head.kind not in ("classify", "multilabel", "regress"):
+        return [Obstacle(f"{keeps}, which has no kind `{head.kind}`")]
+    found = []
+    pooling = "cls" if form.hidden or head.hidden != "none" else "pooler"
+    if head.pooling != pooling:
+        reason = f"{keeps}, which reads {_READS[pooling]}; this one has pooling `{head.pooling}`"
+        found.append(Obstacle(reason, f"--pooling {pooling}"))
+    if form.hidden and head.hidden == "none":
+        reason = f"{keeps}, which in the family `{anatomy.family}` has a tanh layer; this one has none"
+        found.append(Obstacle(reason, "--set train.hidden=tanh"))
+    if head.features != "last":
+        reason = f"{keeps}, which reads the last layer; this one has features `{head.features}`"
+        found.append(Obstacle(reason, "--set train.features=last"))
+    return found
+
+
+_READS = {"cls": "the first token", "pooler": "the pooler"}
 
 
 def _write_lora(task: Leaving, anatomy: Anatomy) -> Written:
-    _refuse_norms(task)
     method, prefix = task.method, find_family(anatomy.family).prefix
     rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
     alpha, weights = scale * rank, {}
@@ -263,7 +300,6 @@ def _write_lora(task: Leaving, anatomy: Anatomy) -> Written:
 
 
 def _write_ia3(task: Leaving, anatomy: Anatomy) -> Written:
-    _refuse_norms(task)
     prefix, sites = find_family(anatomy.family).prefix, adapted_linears(anatomy, task.method)
     weights = {}
     for site in sites:
@@ -287,22 +323,10 @@ _WRITERS = {"lora": _write_lora, "ia3": _write_ia3, "norms": _write_norms}
 
 
 def _write_head(task: Leaving, anatomy: Anatomy) -> tuple[list[str], dict[str, Tensor]]:
-    """The modules to save, and their tensors: only a head that transformers' own classifier has can leave."""
+    """The modules to save, and their tensors."""
     head, form, family = task.head, CLASSIFIERS[anatomy.family], find_family(anatomy.family)
-    if isinstance(form, str):
-        raise Unsupported(
-            f"PEFT keeps the head of transformers' own classifier, which in the family `{anatomy.family}` has {form}",
-            "use `--format adapterhub` or `--format inlay`",
-        )
+    assert not isinstance(form, str), "refused before"
     hidden = form.hidden or f"{family.prefix}.{family.pooler}.dense"
-    fits = head.features == "last" and (head.pooling == "cls" if head.hidden != "none" else head.pooling == "pooler")
-    if not fits or (form.hidden and head.hidden == "none") or head.kind not in ("classify", "multilabel", "regress"):
-        wanted = "train.pooling=cls --set train.hidden=tanh" if form.hidden else "train.pooling=pooler"
-        raise Unsupported(
-            f"PEFT keeps the head of transformers' own classifier; this one is `{head.kind}` with pooling "
-            f"`{head.pooling}`, hidden layer `{head.hidden}` and features `{head.features}`",
-            f"train it with `--set {wanted}`",
-        )
     out_weight, out_bias = fold_targets(task)
     weights = {f"{form.out}.weight": out_weight, f"{form.out}.bias": out_bias}
     if head.hidden == "none":

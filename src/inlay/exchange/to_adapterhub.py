@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.errors import Unsupported
+from inlay.config import MethodConfig
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Leaving, dump_json
-from inlay.exchange.heads import HEAD_KINDS, fold_targets, refuse_settings
+from inlay.exchange.heads import HEAD_KINDS, describe_temperature, fold_targets
+from inlay.exchange.obstacles import Obstacle, find_settings, refuse
+from inlay.model.heads import HeadSpec
 from inlay.model.methods import adapted_layers, adapted_linears, adapter_groups
 from inlay.model.sites import Anatomy, find_family
 
@@ -49,38 +51,31 @@ _LINEAR: dict[str, Any] = {
     "vera_d": None,
     "dtype": None,
 }
-_HINT_METHODS = "AdapterHub has houlsby, pfeiffer, parallel, lora and ia3: train one of them, or use `--format inlay`"
+_NEEDS: dict[str, tuple[Any, str]] = {
+    "norms": ("none", "AdapterHub keeps no trained layer norms"),
+    "depth": (1, "AdapterHub's adapters have one hidden layer"),
+    "inner_norm": ("none", "AdapterHub has no norm inside the bottleneck"),
+    "combine": ("add", "AdapterHub's adapters add"),
+}
+_KINDS = {ours: theirs for theirs, ours in HEAD_KINDS.items()} | {"regress": "classification"}
 
 
 def write(task: Leaving, anatomy: Anatomy) -> Folder:
     """The folder's files; what AdapterHub cannot express is refused with the reason and what to do."""
-    if anatomy.family not in adapterhub.MODEL_CLASSES:
-        raise Unsupported(
-            f"AdapterHub has no models of the family `{anatomy.family}`", "use `--format inlay`, or `--format onnx`"
-        )
-    if task.method.name not in _WRITERS:
-        raise Unsupported(f"AdapterHub has no method like `{task.method.name}`", _HINT_METHODS)
-    refuse_settings(
-        task.method,
-        {
-            "norms": ("none", "AdapterHub keeps no trained layer norms", "train it with `--set method.norms=none`"),
-            "depth": (1, "AdapterHub's adapters have one hidden layer", "train it with `--set method.depth=1`"),
-            "inner_norm": ("none", "AdapterHub has no norm inside the bottleneck", "train it without `inner_norm`"),
-            "combine": ("add", "AdapterHub's adapters add", "train it with `--set method.combine=add`"),
-        },
-    )
+    _refuse_obstacles(task, anatomy)
     name = task.name.replace(".", "-")  # names of torch modules have no dots
     config, weights, notes = _WRITERS[task.method.name](task, anatomy, name)
     if name != task.name:
         notes.append(f"the adapter is called {name}: the library's names have no dots")
     head_config, head_weights = _write_head(task, name)
     about = _describe(task, anatomy, name)
+    readme = _README.format(name=name, base=task.base, temperature=describe_temperature(task.head))
     files = {
         adapterhub.CONFIG: dump_json({**about, "config": config}),
         adapterhub.WEIGHTS[1]: _save(weights),
         adapterhub.HEAD_CONFIG: dump_json({**about, "config": head_config}),
         adapterhub.HEAD_WEIGHTS[1]: _save(head_weights),
-        "README.md": _README.format(name=name, base=task.base).encode(),
+        "README.md": readme.encode(),
     }
     return Folder(files, tuple(notes))
 
@@ -95,7 +90,48 @@ model.load_adapter("THIS FOLDER", set_active=True)
 ```
 
 The adapter and its prediction head are called `{name}`. Layer norms are those of the backbone.
-"""
+{temperature}"""
+
+
+def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
+    """Refuse with all that stands in the way, and the preset that avoids it where one does."""
+    if anatomy.family not in adapterhub.MODEL_CLASSES:
+        reason = f"AdapterHub has no models of the family `{anatomy.family}`"
+        refuse([Obstacle(reason)], formats=("inlay", "onnx"))
+    obstacles = [*_method_obstacles(task.method), *_head_obstacles(task.head)]
+    presets = ["adapterhub-pfeiffer" if task.method.name == "pfeiffer" else "adapterhub-houlsby"]
+    needs_other = any(obstacle.options is None for obstacle in obstacles)
+    refuse(
+        obstacles,
+        presets=presets if task.head.kind in _KINDS else (),
+        formats=("inlay",) if needs_other else (),
+    )
+
+
+def _method_obstacles(method: MethodConfig) -> list[Obstacle]:
+    if method.name not in _WRITERS:
+        return [Obstacle(f"AdapterHub has no method like `{method.name}`: it has {', '.join(_WRITERS)}")]
+    found = find_settings(method, _NEEDS)
+    known = _LINEARS.get(method.name, {})
+    odd = [linear for linear in method.linears if known and linear not in known]
+    if odd:
+        others = ",".join(linear for linear in method.linears if linear in known) or next(iter(known))
+        named = ", ".join(f"`{linear}`" for linear in odd)
+        reason = f"AdapterHub's {method.name} cannot change the linear layer {named} as Inlay does"
+        found.append(Obstacle(reason, f"--set method.linears={others}"))
+    return found
+
+
+def _head_obstacles(head: HeadSpec) -> list[Obstacle]:
+    if head.kind not in _KINDS:
+        return [Obstacle(f"AdapterHub has no head of the kind `{head.kind}`: it can be {', '.join(_KINDS)}")]
+    found, reads = [], "they read the first token, or the pooler"
+    if head.pooling == "mean":
+        found.append(Obstacle(f"AdapterHub's heads have no pooling `mean`: {reads}", "--pooling cls"))
+    if head.features != "last":
+        reason = f"AdapterHub's heads have no features `{head.features}`: they read the last layer"
+        found.append(Obstacle(reason, "--set train.features=last"))
+    return found
 
 
 def _describe(task: Leaving, anatomy: Anatomy, name: str) -> dict[str, Any]:
@@ -152,17 +188,18 @@ def _left_out(task: Leaving, anatomy: Anatomy) -> list[int]:
     return sorted(set(range(anatomy.num_layers)) - set(adapted_layers(anatomy, task.method)))
 
 
-def _linear_config(task: Leaving, anatomy: Anatomy, known: Mapping[str, str]) -> dict[str, Any]:
-    """The flags that say which linear layers are changed. `known` are those the library can, by its own flags."""
+_ATTENTION = {ours: theirs for theirs, ours in adapterhub.ATTENTION_LINEARS.items()}
+_LINEARS = {
+    "lora": {**_ATTENTION, "expand": "intermediate_lora", "contract": "output_lora"},
+    "ia3": {**_ATTENTION, "expand": "intermediate_lora"},
+}
+"""method -> the linear layers it can change there, by the library's own flags"""
+
+
+def _linear_config(task: Leaving, anatomy: Anatomy) -> dict[str, Any]:
+    """The flags that say which linear layers are changed."""
     linears = task.method.linears
-    for linear in linears:
-        if linear not in known:
-            others = ",".join(name for name in linears if name in known) or next(iter(known))
-            raise Unsupported(
-                f"AdapterHub's {task.method.name} cannot change the linear layer `{linear}` as Inlay does",
-                f"train it with `--set method.linears={others}`",
-            )
-    attention = [known[linear] for linear in linears if linear in adapterhub.ATTENTION_LINEARS.values()]
+    attention = [_ATTENTION[linear] for linear in linears if linear in adapterhub.ATTENTION_LINEARS.values()]
     return {
         **_LINEAR,
         "selfattn_lora": bool(attention),
@@ -173,14 +210,10 @@ def _linear_config(task: Leaving, anatomy: Anatomy, known: Mapping[str, str]) ->
     }
 
 
-_ATTENTION = {ours: theirs for theirs, ours in adapterhub.ATTENTION_LINEARS.items()}
-
-
 def _write_lora(task: Leaving, anatomy: Anatomy, name: str) -> Written:
     method, prefix = task.method, find_family(anatomy.family).prefix
-    known = {**_ATTENTION, "expand": "intermediate_lora", "contract": "output_lora"}
     rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
-    config = _linear_config(task, anatomy, known)
+    config = _linear_config(task, anatomy)
     config |= {"r": rank, "alpha": scale * rank, "composition_mode": "add", "init_weights": "lora"}
     weights = {}
     for site in adapted_linears(anatomy, method):
@@ -191,7 +224,7 @@ def _write_lora(task: Leaving, anatomy: Anatomy, name: str) -> Written:
 
 def _write_ia3(task: Leaving, anatomy: Anatomy, name: str) -> Written:
     prefix = find_family(anatomy.family).prefix
-    config = _linear_config(task, anatomy, {**_ATTENTION, "expand": "intermediate_lora"})
+    config = _linear_config(task, anatomy)
     config |= {"r": 1, "alpha": 1, "composition_mode": "scale", "init_weights": "ia3"}
     weights = {
         f"{prefix}.{site.path}.loras.{name}.lora_B": task.tensors[f"ia3.{site.key}"][:, None]
@@ -211,15 +244,6 @@ _WRITERS = {
 
 def _write_head(task: Leaving, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     head = task.head
-    types = {ours: theirs for theirs, ours in HEAD_KINDS.items()} | {"regress": "classification"}
-    if head.kind not in types:
-        raise Unsupported(f"a head of the kind `{head.kind}` in AdapterHub's format", f"it can be: {', '.join(types)}")
-    if head.pooling == "mean" or head.features != "last":
-        what = "pooling `mean`" if head.pooling == "mean" else f"features `{head.features}`"
-        raise Unsupported(
-            f"AdapterHub's heads have no {what}: they read the first token, or the pooler",
-            "train it with `--set train.pooling=cls` and `--set train.features=last`",
-        )
     out_weight, out_bias = fold_targets(task)
     weights, layers = {f"heads.{name}.1.weight": out_weight, f"heads.{name}.1.bias": out_bias}, 1
     if head.hidden != "none":
@@ -227,7 +251,7 @@ def _write_head(task: Leaving, name: str) -> tuple[dict[str, Any], dict[str, Ten
         weights |= {f"heads.{name}.1.{item}": task.tensors[f"head.hidden.{item}"] for item in ("weight", "bias")}
         layers = 2
     config = {
-        "head_type": types[head.kind],
+        "head_type": _KINDS[head.kind],
         "num_labels": head.num_outputs,
         "layers": layers,
         "activation_function": "tanh",

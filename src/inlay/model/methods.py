@@ -69,6 +69,8 @@ class Method:
     scale: float | None = None
     linears: tuple[str, ...] = ()
     layers: str = "all"
+    lr: float = 5e-4
+    """the learning rate where nobody gives one: what did well on four GLUE tasks with MiniLM (docs/results.md)"""
     starts_at_zero: bool = False
     """its adapters' way up starts at zero, as LoRA's: the update is exactly none"""
     trains_norm_scales: bool = True
@@ -207,11 +209,15 @@ def _refuse_foreign_settings(config: MethodConfig, method: Method) -> None:
         if is_foreign and value not in (item.default, getattr(method, item.name, item.default)):
             raise BadConfig(
                 f"method `{config.name}` has no setting `{item.name}`, which is `{value}`",
-                f"it takes: {', '.join(sorted(method.settings)) or 'none'}",
+                f"it takes: {', '.join(sorted(method.settings))}" if method.settings else "it has no settings",
             )
 
 
 def _check(config: MethodConfig, method: Method) -> None:
+    if config.name == "norms" and config.norms == "none":
+        raise BadConfig(
+            "method `norms` with `method.norms` `none` trains nothing", "use all or encoder, or method `head`"
+        )
     if config.activation != "auto" and config.activation not in ACTIVATIONS:
         raise UnknownName("activation", config.activation, ACTIVATIONS)
     for place in config.places if "places" in method.settings else ():
@@ -298,6 +304,11 @@ def _biases(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
 
 def _weights(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
     layers = adapted_layers(anatomy, config)
+    if layers != tuple(range(layers[0], anatomy.num_layers)):
+        raise BadConfig(
+            f"method `{config.name}` trains the top layers, but `method.layers` is `{config.layers}`",
+            "write `--set method.layers=-3:` for the top three",
+        )
     for parameter in anatomy.parameters:
         is_outside = not 0 <= parameter.layer < anatomy.num_layers
         # Fine-tuning every layer trains the embeddings too; what stands above the top layer is trained with it.
@@ -365,21 +376,41 @@ METHODS: dict[str, Method] = {
         size=8,
         scale=1.0,
         linears=("query", "value"),
+        lr=1e-3,
     ),
     "ia3": Method(
         "(IA)³: factors on keys, values and the wide activations",
         (_ia3,),
         frozenset(("linears", "norms", "layers")),
         linears=("key", "value", "contract"),
+        lr=5e-3,
     ),
     "bitfit": Method(
-        "all biases of blocks and norms", (_biases,), frozenset(("layers",)), norms="all", trains_norm_scales=False
+        "all biases of blocks and norms",
+        (_biases,),
+        frozenset(("layers",)),
+        norms="all",
+        lr=1e-3,
+        trains_norm_scales=False,
     ),
-    "norms": Method("layer norms only", (), frozenset(("norms", "layers")), norms="all"),
-    "head": Method("nothing but the head, on frozen features", (), frozenset()),
-    "full": Method("every weight, a copy of the backbone per task", (_weights,), frozenset(), has_own_weights=True),
+    "norms": Method("layer norms only", (), frozenset(("norms", "layers")), norms="all", lr=1e-3),
+    "head": Method("nothing but the head, on frozen features", (), frozenset(), lr=3e-3),
+    "full": Method(
+        "every weight, a copy of the backbone per task",
+        (_weights,),
+        frozenset(),
+        norms="all",
+        lr=5e-5,
+        has_own_weights=True,
+    ),
     "top": Method(
-        "every weight of the top layers", (_weights,), frozenset(("layers",)), layers="-1:", has_own_weights=True
+        "every weight of the top layers",
+        (_weights,),
+        frozenset(("layers",)),
+        norms="all",
+        layers="-1:",
+        lr=1e-4,
+        has_own_weights=True,
     ),
 }
 _SHARED = "its query and key layers also project relative positions, which the rows of a batch share"

@@ -220,7 +220,8 @@ class Store:
         except StoreDamaged as error:
             raise BadData(error.message, "export it again from where it came", path=path) from None
         except OSError as error:
-            raise Missing(f"cannot read `{path}`: {error.strerror}", "give a file that `inlay export` wrote") from None
+            hint = "give a file that `inlay export` wrote, or a folder of AdapterHub or PEFT"
+            raise Missing(f"cannot read `{path}`: {error.strerror}", hint) from None
         if hashlib.sha256(export.content).hexdigest() != export.digest:
             raise BadData("its bytes are not those that were exported", "copy or export it again", path=path)
         if name is None and not form.is_name(export.name):

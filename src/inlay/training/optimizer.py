@@ -95,4 +95,5 @@ def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:
         share = 1.0
     else:
         share = (num_steps - step) / max(1, num_steps - warmup_steps)
+    assert train.lr is not None, "make_run resolves it"
     return train.lr * share

@@ -26,7 +26,7 @@ from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec, find_head
-from inlay.model.methods import resolve_method
+from inlay.model.methods import find_method, resolve_method
 from inlay.store import Store, write_atomically
 from inlay.training.start import Start, load_sources, make_start
 
@@ -114,7 +114,8 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
     if config.train.class_weights == "balanced" and task.kind != "classify":
         raise BadConfig(f"`train.class_weights` is `balanced` for a `{task.kind}` task", "it is for `classify` tasks")
     start = tuple(source.label for source in sources)
-    train = dataclasses.replace(config.train, pooling=pooling, max_length=max_length, start=start)
+    lr = config.train.lr or find_method(config.method.name).lr
+    train = dataclasses.replace(config.train, lr=lr, pooling=pooling, max_length=max_length, start=start)
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name

@@ -1,0 +1,66 @@
+"""Writes docs/settings.md from the config's own fields and the table of methods: `python docs/draw_settings.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from inlay.config import DataConfig, MethodConfig, TrainConfig
+from inlay.model.methods import METHODS
+from inlay.model.sites import FAMILIES
+
+SECTIONS = {
+    "method": (
+        MethodConfig,
+        "Which parameters a task adds. What is `auto`, empty or not set is the method's own choice.",
+    ),
+    "train": (TrainConfig, "How a run is trained."),
+    "data": (DataConfig, "Where rows are and how they are read."),
+}
+
+
+def main() -> None:
+    Path(__file__).with_name("settings.md").write_text(render(), encoding="utf8")
+
+
+def render() -> str:
+    """The page as Markdown."""
+    lines = [
+        "# Settings",
+        "",
+        "Every setting of a run, as `--set SECTION.NAME=VALUE` takes it (`--set method.sharing=every-3`), or a TOML "
+        'file with `--config`, or the Python library by name (`make_run(task, backbone, sharing="every-3")`). The page '
+        "is written by `python docs/draw_settings.py` from the code, and a test holds it true.",
+        "",
+    ]
+    for section, (kind, about) in SECTIONS.items():
+        lines += [f"## {section}", "", about, "", "| setting | default | |", "|---|---|---|"]
+        for item in dataclasses.fields(kind):
+            choices = item.metadata["choices"]
+            text = item.metadata["help"].replace("|", "\\|")
+            extra = f"; one of {', '.join(f'`{choice}`' for choice in choices)}" if choices else ""
+            lines.append(f"| `{section}.{item.name}` | {show(item.default)} | {text}{extra} |")
+        lines.append("")
+    lines += ["## Methods", "", "| method | | size | lr | takes |", "|---|---|---|---|---|"]
+    for name, method in METHODS.items():
+        takes = ", ".join(f"`{setting}`" for setting in sorted(method.settings)) or "nothing"
+        lines.append(f"| `{name}` | {method.summary} | {method.size or '–'} | {method.lr:g} | {takes} |")
+    names = ", ".join(f"`{name}`" for name in FAMILIES["bert"].linears)
+    lines += [
+        "",
+        f"`method.layers` is written as Python slices are: `all`, `6:` (from the seventh on), `-3:` (the last three), "
+        f"`2:5`, `0,2,5`. Layers are counted from 0. `method.linears` names linear layers of a block: {names} "
+        "(`project` ends the attention, `expand` and `contract` are the feed-forward layers).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def show(value: object) -> str:
+    if value is None or value in ("", ()):
+        return "–"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+if __name__ == "__main__":
+    main()

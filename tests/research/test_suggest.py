@@ -86,7 +86,7 @@ def store(tiny_bert, toy_task, tmp_path_factory):
 def test_vectors_in_mixed_batches_are_those_of_each_slot_alone(tiny_bert, toy_task, store):
     task = toy_task(num_rows=20)
     encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
-    candidates, refused = _load(_choose(store, tiny_bert, None), tiny_bert, store)
+    candidates, refused = _load(_choose(store, tiny_bert, None), tiny_bert, store, "")
     assert not refused
     everyone = [_Candidate("", None, {}), *candidates]
     together = pooled_vectors(everyone, tiny_bert, encoded, lambda num_rows: None)
@@ -150,13 +150,19 @@ def test_methods_mix_and_full_fine_tuning_goes_alone(tiny_bert, toy_task, tmp_pa
         (alone,) = suggest(task, tiny_bert, store, [reference], settings).ranked
         assert value == pytest.approx(alone.fit, abs=1e-4)
     encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
-    for candidate in _load(_choose(store, tiny_bert, None), tiny_bert, store)[0]:
+    for candidate in _load(_choose(store, tiny_bert, None), tiny_bert, store, "")[0]:
         (vectors,) = pooled_vectors([candidate], tiny_bert, encoded, lambda num_rows: None)
         bank = Bank(tiny_bert, 1)
         bank.put(0, candidate.spec, candidate.tensors)
         logits = torch.stack(infer(bank, [Row(ids, 0, segments) for ids, segments in encoded]))
         weight, bias = candidate.tensors["head.weight"].numpy(), candidate.tensors["head.bias"].numpy()
         np.testing.assert_allclose(vectors @ weight.T + bias, logits.numpy(), atol=1e-4)
+
+
+def test_a_task_trained_on_the_very_rows_is_no_start(tiny_bert, toy_task, store):
+    found = suggest(toy_task("far", num_labels=3, seed=3), tiny_bert, store)
+    assert found.refused == {"far@1": "it was trained on these very rows"}
+    assert {item.reference for item in found.ranked} == {"near@1", "number@1"}
 
 
 def test_version_of_another_backbone_is_refused_by_name(backbone_of, toy_task, store):

@@ -83,7 +83,7 @@ def _cells(item: Suggestion, name: str) -> list[str]:
 def _next_command(found: Suggestions, run: RunOptions, store: Path | None) -> str:
     """How to train with what was found: from the best, or fresh where nothing beats the plain backbone."""
     words: list[Any] = ["inlay", "train", *run.words()]
-    if found.ranked and found.ranked[0].gain > 0:
+    if found.ranked and found.ranked[0].fit > found.plain.fit:
         words += ["--from", found.ranked[0].reference]
     if store is not None:
         words += ["--store", store]

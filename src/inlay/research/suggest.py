@@ -92,7 +92,7 @@ def suggest(
     settings = settings or SuggestSettings()
     if task.kind not in _TARGETS:
         raise Unsupported(f"a suggestion for a `{task.kind}` task", f"it knows: {', '.join(_TARGETS)}")
-    candidates, refused = _load(_choose(store, backbone, references), backbone, store)
+    candidates, refused = _load(_choose(store, backbone, references), backbone, store, task.digest)
     rows = sample_rows(task, settings.num_rows)
     part = task.train.take(rows)
     encoded = encode(backbone.tokenizer, part.texts, part.pairs, min(settings.max_length, backbone.max_length))
@@ -244,7 +244,9 @@ def _choose(store: Store, backbone: Backbone, references: Sequence[str] | None) 
     return [info.version for info in latest if info.summary.backbone["fingerprint"] == backbone.fingerprint]
 
 
-def _load(versions: Sequence[Version], backbone: Backbone, store: Store) -> tuple[list[_Candidate], dict[str, str]]:
+def _load(
+    versions: Sequence[Version], backbone: Backbone, store: Store, data_digest: str
+) -> tuple[list[_Candidate], dict[str, str]]:
     """The versions that can be starts, and why the others cannot."""
     found, refused = [], {}
     for version in versions:
@@ -252,6 +254,8 @@ def _load(versions: Sequence[Version], backbone: Backbone, store: Store) -> tupl
             loaded = store.load(version)
             if loaded.manifest.backbone["fingerprint"] != backbone.fingerprint:
                 raise Unsupported(f"it was trained on the backbone `{loaded.manifest.backbone['name']}`")
+            if loaded.manifest.data_digest == data_digest:
+                raise Unsupported("it was trained on these very rows")
             spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
             Bank(backbone, 1).put(0, spec, loaded.tensors)  # what no bank can hold is known before any work
             found.append(_Candidate(version.reference, spec, loaded.tensors, loaded.manifest.kind))

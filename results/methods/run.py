@@ -197,8 +197,9 @@ def draw(report: dict, picture: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "inlay"
     from matplotlib import pyplot
 
-    print("| method | CoLA | MRPC | RTE | STS-B | mean | trained parameters | stored | s per epoch and run |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    steps = json.loads((Path(__file__).parents[2] / "bench" / "methods.json").read_text())["step_relative_to_houlsby"]
+    print("| method | CoLA | MRPC | RTE | STS-B | mean | trained parameters | stored | s per epoch and run | step |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for row in (row for row in (BASELINE, *METHODS) if row in report["rows"]):
         found = report["rows"][row]
@@ -209,6 +210,8 @@ def draw(report: dict, picture: Path) -> None:
         seconds, stored = found["seconds_per_epoch_and_run"], first["stored_bytes"]
         cells += [f"{first['trained_parameters']:,}", f"{stored / 1e6:.2f} MB" if stored else "not stored"]
         cells += ["–" if seconds is None else f"{seconds:.2f}"]
+        step = steps.get(row, steps.get(row.partition(",")[0]) if row.startswith("head") else None)
+        cells += ["–" if step is None else f"{step:.2f}"]
         print(f"| {row} | {' | '.join(cells)} |")
         is_setting = row.startswith("houlsby,")
         axes.plot(

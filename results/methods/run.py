@@ -210,7 +210,7 @@ def draw(report: dict, picture: Path) -> None:
         seconds, stored = found["seconds_per_epoch_and_run"], first["stored_bytes"]
         cells += [f"{first['trained_parameters']:,}", f"{stored / 1e6:.2f} MB" if stored else "not stored"]
         cells += ["–" if seconds is None else f"{seconds:.2f}"]
-        step = steps.get(row, steps.get(row.partition(",")[0]) if row.startswith("head") else None)
+        step = steps.get("head" if row == "head, mean" else row)  # MiniLM pools by the mean unless told otherwise
         cells += ["–" if step is None else f"{step:.2f}"]
         print(f"| {row} | {' | '.join(cells)} |")
         is_setting = row.startswith("houlsby,")

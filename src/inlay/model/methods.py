@@ -214,9 +214,9 @@ def _refuse_foreign_settings(config: MethodConfig, method: Method) -> None:
 
 
 def _check(config: MethodConfig, method: Method) -> None:
-    if config.name == "norms" and config.norms == "none":
+    if not method.builders and "norms" in method.settings and config.norms == "none":
         raise BadConfig(
-            "method `norms` with `method.norms` `none` trains nothing", "use all or encoder, or method `head`"
+            f"method `{config.name}` with `method.norms` `none` trains nothing", "use all or encoder, or method `head`"
         )
     if config.activation != "auto" and config.activation not in ACTIVATIONS:
         raise UnknownName("activation", config.activation, ACTIVATIONS)

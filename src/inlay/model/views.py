@@ -102,7 +102,7 @@ def _norm_views(stacks: Stacks) -> dict[str, tuple[Tensor | None, Tensor | None]
 def _linear_views(anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConfig | None]) -> dict[str, LinearView]:
     views = {}
     shapes = [
-        # Of the methods with a size, those without an activation are LoRA's.
+        # (IA)³ names linear layers too, but has no size: its factors are no bottleneck.
         kernels.Shape(method.size, scale=1.0 if method.scale is None else method.scale)
         if method and method.size and method.linears
         else None

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.cli import screen
-from inlay.training.cohort import Cohort, Member, Watcher
+from inlay.training.cohort import Cohort, Watcher
+from inlay.training.member import Member
 from inlay.training.run import DIVERGED, STOPPED_EARLY
 
 

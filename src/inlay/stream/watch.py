@@ -33,7 +33,8 @@ from inlay.serving import Engine, verify
 from inlay.store import Store, Version
 from inlay.stream.inbox import SUFFIXES, Folder, Item, Journal, Stamp, describe_error, identify, open_journal
 from inlay.training import FitSettings, Result, Run, fit, make_run, publish
-from inlay.training.cohort import Member, Watcher
+from inlay.training.cohort import Watcher
+from inlay.training.member import Member
 from inlay.training.run import DIVERGED, read_result
 
 T = TypeVar("T")

@@ -8,30 +8,28 @@ same weights to the last bit.
 
 from __future__ import annotations
 
-import itertools
 import math
 import resource
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from inlay.data.encode import Encoded, epoch_batches
+from inlay.data.encode import Encoded
 from inlay.data.metrics import is_better
 from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
-from inlay.model.heads import find_head
-from inlay.model.inference import batches_by_length, infer
+from inlay.model.inference import infer
 from inlay.model.methods import first_layer
-from inlay.model.route import Row, collate
-from inlay.training.evaluate import Targets, Verdict, score_dev
+from inlay.model.route import Row
+from inlay.training.evaluate import Verdict, score_dev
+from inlay.training.member import Member
 from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
+from inlay.training.steps import Stepper
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 
@@ -63,76 +61,6 @@ class Watcher:
         """A run left the cohort."""
 
 
-@dataclass
-class Progress:
-    """What of a run changes while it trains, apart from its weights: exactly what the resume state keeps of it."""
-
-    epoch: int = 0
-    cursor: int = 0
-    """batches of this epoch already taken"""
-    step: int = 0
-    loss_sum: float = 0.0
-    """over this epoch's steps"""
-    first_loss: float | None = None
-    best_epoch: int = 0
-    best_metric: float | None = None
-    best_loss: float = 0.0
-    last_gain: int = 0
-    """the last epoch with a better score than any before, which patience counts from; a tie is no gain"""
-    status: str = ""
-    message: str = ""
-    losses: list[float] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-
-class Member:
-    """A run in its slot: encoded rows (windows, where a row is several), targets and progress."""
-
-    def __init__(self, run: Run, slot: int, train: Encoded, dev: Encoded, device: torch.device) -> None:
-        self.run, self.slot, self.train, self.dev = run, slot, train, dev
-        self.progress = Progress()
-        self.best_tensors: dict[str, Tensor] = {}
-        self._batches: tuple[int, list[np.ndarray]] = (-1, [])
-        self._head = find_head(run.task.kind)
-        self._targets = Targets(run.task.train, train, run.spec.head, device)
-        self._weights = _class_weights(run, device) * self._targets.weights
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.train) // self.run.config.train.batch_size)
-
-    @property
-    def num_steps(self) -> int:
-        return self.steps_per_epoch * self.run.config.train.epochs
-
-    @property
-    def is_active(self) -> bool:
-        return not self.progress.status
-
-    def next_batch(self) -> np.ndarray:
-        """Row numbers of the step to come. The order is a function of seed and epoch, so a cursor is all its state."""
-        train, progress = self.run.config.train, self.progress
-        if self._batches[0] != progress.epoch:
-            batches = epoch_batches(
-                self.train.lengths, train.batch_size, train.seed, progress.epoch, bucket=train.bucket
-            )
-            self._batches = (progress.epoch, batches)
-        return self._batches[1][progress.cursor]
-
-    def row(self, index: int) -> Row:
-        segments = None if self.train.segments is None else self.train.segments[index]
-        return Row(self.train.ids[index], self.slot, segments)
-
-    def loss(self, logits: Tensor, indices: Sequence[int], batch: np.ndarray) -> Tensor:
-        """The part of the step's loss that the rows `indices` of `batch` make; the parts add up to the mean."""
-        device = logits.device
-        chosen = torch.as_tensor(np.asarray(indices), device=device)
-        weights, total = self._weights[chosen], self._weights[torch.as_tensor(batch, device=device)].sum()
-        targets = self._targets.take(indices, logits.shape[1])
-        # A batch without any labelled token has nothing to learn from, and a loss of 0.
-        return (self._head.row_losses(logits, targets) * weights).sum() / torch.where(total > 0, total, 1.0)
-
-
 class Cohort:
     """The bank, optimizer and members of runs trained together."""
 
@@ -152,6 +80,7 @@ class Cohort:
             _check_budget(member, settings.token_budget)
         self.flat = self.bank.flatten()
         self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs])
+        self.stepper = Stepper(self.bank, self.flat, settings.token_budget)
         self.num_steps = 0
         self.seconds = 0.0
 
@@ -172,13 +101,12 @@ class Cohort:
         """One step of every active run; returns the number of rows seen."""
         active = self.active
         batches = {member.slot: member.next_batch() for member in active}
-        losses = self._accumulate(active, batches)
-        grads_SP = self.flat.take_grads()
-        norms = self.optimizer.clip(grads_SP)
-        numbers = torch.stack([torch.stack([losses[m.slot], norms[m.slot]]) for m in active]).tolist()
+        losses_S, grads_SP = self.stepper.differentiate(active, batches)
+        norms_S = self.optimizer.clip(grads_SP)
+        losses, norms = torch.stack([losses_S, norms_S]).tolist()
         rates = {}
-        for member, (loss, norm) in zip(active, numbers, strict=True):
-            progress = member.progress
+        for member in active:
+            progress, loss, norm = member.progress, losses[member.slot], norms[member.slot]
             if _has_diverged(member, loss, norm):
                 continue
             rates[member.slot] = learning_rate(member.run.config.train, progress.step, member.num_steps)
@@ -189,43 +117,6 @@ class Cohort:
             self.optimizer.step(grads_SP, rates)
         self.num_steps += 1
         return sum(len(batch) for batch in batches.values())
-
-    def _accumulate(self, active: Sequence[Member], batches: dict[int, np.ndarray]) -> dict[int, Tensor]:
-        """Gradients of every active run's mean loss, and the losses. One forward, or several where memory is small."""
-        self.flat.drop_grads()
-        members = {member.slot: member for member in active}
-        picks = [(member.slot, int(index)) for member in active for index in batches[member.slot]]
-        rows = [members[slot].row(index) for slot, index in picks]
-        rates = {member.slot: member.run.config.train.head_dropout for member in active}
-        losses = {slot: torch.zeros((), device=self.backbone.device) for slot in members}
-        for chunk in self._chunks(rows):
-            batch = collate([rows[position] for position in chunk], self.backbone.pad_id, self.backbone.device)
-            with self.bank.routed(batch.route):
-                parts = []
-                for segment, logits in zip(batch.route.segments, self.bank.logits(batch, dropout=rates), strict=True):
-                    indices = [picks[chunk[i]][1] for i in batch.order[segment.start : segment.stop]]
-                    part = members[segment.slot].loss(logits, indices, batches[segment.slot])
-                    losses[segment.slot] = losses[segment.slot] + part.detach()
-                    parts.append(part)
-                torch.stack(parts).sum().backward()
-        return losses
-
-    def _chunks(self, rows: Sequence[Row]) -> Iterator[list[int]]:
-        """Positions of the rows of each forward pass. Batch norm sees a run's batch whole, whoever trains beside."""
-        budget = self.settings.token_budget
-        if self.members[0].run.config.method.inner_norm != "batch":
-            yield from batches_by_length([len(row.ids) for row in rows], budget)
-            return
-        chunk: list[int] = []
-        longest = 0
-        for _, group in itertools.groupby(range(len(rows)), key=lambda position: rows[position].slot):
-            own = list(group)
-            widest = max(len(rows[position].ids) for position in own)
-            if chunk and max(longest, widest) * (len(chunk) + len(own)) > budget:
-                yield chunk
-                chunk, longest = [], 0
-            chunk, longest = chunk + own, max(longest, widest)
-        yield chunk
 
     def finish_epochs(self) -> list[tuple[Member, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""
@@ -310,17 +201,6 @@ class _Encoder:
             rows = run.task.train if split == "train" else run.task.dev
             self._known[key] = encode_split(self._backbone.tokenizer, rows, run.reading)
         return self._known[key]
-
-
-def _class_weights(run: Run, device: torch.device) -> Tensor:
-    """How much each row counts for its class; 1 where classes count alike."""
-    if run.config.train.class_weights != "balanced":
-        return torch.ones((), device=device)
-    labels = run.task.train.targets
-    assert labels is not None
-    counts = np.bincount(labels, minlength=len(run.task.labels))
-    weights = (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels]
-    return torch.as_tensor(weights, dtype=torch.float32, device=device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 from inlay.store import write_atomically
-from inlay.training.cohort import Progress
+from inlay.training.member import Progress
 from inlay.training.run import Run
 
 

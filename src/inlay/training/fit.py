@@ -18,8 +18,9 @@ import torch
 
 from inlay.config import digest
 from inlay.model.backbone import Backbone
-from inlay.training.cohort import Cohort, CohortSettings, Member, Watcher, peak_memory_bytes
+from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
+from inlay.training.member import Member
 from inlay.training.resume import (
     cohort_id,
     drop_state,

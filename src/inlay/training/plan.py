@@ -17,8 +17,9 @@ from inlay.data.encode import epoch_batches
 from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
-from inlay.training.cohort import Cohort, CohortSettings, Member, peak_memory_bytes
+from inlay.training.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.fit import TOKEN_BUDGET
+from inlay.training.member import Member
 from inlay.training.run import Run
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)

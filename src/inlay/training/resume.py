@@ -18,7 +18,8 @@ from torch import Tensor
 from inlay.config import digest
 from inlay.errors import StoreDamaged
 from inlay.store import write_atomically
-from inlay.training.cohort import Cohort, CohortSettings, Progress
+from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.member import Progress
 from inlay.training.run import Run
 
 _STATE = "state.safetensors"

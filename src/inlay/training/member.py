@@ -1,0 +1,98 @@
+"""A member of a cohort: a run in its slot, with its encoded rows, its targets and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.data.encode import Encoded, epoch_batches
+from inlay.model.heads import find_head
+from inlay.model.route import Row
+from inlay.training.evaluate import Targets
+from inlay.training.run import Run
+
+
+@dataclass
+class Progress:
+    """What of a run changes while it trains, apart from its weights: exactly what the resume state keeps of it."""
+
+    epoch: int = 0
+    cursor: int = 0
+    """batches of this epoch already taken"""
+    step: int = 0
+    loss_sum: float = 0.0
+    """over this epoch's steps"""
+    first_loss: float | None = None
+    best_epoch: int = 0
+    best_metric: float | None = None
+    best_loss: float = 0.0
+    last_gain: int = 0
+    """the last epoch with a better score than any before, which patience counts from; a tie is no gain"""
+    status: str = ""
+    message: str = ""
+    losses: list[float] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Member:
+    """A run in its slot: encoded rows (windows, where a row is several), targets and progress."""
+
+    def __init__(self, run: Run, slot: int, train: Encoded, dev: Encoded, device: torch.device) -> None:
+        self.run, self.slot, self.train, self.dev = run, slot, train, dev
+        self.progress = Progress()
+        self.best_tensors: dict[str, Tensor] = {}
+        self._batches: tuple[int, list[np.ndarray]] = (-1, [])
+        self._head = find_head(run.task.kind)
+        self._targets = Targets(run.task.train, train, run.spec.head, device)
+        self._weights = _class_weights(run, device) * self._targets.weights
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.train) // self.run.config.train.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps_per_epoch * self.run.config.train.epochs
+
+    @property
+    def is_active(self) -> bool:
+        return not self.progress.status
+
+    def next_batch(self) -> np.ndarray:
+        """Row numbers of the step to come. The order is a function of seed and epoch, so a cursor is all its state."""
+        train, progress = self.run.config.train, self.progress
+        if self._batches[0] != progress.epoch:
+            batches = epoch_batches(
+                self.train.lengths, train.batch_size, train.seed, progress.epoch, bucket=train.bucket
+            )
+            self._batches = (progress.epoch, batches)
+        return self._batches[1][progress.cursor]
+
+    def row(self, index: int) -> Row:
+        segments = None if self.train.segments is None else self.train.segments[index]
+        return Row(self.train.ids[index], self.slot, segments)
+
+    def loss(self, logits: Tensor, indices: Sequence[int], batch: np.ndarray) -> Tensor:
+        """The part of the step's loss that the rows `indices` of `batch` make; the parts add up to the mean."""
+        device = logits.device
+        chosen = torch.as_tensor(np.asarray(indices), device=device)
+        weights, total = self._weights[chosen], self._weights[torch.as_tensor(batch, device=device)].sum()
+        targets = self._targets.take(indices, logits.shape[1])
+        # A batch without any labelled token has nothing to learn from, and a loss of 0.
+        return (self._head.row_losses(logits, targets) * weights).sum() / torch.where(total > 0, total, 1.0)
+
+
+def _class_weights(run: Run, device: torch.device) -> Tensor:
+    """How much each row counts for its class; 1 where classes count alike."""
+    if run.config.train.class_weights != "balanced":
+        return torch.ones((), device=device)
+    labels = run.task.train.targets
+    assert labels is not None
+    counts = np.bincount(labels, minlength=len(run.task.labels))
+    weights = (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels]
+    return torch.as_tensor(weights, dtype=torch.float32, device=device)

@@ -1,0 +1,65 @@
+"""The gradients of a step: every active run's batch through one backbone forward, or several where memory is small.
+
+What always holds: the losses and gradients of a run do not depend on who is trained beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.model.bank import Bank, FlatBank
+from inlay.model.inference import batches_by_length
+from inlay.model.route import Row, collate
+from inlay.training.member import Member
+
+
+class Stepper:
+    """Forward and backward passes of a training bank."""
+
+    def __init__(self, bank: Bank, flat: FlatBank, token_budget: int) -> None:
+        self._bank, self._flat = bank, flat
+        self.token_budget = token_budget
+
+    def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
+        """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot."""
+        self._flat.drop_grads()
+        backbone = self._bank.backbone
+        members = {member.slot: member for member in active}
+        picks = [(member.slot, int(index)) for member in active for index in batches[member.slot]]
+        rows = [members[slot].row(index) for slot, index in picks]
+        rates = {member.slot: member.run.config.train.head_dropout for member in active}
+        losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
+        for chunk in self._chunks(rows):
+            batch = collate([rows[position] for position in chunk], backbone.pad_id, backbone.device)
+            with self._bank.routed(batch.route):
+                parts = []
+                for segment, logits in zip(batch.route.segments, self._bank.logits(batch, dropout=rates), strict=True):
+                    indices = [picks[chunk[i]][1] for i in batch.order[segment.start : segment.stop]]
+                    part = members[segment.slot].loss(logits, indices, batches[segment.slot])
+                    losses_S[segment.slot] += part.detach()
+                    parts.append(part)
+                torch.stack(parts).sum().backward()
+        return losses_S, self._flat.take_grads()
+
+    def _chunks(self, rows: Sequence[Row]) -> Iterator[list[int]]:
+        """Positions of the rows of each forward pass. Batch norm sees a run's batch whole, whoever trains beside."""
+        budget, spec = self.token_budget, self._bank.specs[rows[0].slot]
+        assert spec is not None
+        if spec.method.inner_norm != "batch":
+            yield from batches_by_length([len(row.ids) for row in rows], budget)
+            return
+        chunk: list[int] = []
+        longest = 0
+        for _, group in itertools.groupby(range(len(rows)), key=lambda position: rows[position].slot):
+            own = list(group)
+            widest = max(len(rows[position].ids) for position in own)
+            if chunk and max(longest, widest) * (len(chunk) + len(own)) > budget:
+                yield chunk
+                chunk, longest = [], 0
+            chunk, longest = chunk + own, max(longest, widest)
+        yield chunk

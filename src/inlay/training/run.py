@@ -116,7 +116,7 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
     start = tuple(source.label for source in sources)
     lr = config.train.lr or find_method(config.method.name).lr
     bucket = config.train.bucket or (1 if backbone.packs else 4)
-    known = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
+    known: dict[str, Any] = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
     train = dataclasses.replace(config.train, **known)
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(

@@ -9,37 +9,24 @@ Shape letters: N packed tokens, D width read, R bottleneck (at most MAX_SIZE), E
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from inlay.model.launch import HAS_TRITON, Cut, block_of, chunks_of, dense, is_available, on_device_of, splits_of
 from inlay.model.tiles import Tiles
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+__all__ = ["HAS_TRITON", "MAX_SIZE", "Stacks", "bottleneck", "is_available"]
+
 MAX_SIZE = 128
 """the widest bottleneck whose activations a program keeps; wider ones are composed of `grouped.segment_linear`"""
-PROGRAMS = 264
-"""weight gradients split a slot's tokens until about so many programs run: two for each processor of an H100 or H200"""
-TOKENS_OF_A_SPLIT = 128
-
-
-class Launch(NamedTuple):
-    """How one kind of program is cut: the chunk of the width it works on at once, its warps and its pipeline."""
-
-    block: int
-    num_warps: int
-    num_stages: int
-
 
 # Bytes of one number of h -> how the programs are cut. Exact float32 products use no matrix units and need the room.
-FORWARD = {2: Launch(64, 4, 3), 4: Launch(32, 4, 2)}
-BACKWARD_TOKENS = {2: Launch(64, 4, 3), 4: Launch(32, 4, 2)}
-BACKWARD_WEIGHTS = {2: Launch(128, 4, 3), 4: Launch(32, 4, 2)}
+FORWARD = {2: Cut(64, 4, 3), 4: Cut(32, 4, 2)}
+BACKWARD_TOKENS = {2: Cut(64, 4, 3), 4: Cut(32, 4, 2)}
+BACKWARD_WEIGHTS = {2: Cut(128, 4, 3), 4: Cut(32, 4, 2)}
 WEIGHTS_BLOCK_N = {2: 64, 4: 32}
 """tokens a program of the weights' gradients adds at once"""
 
@@ -55,11 +42,6 @@ class Stacks:
     up_bias_SE: Tensor | None = None
     copies: tuple[Tensor, Tensor] | None = None
     """down and up in h's type, read in their stead where they are float32; the gradients are still theirs"""
-
-
-def is_available(device: torch.device) -> bool:
-    """Whether the kernels run there: triton is installed, and the device is a GPU or Triton interprets."""
-    return HAS_TRITON and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def bottleneck(
@@ -117,10 +99,10 @@ def _bottleneck(
         bottleneck_forward[(len(slots),)](
             h,
             (down if down_copy is None else down_copy).contiguous(),
-            down_bias,
+            dense(down_bias),
             (up if up_copy is None else up_copy).contiguous(),
-            up_bias,
-            scale,
+            dense(up_bias),
+            scale.contiguous(),
             slots,
             starts,
             stops,
@@ -134,8 +116,7 @@ def _bottleneck(
             BLOCK_N=tile,
             BLOCK_D=cut.block,
             BLOCK_R=block_of(size_R),
-            num_warps=cut.num_warps * (2 if tile > 64 else 1),
-            num_stages=cut.num_stages,
+            **cut.options(is_wide=tile > 64),
         )
     return out, z
 
@@ -158,13 +139,13 @@ def _bottleneck_backward(
     residual: bool,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of h, and those of down, up and their biases end to end; `needs` says whether h's, and whether theirs."""
-    grad, h, down, up = grad.contiguous(), h.contiguous(), down.contiguous(), up.contiguous()
+    """The gradient of h, and those of down, up and their biases end to end; `needs`: whether h's, whether theirs."""
+    from inlay.model.fused_programs import bottleneck_backward_tokens
+
+    grad, h, down, up, scale = (tensor.contiguous() for tensor in (grad, h, down, up, scale))
     widths = size_D, size_R, size_E = (*down.shape[1:], up.shape[-1])
     dh, _ = _backward_shapes(h, widths, len(begins), needs)
     a, dz = torch.empty_like(z), torch.empty_like(z)
-    from inlay.model.fused_programs import bottleneck_backward_tokens
-
     cut = BACKWARD_TOKENS[h.element_size()]
     with on_device_of(h):
         bottleneck_backward_tokens[(len(slots),)](
@@ -187,8 +168,7 @@ def _bottleneck_backward(
             BLOCK_N=tile,
             BLOCK_D=cut.block,
             BLOCK_R=block_of(size_R),
-            num_warps=cut.num_warps * (2 if tile > 64 else 1),
-            num_stages=cut.num_stages,
+            **cut.options(is_wide=tile > 64),
         )
         weights = _weight_gradients((h, dz, a, grad), scale, (begins, ends), widths) if needs[1] else h.new_empty(0)
     return dh, weights.float()
@@ -205,7 +185,7 @@ def _weight_gradients(
 
     size_D, size_R, size_E = widths
     cut, block_n = BACKWARD_WEIGHTS[tokens[0].element_size()], WEIGHTS_BLOCK_N[tokens[0].element_size()]
-    num_chunks, num_slots = -(-size_D // cut.block) - (-size_E // cut.block), len(ranges[0])
+    num_chunks, num_slots = chunks_of(size_D, cut.block) + chunks_of(size_E, cut.block), len(ranges[0])
     num_splits = splits_of(num_chunks * num_slots, len(tokens[0]))
     sizes = weight_sizes(widths, num_slots)
     parts = torch.empty(num_splits, sum(sizes), dtype=torch.float32, device=scale.device)
@@ -225,8 +205,7 @@ def _weight_gradients(
         BLOCK_N=block_n,
         BLOCK_D=cut.block,
         BLOCK_R=block_of(size_R),
-        num_warps=cut.num_warps,
-        num_stages=cut.num_stages,
+        **cut.options(is_wide=size_R > 64),
     )
     return parts[0] if num_splits == 1 else parts.sum(0)
 
@@ -246,21 +225,6 @@ def weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
     """How many numbers the gradients of down, up and their biases are."""
     size_D, size_R, size_E = widths
     return [num_slots * size for size in (size_D * size_R, size_R * size_E, size_R, size_E)]
-
-
-def block_of(size: int) -> int:
-    """The power of two that holds a width; matrix products want 16 at least."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
-def splits_of(num_programs: int, num_tokens: int) -> int:
-    """Into how many shares a slot's tokens are split, from shapes alone."""
-    return max(1, min(round(PROGRAMS / num_programs), num_tokens // TOKENS_OF_A_SPLIT))
-
-
-def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Launches inside go to the tensor's GPU, whichever is current."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 @_bottleneck.register_fake
@@ -283,7 +247,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    h, _z, down, up, *_rest = ctx.saved_tensors
+    _h, _z, down, up, *_rest = ctx.saved_tensors
     needs = [ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:6])]
     dh, weights = _bottleneck_backward(grad, *ctx.saved_tensors, *ctx.flags, needs)
     d_weights: list[Tensor | None] = [None] * 4

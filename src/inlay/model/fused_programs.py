@@ -52,8 +52,8 @@ def slope(z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "relu":
         z = tl.where(z > 0, 1.0, 0.0)
     elif ACTIVATION == "tanh":
-        t = tanh(z)
-        z = 1.0 - t * t
+        e = tl.exp(-2.0 * tl.abs(z))
+        z = 4.0 * e / ((1.0 + e) * (1.0 + e))
     elif ACTIVATION == "swish":
         s = tl.sigmoid(z)
         z = s * (1.0 + z * (1.0 - s))

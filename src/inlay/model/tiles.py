@@ -54,7 +54,7 @@ class Tiles:
 def make_tiles(
     segments: Sequence[tuple[int, int, int]], num_slots: int, tile: int, capacity: int, device: torch.device | str
 ) -> Tiles:
-    """The tiles of (slot, start, stop) ranges of tokens, at most one range for each slot, padded to `capacity` tiles."""
+    """The tiles of (slot, start, stop) ranges of tokens, one range for a slot at most; `capacity` tiles in all."""
     assert tile in TILE_SIZES, tile
     slots, begins, ends = np.asarray(segments, dtype=np.int32).reshape(-1, 3).T
     assert len(np.unique(slots)) == len(slots), "a slot's tokens are one range"
@@ -69,7 +69,8 @@ def make_tiles(
     by_slot = np.zeros((2, num_slots), np.int32)
     by_slot[0, slots], by_slot[1, slots] = begins, ends
     buffer = torch.from_numpy(np.concatenate([by_tile.ravel(), by_slot.ravel()])).to(device)
-    return Tiles(*buffer.split([capacity] * 3 + [num_slots] * 2), tile=tile)
+    slots_M, starts_M, stops_M, begins_S, ends_S = buffer.split([capacity] * 3 + [num_slots] * 2)
+    return Tiles(slots_M, starts_M, stops_M, begins_S, ends_S, tile)
 
 
 def tile_capacity(num_tokens: int, num_slots: int, tile: int) -> int:

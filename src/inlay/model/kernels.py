@@ -73,7 +73,10 @@ class Bottleneck:
         def kinds(of: Callable[[Shape], Any]) -> tiled.Kinds:
             return tiled.make_kinds([None if shape is None else of(shape) for shape in shapes], device)
 
-        activations, inner_norms = kinds(lambda shape: shape.activation or "none"), kinds(lambda shape: shape.inner_norm)
+        activations, inner_norms = (
+            kinds(lambda shape: shape.activation or "none"),
+            kinds(lambda shape: shape.inner_norm),
+        )
         multiplies = kinds(lambda shape: shape.multiplies)
         is_plain = len(activations.names) == 1 and inner_norms.names == ("none",) and multiplies.names == (False,)
         is_plain = is_plain and not self.hidden and self.down_SDR.shape[-1] <= tiled.fused.MAX_SIZE

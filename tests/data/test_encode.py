@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from inlay.data.encode import Encoded, describe, encode, epoch_batches
+from inlay.data.encode import describe, encode, epoch_batches
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f"]
 
@@ -86,10 +86,7 @@ def test_example_shows_tokens_ids_segments_and_label(targets, labels, label):
 
 def test_examples_are_at_most_as_many_as_rows():
     assert len(describe(BERT_LIKE, encode(BERT_LIKE, ["a", "b"], None, 16), None, (), 3)) == 2
-    assert (
-        describe(BERT_LIKE, Encoded([], None, np.zeros(0, dtype=np.int64), 0, np.zeros(0, dtype=np.int64)), None, ())
-        == []
-    )
+    assert describe(BERT_LIKE, encode(BERT_LIKE, [], None, 16), None, ()) == []
 
 
 LENGTHS = np.random.default_rng(7).geometric(0.03, size=5003) + 2

@@ -45,6 +45,8 @@ class Layout:
     """None: a target is the whole row's"""
     overlaps: bool = False
     """whether a long row becomes several windows"""
+    words: Callable[[Split], list[tuple[Word, ...]]] | None = None
+    """the words of every row that tokens stand for, which are more than its texts say"""
 
 
 def encode_split(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
@@ -182,6 +184,6 @@ LAYOUTS: dict[str, Layout] = {
     "classify": Layout(_encode_whole),
     "multilabel": Layout(_encode_whole),
     "regress": Layout(_encode_whole),
-    "tag": Layout(_encode_words, _align_tags),
+    "tag": Layout(_encode_words, _align_tags, words=find_words),
     "span": Layout(_encode_contexts, _align_answers, overlaps=True),
 }

@@ -118,7 +118,7 @@ def test_a_slots_tokens_split_among_programs_give_the_same_gradients(kernel, mon
     assert max(errors(case, KERNELS[kernel]).values()) < EXACT
 
 
-# The interpreter multiplies the bits of bf16 as integers, so half precision stands in for it here; the GPU tests have it.
+# The interpreter multiplies the bits of bf16 as integers: half precision stands in for it here, the GPU tests have it.
 def test_weights_of_float32_get_gradients_of_float32_beside_tokens_of_less():
     case = Case([20, 9], [16, 16], dtype=torch.float16)
     got = gradients(fused_bottleneck(case), case.in_kernel_types(case.make()))

@@ -20,9 +20,9 @@ from torch import Tensor
 
 PROGRAMS = 2048
 """with so many heads and rows a program takes a whole row; with fewer, each block of a row has a program of its own"""
-WHOLE_ROW = 128
-"""longest rows of which one program may take the whole"""
-LARGEST_BLOCK = {2: 64, 4: 32}
+SHORT = 128
+"""rows of so many tokens may be one program's, and have too few blocks to fetch one while another is worked on"""
+LARGEST_BLOCK = {2: 64, 4: 16}
 """bytes of one number of q -> tokens of a block; exact float32 products use no matrix units and need the room"""
 SMALLEST_BLOCK = 16  # of a Triton product
 
@@ -68,7 +68,7 @@ def _attention(
 
     q, k, v, bias = _unit_stride(q), _unit_stride(k), _unit_stride(v), None if bias is None else bias.contiguous()
     o, lse = _attention_like(q, k, v, starts, stops, bias, seed, scaling, max_length, dropout)
-    sizes = _sizes(q, max_length)
+    sizes = {**_sizes(q, max_length), "num_stages": 1 if max_length <= SHORT else 2}
     with torch.cuda.device_of(q):
         attention_forward[_grid(q, starts, max_length, sizes["BLOCK"])](
             *(q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout),
@@ -105,16 +105,16 @@ def _attention_backward(
 
     q, k, v, do = _unit_stride(q), _unit_stride(k), _unit_stride(v), _unit_stride(do)
     o, bias = o.contiguous(), None if bias is None else bias.contiguous()
-    gradients = tuple(q.new_empty(q.shape) for _ in range(3))
-    sizes = _sizes(q, max_length)
+    dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
+    sizes = {**_sizes(q, max_length), "num_stages": 1}  # two would not fit the registers
     with torch.cuda.device_of(q):
         attention_backward[_grid(q, starts, max_length, sizes["BLOCK"])](
-            *(q, k, v, o, lse, do, *gradients, starts, stops, bias, seed, scaling, dropout),
+            *(q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout),
             *(stride for tensor in (q, k, v, do, o) for stride in tensor.stride()[:2]),
             *(len(q), 0 if bias is None else bias.shape[1]),
             **sizes,
         )
-    return gradients
+    return dq, dk, dv
 
 
 @_attention_backward.register_fake
@@ -145,14 +145,13 @@ def _sizes(q: Tensor, max_length: int) -> dict[str, int]:
         "WIDE": max(SMALLEST_BLOCK, _power_of_two(width)),
         "BLOCK": block,
         "num_warps": 4,
-        "num_stages": 2,
     }
 
 
 def _grid(q: Tensor, starts: Tensor, max_length: int, block: int) -> tuple[int, int, int]:
     """Heads innermost: those of a row lie side by side in memory."""
     num_heads, num_rows = q.shape[1], len(starts)
-    is_whole = max_length <= WHOLE_ROW and num_heads * num_rows >= PROGRAMS
+    is_whole = max_length <= SHORT and num_heads * num_rows >= PROGRAMS
     return num_heads, num_rows, 1 if is_whole else -(-max_length // block)
 
 

@@ -14,15 +14,22 @@ Shape letters: S slots, N packed tokens, D width, M tiles, P programs that sum t
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 4096
-"""numbers a program holds at once: 32 for each thread of four warps"""
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4096, 2048
-"""about so many programs at most; fewer in backward, where each writes two sums as wide as a token"""
+
+class Launch(NamedTuple):
+    """How programs are cut: the numbers one holds at once, and how many there are at most, while tokens allow."""
+
+    block: int
+    programs: int
+
+
+FORWARD = Launch(4096, 4096)
+BACKWARD = Launch(2048, 2048)
+"""smaller blocks, as the sums take registers too; fewer programs, as each writes two sums as wide as a token"""
 SUMS_WIDTH, SUMS_BLOCK = 32, 64
 """columns and programs' sums that one program of the reduction adds at once"""
 
@@ -73,7 +80,7 @@ def _norm(
 
     x, scale, residual, shift = x.contiguous(), scale.contiguous(), _contiguous(residual), _contiguous(shift)
     y, total, moments = _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept)
-    sizes = _sizes(x.shape[-1], tile, len(slots), FORWARD_PROGRAMS)
+    sizes = _sizes(x.shape[-1], tile, len(slots), FORWARD)
     with torch.cuda.device_of(x):
         norm_forward[len(slots), tile // sizes["SPAN"]](
             *(x, residual, scale, shift, y, total if total.numel() else None, moments),
@@ -106,7 +113,7 @@ def _norm_backward(
 
     dy, total, scale = dy.contiguous(), total.contiguous(), scale.contiguous()
     dx, dscale, dshift = _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums)
-    sizes = _sizes(dy.shape[-1], tile, len(slots), BACKWARD_PROGRAMS)
+    sizes = _sizes(dy.shape[-1], tile, len(slots), BACKWARD)
     parts, width = tile // sizes["SPAN"], dy.shape[-1]
     sums_2PD = dy.new_empty((2, len(slots) * parts, width), dtype=torch.float32) if has_sums else None
     with torch.cuda.device_of(dy):
@@ -114,7 +121,7 @@ def _norm_backward(
         if has_sums:
             norm_sums[len(scale), -(-width // SUMS_WIDTH)](
                 *(sums_2PD, dscale, dshift, slots, starts, stops, len(slots)),
-                **{"PARTS": parts, "SPAN": sizes["SPAN"], "D": width, "WIDE": SUMS_WIDTH, "BLOCK": SUMS_BLOCK},
+                *(parts, sizes["SPAN"], width, SUMS_WIDTH, SUMS_BLOCK),
             )
     return dx, dscale, dshift
 
@@ -147,11 +154,11 @@ def _differentiate(ctx, dy, dtotal, dmoments):
 _norm.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _sizes(width: int, tile: int, num_tiles: int, num_programs: int) -> dict[str, int]:
-    """The constants of a launch: few tokens to a program while that makes no more than `num_programs`."""
+def _sizes(width: int, tile: int, num_tiles: int, launch: Launch) -> dict[str, int]:
+    """The constants of a launch: few tokens to a program while that makes no more programs than `launch` says."""
     wide = 1 << (width - 1).bit_length()
-    span = next((span for span in (8, 16, 32) if span < tile and num_tiles * tile // span <= num_programs), tile)
-    rows = min(span, max(1, BLOCK_ELEMENTS // wide))
+    span = next((span for span in (8, 16, 32) if span < tile and num_tiles * tile // span <= launch.programs), tile)
+    rows = min(span, max(1, launch.block // wide))
     return {"D": width, "WIDE": wide, "ROWS": rows, "SPAN": span}
 
 

@@ -7,7 +7,6 @@ path, every error measured is appended there.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,27 +14,19 @@ from torch import Tensor
 
 from inlay.model.fused_attention import segment_attention
 from inlay.model.fused_norm import layer_norm
+from inlay.model.tiles import Tiles, make_tiles, tile_capacity
 
 pytestmark = pytest.mark.gpu
 LIMITS = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 EPS = 1e-12
 
 
-class Tiles(NamedTuple):
-    slots_M: Tensor
-    starts_M: Tensor
-    stops_M: Tensor
-    tile: int = 64
-
-
-def make_tiles(lengths: list[int], spare: int = 3) -> Tiles:
-    """Tiles of slots with so many tokens each, laid end to end, and a few unused ones."""
-    found, begin = [], 0
-    for slot, length in enumerate(lengths):
-        found += [(slot, start, min(start + 64, begin + length)) for start in range(begin, begin + length, 64)]
-        begin += length
-    found += [(0, 0, 0)] * spare
-    return Tiles(*(torch.tensor(column, dtype=torch.int32, device="cuda") for column in zip(*found, strict=True)))
+def tiles_of(lengths: list[int], capacity: int | None = None) -> Tiles:
+    """Tiles of slots with so many tokens each, laid end to end."""
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    segments = [(slot, end - length, end) for slot, (length, end) in enumerate(zip(lengths, ends, strict=True))]
+    capacity = capacity or tile_capacity(sum(lengths), len(lengths), 64)
+    return make_tiles(segments, len(lengths), 64, capacity, "cuda")
 
 
 def judge(what: str, shape: str, dtype: torch.dtype, found: Tensor, expected: Tensor) -> None:
@@ -69,7 +60,7 @@ def test_norm_equals_float64(dtype, slots, tokens, width, has_residual):
     inputs = [x, residual if has_residual else None, scale, shift]
     own = [None if tensor is None else tensor.clone().requires_grad_() for tensor in inputs]
     exact = [None if tensor is None else tensor.double().requires_grad_() for tensor in inputs]
-    y = layer_norm(*own, EPS, make_tiles(lengths))
+    y = layer_norm(*own, EPS, tiles_of(lengths))
     y.backward(dy)
     slot_N = torch.arange(slots, device="cuda").repeat_interleave(torch.tensor(lengths, device="cuda"))
     expected = plain_norm(*exact, slot_N)
@@ -152,7 +143,7 @@ def test_one_captured_graph_serves_other_routes_and_rows():
     x, dy = (torch.randn(128, width, device="cuda") for _ in range(2))
     scale, shift = (torch.randn(4, width, device="cuda", requires_grad=True) for _ in range(2))
     mixes = [[64, 3, 0, 61], [1, 0, 127, 0], [20, 40, 40, 28]]
-    tiles, rows = make_tiles([128, 0, 0, 0], spare=6), places([128, 0, 0, 0])
+    tiles, rows = tiles_of([128, 0, 0, 0], 8), places([128, 0, 0, 0])
 
     def step() -> tuple[Tensor, Tensor, Tensor]:
         y = layer_norm(x, x, scale, shift, EPS, tiles)
@@ -168,10 +159,7 @@ def test_one_captured_graph_serves_other_routes_and_rows():
     with torch.cuda.graph(graph):
         captured = step()
     for lengths in mixes:
-        other = make_tiles(lengths, spare=0)
-        for mine, theirs in zip(tiles[:3], other[:3], strict=True):
-            mine.zero_()
-            mine[: len(theirs)] = theirs
+        tiles.copy_(tiles_of(lengths, 8))
         for mine, theirs in zip(rows, places(lengths), strict=True):
             mine.copy_(theirs)
         graph.replay()
@@ -183,7 +171,7 @@ def test_one_captured_graph_serves_other_routes_and_rows():
 def test_both_compile_whole_and_equal_eager():
     torch.manual_seed(0)
     lengths, slots = [30, 2, 64, 32], [32, 96]
-    tiles, rows = make_tiles(slots), places(lengths)
+    tiles, rows = tiles_of(slots), places(lengths)
     x, residual = (torch.randn(128, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     scale, shift = (torch.randn(2, 768, device="cuda", requires_grad=True) for _ in range(2))
     leaves = (x, residual, scale, shift)

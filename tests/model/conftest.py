@@ -1,21 +1,17 @@
-"""What the tests of Triton's programs need of its interpreter."""
+"""What the tests of Triton kernels need of the interpreter."""
 
 from __future__ import annotations
 
-import pytest
+from importlib.util import find_spec
 
-
-@pytest.fixture(autouse=True)
-def loops_run_in_the_interpreter(request, monkeypatch):
-    """Triton 3.6 reads a loop's bounds as `int` of an array of one number, which NumPy 2.4 no longer takes."""
-    if request.node.get_closest_marker("triton") is None:
-        return
+if find_spec("triton") is not None:
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang_tensor
+    patch_tensor = interpreter._patch_lang_tensor
 
-    def patch_and_mend(tensor, scope):
-        patch(tensor, scope)
+    def patch_tensor_for_numpy(tensor, scope):
+        """A loaded scalar is an array of one element there, which numpy from 2.4 on makes no loop bound of."""
+        patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_and_mend)
+    interpreter._patch_lang_tensor = patch_tensor_for_numpy

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             np.concatenate([pieces[row] for row in rows]) for pieces in (listed_ids, listed_segments)
         ],
     }
-    seconds, batch_seconds = timed(rate, options.repeats), timed(batch, 20 * options.repeats)
+    found, batches = timed(rate, options.repeats), timed(batch, 20 * options.repeats)
     return {
-        "rows_per_second": {name: round(len(texts) / value) for name, value in seconds.items()},
-        "batch_ms": {name: round(1e3 * value, 3) for name, value in batch_seconds.items()},
+        "rows_per_second": {name: round(len(texts) / taken.wall_s) for name, taken in found.items()},
+        "rows_per_cpu_second": {name: round(len(texts) / taken.cpu_s) for name, taken in found.items()},
+        "batch_cpu_ms": {name: round(1e3 * taken.cpu_s, 3) for name, taken in batches.items()},
         "tokens": len(encoded.flat_ids),
     }
 
@@ -103,15 +105,23 @@ def through_transformers(tokenizer: Any, texts: list[str]) -> Any:
     return rows
 
 
-def timed(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """The median of each way's seconds, the ways taking turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+@dataclass(frozen=True)
+class Taken:
+    """Seconds by the clock, and of all cores together: the clock also counts what others do on the machine."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def timed(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Taken]:
+    """The medians of each way, the ways taking turns."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, work in ways.items():
-            began = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             work()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+            seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {name: Taken(*map(statistics.median, zip(*taken, strict=True))) for name, taken in seconds.items()}
 
 
 if __name__ == "__main__":

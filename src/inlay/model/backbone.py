@@ -181,7 +181,9 @@ class Backbone:
                 block._compiled_call_impl = torch.compile(
                     block._call_impl, backend=backend, dynamic=False, fullgraph=True
                 )
-            with warnings.catch_warnings():  # the compiler looks for gradients where there are none
+            # Every rung and bank has its own shapes, and all blocks of a process share one limit of compilations.
+            with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
+                # The compiler looks for gradients where there are none.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
                 yield
         finally:

@@ -138,7 +138,7 @@ def _bottleneck(
     size_D, size_R, size_E = *down.shape[1:], up.shape[-1]
     out, z = _forward_shapes(h, size_R, size_E, is_kept)
     stacks = (down if down_copy is None else down_copy, down_bias, up if up_copy is None else up_copy, up_bias)
-    weights, strides = zip(*map(by_slot, stacks), strict=True)
+    weights, strides = zip(*((None, 0) if stack is None else by_slot(stack) for stack in stacks), strict=True)
     with on_device_of(h):
         bottleneck_forward[(len(slots),)](
             h,
@@ -158,8 +158,9 @@ def _bottleneck(
             ACTIVATION=activation,
             RESIDUAL=residual,
             THRESHOLD=threshold,
+            STAGES=cut.num_stages,
             BLOCK_N=tile,
-            BLOCK_D=cut.block,
+            BLOCK_D=_chunk_of(cut, size_R),
             BLOCK_R=block_of(size_R),
             **cut.options(),
         )
@@ -218,8 +219,9 @@ def _bottleneck_backward(
             ACTIVATION=activation,
             RESIDUAL=residual,
             THRESHOLD=threshold,
+            STAGES=cut.num_stages,
             BLOCK_N=tile,
-            BLOCK_D=cut.block,
+            BLOCK_D=_chunk_of(cut, widths[1]),
             BLOCK_R=block_of(widths[1]),
             **cut.options(),
         )
@@ -265,6 +267,11 @@ def _weight_gradients(read: tuple[Tensor, ...], widths: tuple[int, int, int], dr
         num_stages=cut.num_stages,
     )
     return parts[0] if num_splits == 1 else parts.sum(0)
+
+
+def _chunk_of(cut: Cut, size_R: int) -> int:
+    """The chunk of a cut, or half of a large one where a bottleneck is wide: the weights in flight must fit a GPU."""
+    return cut.block // 2 if size_R > 64 and cut.block > 64 else cut.block
 
 
 def _forward_shapes(h: Tensor, size_R: int, size_E: int, is_kept: bool) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,8 @@
 What always holds is what `grouped_programs.py` says. z is the pre-activation, kept for backward; the activation is
 computed again there, and so is the mask of dropout. h is what dropout is applied to: where its rate (THRESHOLD, in
 65536ths) is not zero, everything below reads d = dropout(h) in h's stead. The weights of a slot are dense; the slots
-lie `stride` numbers apart.
+lie `stride` numbers apart. STAGES is said to the loops that add a residual: by itself the pipeline prefetches what
+products read, and each step would wait for the residual's numbers.
 
 Shape letters: N tokens of a tile, D width read, R bottleneck, E width written.
 """
@@ -91,6 +92,7 @@ def bottleneck_forward(
     ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr,
     THRESHOLD: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -122,7 +124,7 @@ def bottleneck_forward(
 
     a_NR = activate(z_NR, ACTIVATION).to(h_ptr.dtype.element_ty)
     scale = tl.load(scale_ptr + slot).to(tl.float32)
-    for first in range(0, E, BLOCK_D):
+    for first in tl.range(0, E, BLOCK_D, num_stages=STAGES):
         e = first + tl.arange(0, BLOCK_D)
         up_RE = load_block(up_ptr + slot * up_stride, r, e, R, E, E).to(h_ptr.dtype.element_ty)
         y_NE = tl.dot(a_NR, up_RE, input_precision="ieee")
@@ -159,6 +161,7 @@ def bottleneck_backward_tokens(
     ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr,
     THRESHOLD: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -188,7 +191,7 @@ def bottleneck_backward_tokens(
 
     if dh_ptr is not None:
         keys = load_keys(seed_ptr, salt, THRESHOLD)
-        for first in range(0, D, BLOCK_D):
+        for first in tl.range(0, D, BLOCK_D, num_stages=STAGES):
             d = first + tl.arange(0, BLOCK_D)
             down_DR = load_block(down_ptr + slot * down_stride, d, r, D, R, R).to(grad_ptr.dtype.element_ty)
             dh_ND = tl.dot(dz_NR, tl.trans(down_DR), input_precision="ieee")

@@ -66,10 +66,8 @@ def dense(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def by_slot(stack: Tensor | None) -> tuple[Tensor | None, int]:
+def by_slot(stack: Tensor) -> tuple[Tensor, int]:
     """A stack whose slots are each without gaps, and how many numbers apart they lie: no copy of a view of a bank."""
-    if stack is None:
-        return None, 0
     stack = stack if stack[:1].is_contiguous() else stack.contiguous()
     return stack, stack.stride(0)
 

@@ -170,7 +170,7 @@ class Backbone:
             sums_BD = hidden_ND.new_zeros(len(starts_B), hidden_ND.shape[-1], dtype=torch.float32)
             sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
             return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
-        first_B1D = hidden_ND[starts_B].unsqueeze(1)
+        first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, None)
 
     @contextmanager

@@ -234,7 +234,7 @@ class CompiledStepper(Stepper):
     def _losses(self, program: Program) -> Tensor:
         rung, stacks = program.rung, self._bank.stacks
         rows_S = rung.parts["row_slots"]
-        hidden_ND = self._bank.backbone.hidden(rung.batch)[0]
+        hidden_ND = self._bank.backbone.hidden(rung.batch).squeeze(0)
         pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling).float()
         rate_B1 = program.dropout_S[rows_S].unsqueeze(1)
         pooled_BD = pooled_BD * (torch.rand_like(pooled_BD) >= rate_B1) / (1 - rate_B1)

@@ -19,14 +19,16 @@ TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 """Tokens of one forward pass, padding included: enough to fill the device, small enough to stay in its caches."""
 
 
-def infer(bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | None = None) -> list[Tensor]:
+def infer(
+    bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | None = None, token_budget: int | None = None
+) -> list[Tensor]:
     """The logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
 
-    `on_batch` hears how many rows were just answered.
+    `on_batch` hears how many rows were just answered. A forward pass has at most `token_budget` tokens.
     """
     backbone = bank.backbone
     answers: list[Tensor | None] = [None] * len(rows)
-    for indices in _batches(bank, rows):
+    for indices in _batches(bank, rows, token_budget or TOKEN_BUDGET[backbone.device.type]):
         batch = collate([rows[index] for index in indices], backbone.pad_id, backbone.device)
         with torch.inference_mode(), bank.routed(batch.route):
             segments = bank.logits(batch)
@@ -39,12 +41,11 @@ def infer(bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | 
     return [answer for answer in answers if answer is not None]
 
 
-def _batches(bank: Bank, rows: Sequence[Row]) -> Iterator[list[int]]:
+def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]]:
     """Indices in batches of similar length; the rows of a slot with its own weights go alone."""
     groups: dict[int | None, list[int]] = {}
     for index, row in enumerate(rows):
         groups.setdefault(row.slot if bank.is_solo(row.slot) else None, []).append(index)
-    budget = TOKEN_BUDGET[bank.backbone.device.type]
     for indices in groups.values():
         for batch in batches_by_length([len(rows[index].ids) for index in indices], budget):
             yield [indices[position] for position in batch]

@@ -200,7 +200,7 @@ class Cohort:
 
         return undo
 
-    def _attempt(self, work: Callable[[], Any]) -> Any:
+    def attempt(self, work: Callable[[], Any]) -> Any:
         """What `work` gives; OutOfMemory if memory ran out for it, with everything as before."""
         undo = self._remember()
         try:
@@ -221,7 +221,7 @@ class Cohort:
         """
         active = self.active
         batches = {member.slot: member.next_batch() for member in active}
-        losses_S, grads_SP = self._attempt(lambda: self.stepper.differentiate(active, batches))
+        losses_S, grads_SP = self.attempt(lambda: self.stepper.differentiate(active, batches))
         norms_S = self.optimizer.clip(grads_SP)
         losses, norms = torch.stack([losses_S, norms_S]).tolist()
         rates = {}
@@ -245,7 +245,7 @@ class Cohort:
             return []
         rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in member.dev]
         budget = min(self.stepper.token_budget, TOKEN_BUDGET[self.backbone.device.type])
-        logits = iter(self._attempt(lambda: infer(self.bank, rows, token_budget=budget)))
+        logits = iter(self.attempt(lambda: infer(self.bank, rows, token_budget=budget)))
         records = []
         for member in ended:
             verdict = score_dev(member.run, member.dev, [next(logits) for _ in member.dev.ids])

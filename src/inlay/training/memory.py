@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from inlay.training.steps import Stepper
 
 if TYPE_CHECKING:
     from inlay.training.cohort import Cohort
+    from inlay.training.member import Member
 
 MAX_COHORT = 32
 """runs trained together at most, unless asked otherwise"""
@@ -139,7 +140,7 @@ def count_slot_bytes(runs: Sequence[Run], backbone: Backbone) -> int:
 def measure_token_bytes(cohort: Cohort) -> float:
     """What a token of a forward pass takes until its backward pass, among the longest rows of the cohort.
 
-    The cohort is as before afterwards.
+    The cohort is as before afterwards. Raises OutOfMemory if even the small passes do not fit.
     """
     member = max(cohort.members, key=lambda member: int(member.train.lengths.max()))
     row = int(member.train.lengths.argmax())
@@ -152,14 +153,18 @@ def measure_token_bytes(cohort: Cohort) -> float:
         for count in counts:
             stepper = Stepper(cohort.bank, cohort.flat, count * length)
             batches = {member.slot: np.full(count, row)}
-            costs.append(_measure(cohort, lambda: stepper.differentiate([member], batches)))  # noqa: B023 - called here
+            costs.append(_measure(cohort, stepper, member, batches))
     slope = (costs[1] - costs[0]) / ((counts[1] - counts[0]) * length)
     return slope if slope > 0 else costs[1] / (counts[1] * length)
 
 
-def _measure(cohort: Cohort, work: Callable[[], Any]) -> float:
-    """The bytes that `work` takes at its peak."""
+def _measure(cohort: Cohort, stepper: Stepper, member: Member, batches: Mapping[int, np.ndarray]) -> float:
+    """The bytes that a pass takes at its peak."""
     device = cohort.backbone.device
+
+    def work() -> None:
+        cohort.attempt(lambda: stepper.differentiate([member], batches))
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -187,7 +192,11 @@ def find_budget(cohort: Cohort, free_bytes: int | None) -> int:
     if free_bytes is None:
         return TOKEN_BUDGET[device.type]
     slot_bytes = _COPIES * 4 * cohort.flat.values_SP.numel()
-    return choose_budget(device.type, _USABLE * free_bytes - slot_bytes, measure_token_bytes(cohort))
+    try:
+        token_bytes = measure_token_bytes(cohort)
+    except OutOfMemory:  # less than the probes, then: the first step finds out how much less
+        return _PROBED_TOKENS[0] // 2
+    return choose_budget(device.type, _USABLE * free_bytes - slot_bytes, token_bytes)
 
 
 def choose_budget(device_type: str, usable_bytes: float, token_bytes: float) -> int:

@@ -221,7 +221,7 @@ class _Block(nn.Module):
 
         Not the block's own: a slot's copy of them (`full`, `top`) stands in the block only during the forward pass.
         """
-        weights = {f"block.{name}": tensor for name, tensor in self.block.named_parameters()}
+        weights: dict[str, Tensor] = {f"block.{name}": tensor for name, tensor in self.block.named_parameters()}
 
         def compute(*args: Any, **kwargs: Any) -> Any:
             return functional_call(self, weights, args, kwargs)

@@ -114,10 +114,14 @@ class Cohort:
         return first_layer(self.backbone.anatomy, self.members[0].run.config.method)
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """The backbone as it trains: dropout as the runs say, none below the lowest trained layer."""
+    def training(self, *, keeps_all: bool = False) -> Iterator[None]:
+        """The backbone as it trains: dropout as the runs say, none below the lowest trained layer.
+
+        With `keeps_all` nothing is computed again in the backward pass, whatever the settings say.
+        """
         dropout, lowest = self.members[0].run.config.train.dropout, self.first_layer
-        recomputed = self.backbone.checkpointed(lowest) if self.settings.checkpointing else nullcontext()
+        is_checkpointed = self.settings.checkpointing and not keeps_all
+        recomputed = self.backbone.checkpointed(lowest) if is_checkpointed else nullcontext()
         with self.backbone.training(dropout, lowest), recomputed:
             yield
 
@@ -145,8 +149,8 @@ class Cohort:
         if run.start.tensors:
             self.bank.put(slot, run.spec, {**self.bank.read(slot), **run.start.tensors})
         self.optimizer.reset(slot, run.config.train)
-        splits = (self._encoder.encode(run, split) for split in ("train", "dev"))
-        member = Member(run, slot, *splits, self.backbone.device)
+        rows, dev = self._encoder.encode(run, "train"), self._encoder.encode(run, "dev")
+        member = Member(run, slot, rows, dev, self.backbone.device)
         member.progress.began = self.seconds
         if isinstance(entering, Parked):
             member.progress, member.best_tensors = entering.progress, entering.best_tensors

@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from inlay.training.steps import Stepper
 
 if TYPE_CHECKING:
     from inlay.training.cohort import Cohort
-    from inlay.training.member import Member
 
 MAX_COHORT = 32
 """runs trained together at most, unless asked otherwise"""
@@ -38,8 +37,6 @@ _PROBED_TOKENS = (256, 1024)
 _COPIES = 6
 # More of them while the optimizer steps and no activation is held: the stepped slots' own four, and two between.
 _STEPPING_COPIES = 6
-# What a pass on a CPU takes beside the saved bytes: outputs on their way, gradients on theirs.
-_WORKSPACE = 1.25
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -73,7 +70,7 @@ _GROUP_FILES = {
 def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
     """What every control group this process is in leaves it: a container's limit is no less real than the machine's."""
     lines = own.read_text(encoding="utf8").splitlines() if own.is_file() else []
-    for controllers, _, path in (line.split(":", 2)[1:2] + ["", line.split(":", 2)[2]] for line in lines):
+    for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers not in _GROUP_FILES:
             continue
         mount, limit, used, droppable = _GROUP_FILES[controllers]
@@ -149,32 +146,38 @@ def measure_token_bytes(cohort: Cohort) -> float:
     if counts[0] == counts[1]:
         counts[1] += 1
     costs = []
-    with cohort.rehearsing(), cohort.training():
+    with cohort.rehearsing():
         for count in counts:
             stepper = Stepper(cohort.bank, cohort.flat, count * length)
             batches = {member.slot: np.full(count, row)}
-            costs.append(_measure(cohort, stepper, member, batches))
+            costs.append(_measure(cohort, lambda: stepper.differentiate([member], batches)))  # noqa: B023 - called here
     slope = (costs[1] - costs[0]) / ((counts[1] - counts[0]) * length)
     return slope if slope > 0 else costs[1] / (counts[1] * length)
 
 
-def _measure(cohort: Cohort, stepper: Stepper, member: Member, batches: Mapping[int, np.ndarray]) -> float:
-    """The bytes that a pass takes at its peak."""
+def _measure(cohort: Cohort, work: Callable[[], Any]) -> float:
+    """The bytes that a training pass takes at its peak."""
     device = cohort.backbone.device
-
-    def work() -> None:
-        cohort.attempt(lambda: stepper.differentiate([member], batches))
-
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        work()
+        with cohort.training():
+            cohort.attempt(work)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with counting_saved([*cohort.backbone.model.parameters(), *cohort.flat.stacks]) as saved:
-        work()
-    return saved.num_bytes * _WORKSPACE
+    kept = [_count_saved(cohort, work, keeps_all=keeps_all) for keeps_all in (True, False)]
+    # Besides what is saved, outputs and gradients on their way: about half a block's, taken as a whole one's. And when
+    # blocks are computed again, the activations of the one at hand, which are hidden from the count.
+    num_blocks = max(1, cohort.backbone.anatomy.num_layers - cohort.first_layer)
+    return kept[1] + kept[0] / num_blocks * (2 if cohort.settings.checkpointing else 1)
+
+
+def _count_saved(cohort: Cohort, work: Callable[[], Any], *, keeps_all: bool) -> int:
+    ignored = [*cohort.backbone.model.parameters(), *cohort.flat.stacks]
+    with cohort.training(keeps_all=keeps_all), counting_saved(ignored) as saved:
+        cohort.attempt(work)
+    return saved.num_bytes
 
 
 def choose_slots(most: int, slot_bytes: int, free_bytes: int | None) -> int:

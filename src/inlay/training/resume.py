@@ -21,7 +21,7 @@ from inlay.config import digest
 from inlay.errors import StoreDamaged
 from inlay.store import write_atomically
 from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.member import Progress
+from inlay.training.member import Member, Progress
 from inlay.training.queue import Parked
 from inlay.training.run import Run
 
@@ -77,7 +77,7 @@ def save_state(folder: Path, cohort: Cohort) -> None:
     parked = cohort.queue.parked
     for name, stored_SP in cohort.stored.items():
         tensors[name] = torch.cat([stored_SP.cpu(), *(item.rows[name].unsqueeze(0) for item in parked)])
-    begun = [*cohort.members, *parked]
+    begun: list[Member | Parked] = [*cohort.members, *parked]
     for row, item in enumerate(begun):
         for name, tensor in item.best_tensors.items():
             tensors[f"best/{row}/{name}"] = tensor

@@ -13,6 +13,7 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from inlay.data.encode import Encoded
 from inlay.data.metrics import is_better
-from inlay.data.windows import Reading, encode_split
+from inlay.data.once import encode_once
+from inlay.data.windows import Reading
 from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
@@ -56,6 +58,9 @@ class CohortSettings:
 class Watcher:
     """Hears how training goes. This one is deaf; the command line's draws progress."""
 
+    def on_encode(self, num_done: int, num_rows: int) -> None:
+        """So many rows of a set are tokenised; nothing is heard of a set that is known already."""
+
     def on_start(self, cohort: Cohort) -> None:
         """Training is about to begin, or to go on."""
 
@@ -78,13 +83,15 @@ class Watcher:
 class Cohort:
     """The bank, optimizer and members of runs trained together. `members[s]` is in slot s, perhaps ended."""
 
-    def __init__(self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings) -> None:
+    def __init__(
+        self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings, watch: Watcher | None = None
+    ) -> None:
         self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
         num_slots = min(settings.num_slots or len(runs), len(runs))
         self.bank = Bank(backbone, num_slots, trainable=True)
         for run in runs:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
             self.bank.reserve(run.spec)
-        self._encoder = _Encoder(backbone)
+        self._encoder = _Encoder(backbone, watch or Watcher())
         for run in runs:
             _check_budget(run, self._encoder, settings.token_budget)
         self.flat = self.bank.flatten()
@@ -119,10 +126,10 @@ class Cohort:
 
         With `keeps_all` nothing is computed again in the backward pass, whatever the settings say.
         """
-        dropout, lowest = self.members[0].run.config.train.dropout, self.first_layer
+        train, lowest = self.members[0].run.config.train, self.first_layer
         is_checkpointed = self.settings.checkpointing and not keeps_all
         recomputed = self.backbone.checkpointed(lowest) if is_checkpointed else nullcontext()
-        with self.backbone.training(dropout, lowest), recomputed:
+        with self.backbone.training(train.dropout, lowest, attention_dropout=train.attention_dropout), recomputed:
             yield
 
     def refill(self) -> list[Member]:
@@ -317,15 +324,16 @@ def _has_diverged(member: Member, loss: float, norm: float) -> bool:
 class _Encoder:
     """Tokenises each (task, split, length) once, however many runs share it."""
 
-    def __init__(self, backbone: Backbone) -> None:
-        self._backbone = backbone
+    def __init__(self, backbone: Backbone, watch: Watcher) -> None:
+        self._backbone, self._watch = backbone, watch
         self._known: dict[tuple[str, str, Reading], Encoded] = {}
 
     def encode(self, run: Run, split: str) -> Encoded:
         key = (run.task.digest, split, run.reading)
         if key not in self._known:
             rows = run.task.train if split == "train" else run.task.dev
-            self._known[key] = encode_split(self._backbone.tokenizer, rows, run.reading)
+            progress = partial(self._watch.on_encode, num_rows=len(rows))
+            self._known[key] = encode_once(self._backbone.tokenizer, rows, run.reading, progress)
         return self._known[key]
 
     def keep(self, runs: Sequence[Run]) -> None:

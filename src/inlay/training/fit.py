@@ -86,7 +86,8 @@ def _group(runs: list[Run]) -> list[list[Run]]:
     for run in runs:
         alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
         structure = replace(run.config.method, **_FREE_IN_A_COHORT)
-        groups.setdefault((structure, run.config.train.dropout, alone), []).append(run)
+        rates = (run.config.train.dropout, run.config.train.attention_dropout)
+        groups.setdefault((structure, rates, alone), []).append(run)
     return [longest_first(group) for group in groups.values()]
 
 
@@ -144,7 +145,7 @@ def _attempt(desk: Desk, backbone: Backbone, chosen: CohortSettings, *, is_measu
     try:
         with _own_randomness(backbone, desk.runs):
             free_bytes = available_bytes(backbone.device)
-            cohort = Cohort(desk.runs, backbone, chosen)
+            cohort = Cohort(desk.runs, backbone, chosen, desk.watch)
             if not is_measured:
                 cohort.use_budget(find_budget(cohort, free_bytes))
             desk.write_membership(cohort.settings)

@@ -119,7 +119,7 @@ class _Steps:
 
     def __init__(self, member: Member) -> None:
         train = member.run.config.train
-        batches = epoch_batches(member.train.lengths, train.batch_size, train.seed, 0, bucket=train.bucket)
+        batches = epoch_batches(member.train.lengths, train.batch_size, train.seed, 0, bucket=train.bucket or 1)
         self.tokens = np.array([len(batch) * member.train.lengths[batch].max() for batch in batches], dtype=float)
         order = np.argsort(self.tokens, kind="stable")
         self.heaviest = int(order[-1])

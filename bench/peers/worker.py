@@ -1,0 +1,210 @@
+"""A peer measured: `adapters`, `peft` or plain transformers, trained or answering. Does not import Inlay.
+
+Runs in any environment with torch, transformers and the library asked for, and speaks the lines of `protocol.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from protocol import answer_requests, versions_of
+from torch import nn
+
+CLIP_NORM = 1.0
+WARM_UP_STEPS = 3  # of each shape; a CUDA graph is warmed up, recorded and replayed
+MAX_SHAPES = 64
+
+
+class Training:
+    """A training loop as its library's users write it, with everything that makes it faster and changes no result."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.device = torch.device(job["device"])
+        with open(job["rows"], encoding="utf8") as file:
+            rows = json.load(file)
+        self.ids = [np.array(row, dtype=np.int64) for row in rows["ids"]]
+        self.labels = np.array(rows["labels"])
+        self.model = PEERS[job["library"]](job).to(self.device).train()
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=1e-4, weight_decay=0.01, fused=True)
+        self.forward = compiled(self.model, job["compile"])
+        self.batches = self.endless_batches()
+
+    def endless_batches(self) -> Iterator[np.ndarray]:
+        lengths = np.array([len(row) for row in self.ids])
+        for epoch in itertools.count():
+            yield from bucketed(lengths, self.job["batch_size"], self.job["bucket"], epoch)
+
+    def warm_up(self) -> None:
+        """Every shape that will occur is met before anything is measured; without a compiler, shapes do not matter."""
+        if self.job["compile"] == "reduce-overhead":
+            size, widths = self.job["batch_size"], sorted({self.width([row]) for row in self.ids})
+            batches = [(np.arange(size) % len(self.ids), width) for width in reversed(widths)]
+        else:
+            batches = [(next(self.batches), 0) for _ in range(4)]
+        for rows, width in batches:
+            for _ in range(WARM_UP_STEPS):
+                self.step(rows, width)
+
+    def measure(self, steps: int) -> int:
+        return sum(self.step(next(self.batches)) for _ in range(steps))
+
+    def step(self, rows: np.ndarray, width: int = 0) -> int:
+        """One step; to `width` tokens if given, otherwise to the longest row's."""
+        inputs, labels = self.collate(rows, width)
+        if self.job["compile"] == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        with self.autocast():
+            logits = self.forward(**inputs).logits
+            loss = F.cross_entropy(logits.float(), labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trained, CLIP_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return len(rows)
+
+    def autocast(self) -> Any:
+        if self.device.type == "cuda" and self.job["trained_dtype"] == "float32":
+            return torch.autocast("cuda", torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def width(self, rows: list[np.ndarray]) -> int:
+        longest, multiple = max(len(row) for row in rows), self.job["pad_to"]
+        return -(-longest // multiple) * multiple
+
+    def collate(self, rows: np.ndarray, width: int = 0) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        chosen = [self.ids[row] for row in rows]
+        width = width or self.width(chosen)
+        ids = np.full((len(rows), width), self.model.config.pad_token_id or 0)
+        mask = np.zeros_like(ids)
+        for position, row in enumerate(chosen):
+            ids[position, : len(row)], mask[position, : len(row)] = row[:width], 1
+        tensors = [torch.from_numpy(array) for array in (ids, mask, self.labels[rows])]
+        if self.device.type == "cuda":
+            tensors = [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors]
+        return {"input_ids": tensors[0], "attention_mask": tensors[1]}, tensors[2]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "trained_parameters": sum(parameter.numel() for parameter in self.trained),
+            "dtypes": sorted({str(parameter.dtype) for parameter in self.model.parameters()}),
+            "attention": self.model.config._attn_implementation,
+        }
+
+
+def bucketed(lengths: np.ndarray, batch_size: int, bucket: int, epoch: int) -> Iterator[np.ndarray]:
+    """An epoch's batches; `bucket` batches at a time share their rows by length (1: none), in a shuffled order."""
+    generator = np.random.default_rng(epoch)
+    shuffled, window = generator.permutation(len(lengths)), batch_size * bucket
+    batches = []
+    for start in range(0, len(lengths), window):
+        rows = shuffled[start : start + window]
+        rows = rows[np.argsort(lengths[rows], kind="stable")]
+        batches += [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+    for index in generator.permutation(len(batches)):
+        yield batches[index]
+
+
+def compiled(model: nn.Module, mode: str | None) -> Any:
+    if mode is None:
+        return model
+    torch._dynamo.config.recompile_limit = MAX_SHAPES
+    torch._dynamo.config.accumulated_recompile_limit = 16 * MAX_SHAPES
+    if mode == "dynamic":
+        return torch.compile(model, dynamic=True)
+    return torch.compile(model, dynamic=False, mode=mode)
+
+
+def frozen_dtype(job: dict[str, Any]) -> torch.dtype:
+    return torch.bfloat16 if job["device"] == "cuda" else torch.float32
+
+
+def trained_dtype(job: dict[str, Any]) -> torch.dtype:
+    return torch.float32 if job["device"] == "cpu" else getattr(torch, job["trained_dtype"])
+
+
+def open_adapters(job: dict[str, Any]) -> nn.Module:
+    """Houlsby's two adapters a layer and a linear head on the first token. Its layer norms stay frozen."""
+    import adapters
+
+    model = adapters.AutoAdapterModel.from_pretrained(job["folder"], dtype=frozen_dtype(job))
+    add_task(model, "task", job["size"])
+    model.train_adapter("task")
+    return cast_trained(model, trained_dtype(job))
+
+
+def add_task(model: Any, name: str, size: int) -> None:
+    import adapters
+
+    config = adapters.DoubleSeqBnConfig(reduction_factor=model.config.hidden_size / size, non_linearity="gelu")
+    model.add_adapter(name, config=config)
+    model.add_classification_head(name, num_labels=2, layers=1)
+
+
+def open_lora(job: dict[str, Any]) -> nn.Module:
+    """LoRA of rank 8 on queries and values, and the classifier."""
+    import peft
+
+    model = open_full(job | {"trained_dtype": "bfloat16"})
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["query", "value"])
+    return cast_trained(peft.get_peft_model(model, config), trained_dtype(job))
+
+
+def open_full(job: dict[str, Any]) -> nn.Module:
+    """Every weight trained."""
+    dtype = trained_dtype(job)
+    return transformers.AutoModelForSequenceClassification.from_pretrained(job["folder"], num_labels=2, dtype=dtype)
+
+
+def cast_trained(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+
+PEERS = {"adapters": open_adapters, "lora": open_lora, "full": open_full}
+PACKAGES = {"adapters": ("adapters",), "lora": ("peft",), "full": ()}
+WORK = {"train": Training}
+
+
+class Session:
+    """What this process was asked to prepare."""
+
+    def prepare(self, **job: Any) -> dict[str, Any]:
+        torch.set_num_threads(job["threads"])
+        transformers.logging.set_verbosity_error()
+        torch.manual_seed(0)
+        self.work = WORK[job["work"]](job)
+        began = time.perf_counter()
+        self.work.warm_up()
+        versions = versions_of("torch", "transformers", *PACKAGES[job["library"]])
+        warm_up_s = round(time.perf_counter() - began, 1)
+        return {"versions": versions, "warm_up_s": warm_up_s, **self.work.describe()}
+
+    def measure(self, steps: int) -> dict[str, Any]:
+        synchronise()
+        began = time.perf_counter()
+        samples = self.work.measure(steps)
+        synchronise()
+        return {"seconds": time.perf_counter() - began, "samples": samples}
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    session = Session()
+    answer_requests({"prepare": session.prepare, "measure": session.measure})

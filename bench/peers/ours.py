@@ -1,121 +1,18 @@
-"""Inlay measured the same way: its own training loop and engine, behind the lines of `protocol.py`."""
+"""Inlay measured as the peers are: its own training loop and engine, behind the lines of `protocol.py`."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
 from typing import Any
 
-import numpy as np
 import torch
+from ours_serving import WORK as SERVING
+from ours_training import Training, matrix_rate
 from protocol import answer_requests, versions_of
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
-from inlay.data.tasks import Split, Task
-from inlay.model import load_backbone
-from inlay.model.backbone import Backbone
-from inlay.training import Run, make_run
-from inlay.training.cohort import Cohort, CohortSettings, peak_memory_bytes
+from inlay.training.cohort import peak_memory_bytes
 
-TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
-WARM_UP_STEPS = 8
-MATRIX = 8192
-
-
-class Training:
-    """A cohort of runs on the same rows, each with its own seed and rate, stepped as `fit` steps it."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.backbone = load_backbone(job["folder"], device=job["device"])
-        task = read_task(job)
-        runs = [make(task, self.backbone, job, seed) for seed in range(job["cohort"])]
-        self.cohort = Cohort(runs, self.backbone, cohort_settings(job))
-
-    def warm_up(self) -> None:
-        self.measure(WARM_UP_STEPS)
-
-    def measure(self, steps: int) -> int:
-        samples = 0
-        with self.backbone.training(self.cohort.dropout, self.cohort.first_layer):
-            for _ in range(steps):
-                samples += self.cohort.step()
-                for member in self.cohort.members:  # nothing is scored: peers score nothing either
-                    assert member.is_active, member.progress.message
-                    if member.progress.cursor == member.steps_per_epoch:
-                        member.progress.epoch, member.progress.cursor = member.progress.epoch + 1, 0
-        return samples
-
-    def describe(self) -> dict[str, Any]:
-        spec, train = self.cohort.members[0].run.spec, self.cohort.members[0].run.config.train
-        return {
-            "trained_parameters": spec.count_parameters(self.backbone.anatomy),
-            "dtypes": sorted({str(self.backbone.dtype), *(str(s.dtype) for s in self.cohort.bank.stacks.values())}),
-            "matrix_parameters": matrix_parameters(self.backbone),
-            "bucket": train.bucket,
-            "settings": dataclasses.asdict(self.cohort.settings),
-        }
-
-
-def read_task(job: dict[str, Any]) -> Task:
-    """The rows as a task; two of them are its dev rows too, which nothing looks at."""
-    with open(job["rows"], encoding="utf8") as file:
-        rows = json.load(file)
-    targets = np.array(rows["labels"], dtype=np.int64)
-    train = Split(rows["texts"], None, targets, list(range(1, len(targets) + 1)))
-    dev = train.take([0, 1])
-    return Task("bench", "classify", ("no", "yes"), "accuracy", train, dev, None, (), job["rows"], job["rows"] + "/dev")
-
-
-def make(task: Task, backbone: Backbone, job: dict[str, Any], seed: int) -> Run:
-    train = TrainConfig(
-        lr=1e-4 * (1 + seed % 8),
-        seed=seed,
-        epochs=1000,
-        batch_size=job["batch_size"],
-        pooling="cls",  # as the peers' heads read
-    )
-    return make_run(task, RunConfig(method=MethodConfig(size=job["size"]), train=train), backbone)
-
-
-def cohort_settings(job: dict[str, Any]) -> CohortSettings:
-    """How the cohort steps; `eager` switches compiled steps off where this Inlay has them."""
-    known = {item.name for item in dataclasses.fields(CohortSettings)}
-    switches = {"compiled": not job["eager"]}
-    return CohortSettings(
-        token_budget=job.get("token_budget") or TOKEN_BUDGET[job["device"]],
-        num_threads=job["threads"],
-        save_every=10**9,
-        **{name: value for name, value in switches.items() if name in known},
-    )
-
-
-def matrix_parameters(backbone: Backbone) -> int:
-    """Weights of the layers' frozen matrices, which every token is multiplied with."""
-    from inlay.model.sites import find_family
-
-    stack = find_family(backbone.anatomy.family).stack
-    return sum(
-        parameter.numel()
-        for name, parameter in backbone.model.named_parameters()
-        if name.startswith(f"{stack}.") and parameter.dim() == 2
-    )
-
-
-def matrix_rate() -> dict[str, Any]:
-    """Floating-point operations a second of a large bf16 product on random data: the chip's ceiling, measured."""
-    left, right = torch.randn(2, MATRIX, MATRIX, device="cuda", dtype=torch.bfloat16)
-    for _ in range(3):
-        left @ right
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(10):
-        left @ right
-    torch.cuda.synchronize()
-    return {"flops_per_s": 10 * 2 * MATRIX**3 / (time.perf_counter() - began)}
-
-
-WORK = {"train": Training}
+WORK = {"train": Training, **SERVING}
 
 
 class Session:

@@ -102,6 +102,67 @@ class Training:
         }
 
 
+class Answering:
+    """Requests for many tasks: switching the active adapter for each, or one batch split among them.
+
+    `texts` says whether requests are texts, which are tokenised within the measured time, or token ids.
+    """
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        import adapters
+
+        self.job, self.device = job, torch.device(job["device"])
+        self.model = adapters.AutoAdapterModel.from_pretrained(job["folder"], dtype=frozen_dtype(job))
+        for task in range(job["tasks"]):
+            add_task(self.model, f"task-{task}", job["size"])
+        self.model = self.model.to(self.device, frozen_dtype(job)).eval()
+        self.tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_file=f"{job['folder']}/tokenizer.json", pad_token="[PAD]"
+        )
+        self.tokenizer.pad_token_id = self.model.config.pad_token_id
+        with open(job["rows"], encoding="utf8") as file:
+            rows = json.load(file)
+        requests = rows["texts" if job["texts"] else "ids"][: job["requests"]]
+        # Those of one task lie together, as a split batch wants them.
+        self.requests = sorted((f"task-{index % job['tasks']}", row) for index, row in enumerate(requests))
+        self.answer = {"switch": self.switch, "split": self.split}[job["style"]]
+
+    def warm_up(self) -> None:
+        self.measure(3)
+
+    def measure(self, steps: int) -> int:
+        for _ in range(steps):
+            with torch.inference_mode():
+                answers = self.answer()
+            assert len(answers) == len(self.requests)
+        return steps * len(self.requests)
+
+    def switch(self) -> list[torch.Tensor]:
+        answers = []
+        for task, request in self.requests:
+            self.model.set_active_adapters(task)
+            answers.append(self.model(**self.inputs([request])).logits[0])
+        return list(torch.stack(answers).float().cpu())  # one wait for the device, at the end
+
+    def split(self) -> list[torch.Tensor]:
+        import adapters.composition as composition
+
+        names = [task for task, _ in self.requests]
+        tasks = list(dict.fromkeys(names))
+        sizes = [names.count(task) for task in tasks]
+        self.model.set_active_adapters(composition.BatchSplit(*tasks, batch_sizes=sizes))
+        outputs = self.model(**self.inputs([request for _, request in self.requests])).head_outputs
+        return list(torch.cat([output.logits for output in outputs]).float().cpu())
+
+    def inputs(self, requests: list[Any]) -> dict[str, torch.Tensor]:
+        encoded = {"input_ids": requests} if not self.job["texts"] else self.tokenizer(requests)
+        padded = self.tokenizer.pad({"input_ids": encoded["input_ids"]}, return_tensors="pt")
+        return {name: padded[name].to(self.device, non_blocking=True) for name in ("input_ids", "attention_mask")}
+
+    def describe(self) -> dict[str, Any]:
+        return {"tasks": self.job["tasks"], "attention": self.model.config._attn_implementation}
+
+
 def bucketed(lengths: np.ndarray, batch_size: int, bucket: int, epoch: int) -> Iterator[np.ndarray]:
     """An epoch's batches; `bucket` batches at a time share their rows by length (1: none), in a shuffled order."""
     generator = np.random.default_rng(epoch)
@@ -175,7 +236,7 @@ def cast_trained(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 PEERS = {"adapters": open_adapters, "lora": open_lora, "full": open_full}
 PACKAGES = {"adapters": ("adapters",), "lora": ("peft",), "full": ()}
-WORK = {"train": Training}
+WORK = {"train": Training, "answer": Answering}
 
 
 class Session:

@@ -18,7 +18,7 @@ import report
 import torch
 import turns
 from turns import Way
-from workload import Workload, make_workload
+from workload import Workload, glue_lengths, make_workload
 
 REQUESTS = {"cpu": 32, "cuda": 256}
 HELD = {"cpu": 32, "cuda": 2000}
@@ -42,7 +42,7 @@ def main() -> None:
     report.add_options(parser)
     options = parser.parse_args()
     requests = options.requests or REQUESTS[options.device]
-    work = make_workload(options.backbone, requests, options.folder)
+    work = make_workload(options.backbone, glue_lengths(requests), options.folder)
     ways = make_ways(options, work)
     num_steps = options.steps or STEPS[options.device]
     steps = {way.name: 1 if way.name == "adapters/switch" else num_steps for way in ways}

@@ -12,7 +12,9 @@ which `adapters` cannot. Ways of a peer, as LIBRARY/MODE:
     padded    eager, but batches drawn from all rows, padded to their longest
     float32   eager, trained parameters in float32 under autocast (frozen weights still bf16)
     compiled  eager through torch.compile(dynamic=True)
-    graphs    torch.compile(mode="reduce-overhead") with lengths padded to multiples of 16, so that shapes are few
+    graphs    torch.compile(mode="reduce-overhead") with lengths padded to multiples of 16, so that shapes are few; each
+              is compiled, which takes minutes
+    replays   the same compiled once with dynamic=True, and recorded for each shape
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import report
 import torch
 import turns
 from turns import Way
-from workload import Workload, make_workload
+from workload import Workload, glue_lengths, make_workload
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"compile": None, "bucket": 32, "pad_to": 1, "trained_dtype": "bfloat16"},
@@ -35,13 +37,14 @@ MODES: dict[str, dict[str, Any]] = {
     "float32": {"compile": None, "bucket": 32, "pad_to": 1, "trained_dtype": "float32"},
     "compiled": {"compile": "dynamic", "bucket": 32, "pad_to": 1, "trained_dtype": "bfloat16"},
     "graphs": {"compile": "reduce-overhead", "bucket": 32, "pad_to": 16, "trained_dtype": "bfloat16"},
+    "replays": {"compile": "replays", "bucket": 32, "pad_to": 16, "trained_dtype": "bfloat16"},
 }
-COMPILED = ("compiled", "graphs")
+COMPILED = ("compiled", "graphs", "replays")
 LIBRARIES = ("adapters", "lora", "full")
 PEERS = {
     "cpu": "adapters/eager,adapters/padded",
     "cuda": "adapters/padded,adapters/float32,"
-    + ",".join(f"{library}/{mode}" for library in LIBRARIES for mode in ("eager", *COMPILED)),
+    + ",".join(f"{library}/{mode}" for library in LIBRARIES for mode in ("eager", "compiled", "graphs")),
 }
 ROWS = {"cpu": 1024, "cuda": 4096}
 
@@ -62,7 +65,7 @@ def main() -> None:
     turns.add_options(parser)
     report.add_options(parser)
     options = parser.parse_args()
-    work = make_workload(options.backbone, options.rows or ROWS[options.device], options.folder)
+    work = make_workload(options.backbone, glue_lengths(options.rows or ROWS[options.device]), options.folder)
     ways = make_ways(options, work)
     steps = {way.name: work.num_rows // options.batch_size for way in ways}
     turns.measure_in_turns(ways, options, steps)

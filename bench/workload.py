@@ -46,26 +46,30 @@ class Workload:
             "rows": self.num_rows,
             "mean_length": round(float(self.lengths.mean()), 1),
             "longest": int(self.lengths.max()),
-            "lengths": "CoLA, SST-2, MRPC, RTE training rows (bench/lengths.json)",
-            "tokens": "random words",
+            "texts": "random words, lengths as of real rows (bench/workload.py)",
             "dropout": DROPOUT,
         }
 
 
-def make_workload(backbone: str, num_rows: int, folder: Path, seed: int = 0) -> Workload:
+def make_workload(backbone: str, lengths: np.ndarray, folder: Path, seed: int = 0) -> Workload:
     """Rows for `backbone` (`base`, `large`, a built-in name or a folder), written under `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     place = open_backbone(backbone, folder / "backbones")
     config = json.loads((place / "config.json").read_text(encoding="utf8"))
-    drawn = json.loads(LENGTHS.read_text(encoding="utf8"))["lengths"]
-    generator = np.random.default_rng(seed)
-    chosen = generator.choice(drawn, size=num_rows, replace=num_rows > len(drawn))
-    lengths = np.minimum(chosen, config["max_position_embeddings"] - 2)
+    generator, num_rows = np.random.default_rng(seed), len(lengths)
+    lengths = np.minimum(lengths, config["max_position_embeddings"] - 2)
     texts, ids = _write_texts(_load_tokenizer(place), lengths, generator)
     rows = {"texts": texts, "ids": ids, "labels": generator.integers(2, size=num_rows).tolist()}
-    path = folder / f"rows-{place.name}-{num_rows}-{seed}.json"
+    path = folder / f"rows-{place.name}-{num_rows}-{int(lengths.sum())}-{seed}.json"
     path.write_text(json.dumps(rows), encoding="utf8")
     return Workload(path, place, lengths)
+
+
+def glue_lengths(num_rows: int, seed: int = 0) -> np.ndarray:
+    """So many of the committed lengths: evenly spaced quantiles, so that few rows stand for all, shuffled."""
+    drawn = np.sort(json.loads(LENGTHS.read_text(encoding="utf8"))["lengths"])
+    places = (np.arange(num_rows) + 0.5) * len(drawn) / num_rows
+    return np.random.default_rng(seed).permutation(drawn[places.astype(int)])
 
 
 def open_backbone(name: str, folder: Path) -> Path:

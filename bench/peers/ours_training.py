@@ -30,9 +30,10 @@ class Training:
         task = read_task(job)
         runs = [make(task, self.backbone, job, seed) for seed in range(job["cohort"])]
         self.cohort = Cohort(runs, self.backbone, cohort_settings(job))
+        self.num_warm_up = job.get("warm_up", WARM_UP_STEPS)
 
     def warm_up(self) -> None:
-        self.measure(WARM_UP_STEPS)
+        self.measure(self.num_warm_up)
 
     def measure(self, steps: int) -> int:
         samples = 0

@@ -22,6 +22,12 @@ from torch import nn
 CLIP_NORM = 1.0
 WARM_UP_STEPS = 3  # of each shape; a CUDA graph is warmed up, recorded and replayed
 MAX_SHAPES = 64
+COMPILERS: dict[str, dict[str, Any]] = {
+    "dynamic": {"dynamic": True},
+    "reduce-overhead": {"dynamic": False, "mode": "reduce-overhead"},
+    "replays": {"dynamic": True, "mode": "reduce-overhead"},
+}
+GRAPHED = ("reduce-overhead", "replays")
 
 
 class Training:
@@ -47,7 +53,7 @@ class Training:
 
     def warm_up(self) -> None:
         """Every shape that will occur is met before anything is measured; without a compiler, shapes do not matter."""
-        if self.job["compile"] == "reduce-overhead":
+        if self.job["compile"] in GRAPHED:
             size, widths = self.job["batch_size"], sorted({self.width([row]) for row in self.ids})
             batches = [(np.arange(size) % len(self.ids), width) for width in reversed(widths)]
         else:
@@ -62,7 +68,7 @@ class Training:
     def step(self, rows: np.ndarray, width: int = 0) -> int:
         """One step; to `width` tokens if given, otherwise to the longest row's."""
         inputs, labels = self.collate(rows, width)
-        if self.job["compile"] == "reduce-overhead":
+        if self.job["compile"] in GRAPHED:
             torch.compiler.cudagraph_mark_step_begin()
         with self.autocast():
             logits = self.forward(**inputs).logits
@@ -181,9 +187,7 @@ def compiled(model: nn.Module, mode: str | None) -> Any:
         return model
     torch._dynamo.config.recompile_limit = MAX_SHAPES
     torch._dynamo.config.accumulated_recompile_limit = 16 * MAX_SHAPES
-    if mode == "dynamic":
-        return torch.compile(model, dynamic=True)
-    return torch.compile(model, dynamic=False, mode=mode)
+    return torch.compile(model, **COMPILERS[mode])
 
 
 def frozen_dtype(job: dict[str, Any]) -> torch.dtype:

@@ -23,6 +23,8 @@ from report import ROOT, compare, spread
 
 HERE = Path(__file__).parent
 OURS, PEER = HERE / "peers" / "ours.py", HERE / "peers" / "worker.py"
+# Several processes compile at once, each with so many helpers.
+VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
 INTEROP = ROOT / ".interop" / "bin" / "python"
 
 
@@ -53,8 +55,7 @@ class Environments:
     def command(self, way: Way) -> tuple[list[str], dict[str, str]]:
         """The command line and the environment variables of the way's process."""
         script = str(OURS if way.is_ours else PEER)
-        variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-        variables = os.environ | variables
+        variables = os.environ | VARIABLES
         if way.is_ours or not way.needs_adapters:
             return [sys.executable, script], variables
         python = self.adapters_python or (INTEROP if INTEROP.exists() else None)

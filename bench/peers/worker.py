@@ -48,8 +48,11 @@ class Training:
 
     def endless_batches(self) -> Iterator[np.ndarray]:
         lengths = np.array([len(row) for row in self.ids])
+        size, needs_whole = self.job["batch_size"], self.job["compile"] in GRAPHED
         for epoch in itertools.count():
-            yield from bucketed(lengths, self.job["batch_size"], self.job["bucket"], epoch)
+            for batch in bucketed(lengths, size, self.job["bucket"], epoch):
+                if len(batch) == size or not needs_whole:  # another shape would be compiled for a smaller one
+                    yield batch
 
     def warm_up(self) -> None:
         """Every shape that will occur is met before anything is measured; without a compiler, shapes do not matter."""

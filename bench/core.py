@@ -86,7 +86,7 @@ def fill(backbone: Backbone, task: Task, slots: int) -> tuple[Bank, list[Row]]:
     bank = Bank(backbone, slots)
     for slot in range(slots):
         bank.initialise(slot, make(task, backbone, slot).spec, seed=slot)
-    rows = encode_rows(backbone, task.dev, 128)[: 4 * slots]
+    rows = encode_rows(backbone, task.dev, min(128, backbone.max_length))[: 4 * slots]
     return bank, [Row(row.ids, index % slots, row.segments) for index, row in enumerate(rows)]
 
 

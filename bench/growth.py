@@ -3,8 +3,8 @@
     python bench/growth.py --device cpu  --backbone minilm --batch-size 2 --steps 2
     python bench/growth.py --device cuda --backbone base
 
-Every point is a process of its own: warmed up, then measured three times; its memory is the most it ever held (on a
-CPU the process's, libraries included). Writes `growth-DEVICE.json` and `.png` into results/speed/. In the picture a
+Every point is warmed up, then measured three times. Its memory is the most it ever held: on a CPU a process's of its
+own, libraries included; on a GPU, where one process measures all points, the tensors'. Writes `growth-DEVICE.json` and `.png` into results/speed/. In the picture a
 line of slope 1 goes through each last point: growth is linear along it, and better than linear where points lie above.
 """
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--max-size", type=int, default=512)
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=8, help="of each of the three measurements of a point")
+    parser.add_argument("--factor", type=int, default=2, help="between neighbouring points")
     parser.add_argument("--token-budget", type=int, help="of one forward pass")
     turns.add_options(parser)
     report.add_options(parser)
@@ -60,14 +61,17 @@ def main() -> None:
 def points_of(axis: str, options: argparse.Namespace) -> list[tuple[int, dict[str, int]]]:
     """The values of an axis, and what of the job each changes."""
 
-    def doubled(first: int, last: int) -> list[int]:
-        return [first * 2**power for power in range(1 + int(math.log2(max(1, last // first))))]
+    def stretched(first: int, last: int) -> list[int]:
+        values = [first]
+        while values[-1] * options.factor <= last:
+            values.append(values[-1] * options.factor)
+        return values
 
     if axis == "slots":
-        return [(slots, {"cohort": slots}) for slots in doubled(1, options.max_slots)]
+        return [(slots, {"cohort": slots}) for slots in stretched(1, options.max_slots)]
     if axis == "tokens":
-        return [(rows, {"cohort": 1, "batch_size": rows}) for rows in doubled(8, options.max_rows)]
-    return [(size, {"cohort": 8, "size": size}) for size in doubled(8, options.max_size)]
+        return [(rows, {"cohort": 1, "batch_size": rows}) for rows in stretched(8, options.max_rows)]
+    return [(size, {"cohort": 8, "size": size}) for size in stretched(8, options.max_size)]
 
 
 def measure_axis(axis: str, options: argparse.Namespace, work: Workload) -> list[dict[str, Any]]:
@@ -84,33 +88,35 @@ def measure_axis(axis: str, options: argparse.Namespace, work: Workload) -> list
         "warm_up": max(2, options.steps),
     }
     found = []
+    worker: Worker | None = None
     for value, change in points_of(axis, options):
         way = Way(f"{axis} {value}", common | change, is_ours=True)
-        taken = measure_point(way, options)
-        if not way.error:
-            seconds = statistics.median(taken) / options.steps
-            found.append({"value": value, "seconds": seconds, "memory": way.facts["peak_memory_bytes"] / 2**30})
-            print(f"{way.name}: {seconds:.4f} s, {found[-1]['memory']:.2f} GiB", file=sys.stderr, flush=True)
+        if worker is None or worker.way.error or options.device == "cpu":
+            if worker is not None:
+                worker.stop()
+            worker = Worker(way, Environments(None, options.folder))
+        worker.way = way
+        if point := measure_point(worker, options):
+            found.append({"value": value} | point)
+            print(f"{way.name}: {point['seconds']:.4f} s, {point['memory']:.2f} GiB", file=sys.stderr, flush=True)
+    if worker is not None:
+        worker.stop()
     return found
 
 
-def measure_point(way: Way, options: argparse.Namespace) -> list[float]:
-    """Seconds of each measurement; empty, with the way's error set, if it failed."""
-    worker = Worker(way, Environments(None, options.folder))
-    taken = []
-    try:
-        worker.ask(do="prepare", **way.job)
-        if worker.hear(options.prepare_limit_s) is None:
-            return []
-        for _ in range(REPEATS):
-            worker.ask(do="measure", steps=options.steps)
-            if (answer := worker.hear(options.prepare_limit_s)) is None:
-                return []
-            taken.append(answer["seconds"])
-            way.facts["peak_memory_bytes"] = answer["peak_memory_bytes"]
-    finally:
-        worker.stop()
-    return taken
+def measure_point(worker: Worker, options: argparse.Namespace) -> dict[str, float] | None:
+    """Seconds a step and the most memory in GiB; None, with the way's error set, if it failed."""
+    worker.ask(do="prepare", **worker.way.job)
+    if worker.hear(options.prepare_limit_s) is None:
+        return None
+    taken, memory = [], 0.0
+    for _ in range(REPEATS):
+        worker.ask(do="measure", steps=options.steps)
+        if (answer := worker.hear(options.prepare_limit_s)) is None:
+            return None
+        taken.append(answer["seconds"] / options.steps)
+        memory = answer["peak_memory_bytes"] / 2**30
+    return {"seconds": statistics.median(taken), "memory": memory}
 
 
 def last_slope(points: list[dict[str, Any]], what: str) -> float | None:

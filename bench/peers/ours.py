@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -18,7 +19,11 @@ WORK = {"train": Training, **SERVING}
 class Session:
     """What this process was asked to prepare."""
 
+    def __init__(self) -> None:
+        self.work: Any = None
+
     def prepare(self, **job: Any) -> dict[str, Any]:
+        self.forget()
         torch.set_num_threads(job["threads"])
         torch.manual_seed(0)
         self.work = WORK[job["work"]](job)
@@ -27,6 +32,15 @@ class Session:
         versions = versions_of("torch", "transformers")
         warm_up_s = round(time.perf_counter() - began, 1)
         return {"versions": versions, "warm_up_s": warm_up_s, **self.work.describe()}
+
+    def forget(self) -> None:
+        """Leave nothing of what was prepared before: memory, its peak, or compiled shapes that count towards a limit."""
+        self.work = None
+        gc.collect()
+        torch._dynamo.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
     def measure(self, steps: int) -> dict[str, Any]:
         synchronise()

@@ -15,6 +15,7 @@ from inlay.data.tasks import Split, Task
 from inlay.model import load_backbone
 from inlay.model.backbone import Backbone
 from inlay.training import Run, make_run
+from inlay.training import cohort as cohort_module
 from inlay.training.cohort import Cohort, CohortSettings
 
 TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
@@ -26,14 +27,18 @@ class Training:
     """A cohort of runs on the same rows, each with its own seed and rate, stepped as `fit` steps it."""
 
     def __init__(self, job: dict[str, Any]) -> None:
+        if job["eager"]:
+            use_eager_steps()
         self.backbone = load_backbone(job["folder"], device=job["device"])
         task = read_task(job)
         runs = [make(task, self.backbone, job, seed) for seed in range(job["cohort"])]
         self.cohort = Cohort(runs, self.backbone, cohort_settings(job))
-        self.num_warm_up = job.get("warm_up", WARM_UP_STEPS)
+        self.num_warm_up = job.get("warm_up") or WARM_UP_STEPS
 
     def warm_up(self) -> None:
-        self.measure(self.num_warm_up)
+        """On a GPU a whole epoch, so that every shape is met before anything is measured."""
+        has_shapes = self.backbone.device.type == "cuda"
+        self.measure(self.cohort.members[0].steps_per_epoch if has_shapes else self.num_warm_up)
 
     def measure(self, steps: int) -> int:
         samples = 0
@@ -53,6 +58,7 @@ class Training:
             "dtypes": sorted({str(self.backbone.dtype), *(str(s.dtype) for s in self.cohort.bank.stacks.values())}),
             "matrix_parameters": matrix_parameters(self.backbone),
             "bucket": train.bucket,
+            "steps": type(self.cohort.stepper).__name__,
             "settings": dataclasses.asdict(self.cohort.settings),
         }
 
@@ -79,15 +85,14 @@ def make(task: Task, backbone: Backbone, job: dict[str, Any], seed: int) -> Run:
 
 
 def cohort_settings(job: dict[str, Any]) -> CohortSettings:
-    """How the cohort steps; `eager` switches compiled steps off where this Inlay has them."""
-    known = {item.name for item in dataclasses.fields(CohortSettings)}
-    switches = {"compiled": not job["eager"]}
-    return CohortSettings(
-        token_budget=job.get("token_budget") or TOKEN_BUDGET[job["device"]],
-        num_threads=job["threads"],
-        save_every=10**9,
-        **{name: value for name, value in switches.items() if name in known},
-    )
+    budget = job.get("token_budget") or TOKEN_BUDGET[job["device"]]
+    return CohortSettings(token_budget=budget, num_threads=job["threads"], save_every=10**9)
+
+
+def use_eager_steps() -> None:
+    """From here on in this process; a cohort compiles its steps where it can, and no setting says otherwise."""
+    if hasattr(cohort_module, "can_compile"):
+        cohort_module.can_compile = lambda bank, members: False
 
 
 def matrix_parameters(backbone: Backbone) -> int:

@@ -4,8 +4,9 @@
     python bench/growth.py --device cuda --backbone base
 
 Every point is warmed up, then measured three times. Its memory is the most it ever held: on a CPU a process's of its
-own, libraries included; on a GPU, where one process measures all points, the tensors'. Writes `growth-DEVICE.json` and `.png` into results/speed/. In the picture a
-line of slope 1 goes through each last point: growth is linear along it, and better than linear where points lie above.
+own, libraries included; on a GPU, where one process measures all points, the tensors'. Writes `growth-DEVICE.json` and
+`.png` into results/speed/. In the picture a line of slope 1 goes through each last point: growth is linear along it,
+and better than linear where points lie above. `--factor 4` halves the points.
 """
 
 from __future__ import annotations

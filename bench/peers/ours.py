@@ -34,7 +34,7 @@ class Session:
         return {"versions": versions, "warm_up_s": warm_up_s, **self.work.describe()}
 
     def forget(self) -> None:
-        """Leave nothing of what was prepared before: memory, its peak, or compiled shapes that count towards a limit."""
+        """Leave nothing of what was prepared before: memory, its peak, compiled shapes that count towards a limit."""
         self.work = None
         gc.collect()
         torch._dynamo.reset()

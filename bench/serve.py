@@ -6,6 +6,7 @@
 On a CPU a step is one call of Inlay's engine with 32 texts, and the peers tokenise the same texts too. On a GPU a step
 is 256 tokenised rows: Inlay's bank holds 2,000 tasks and every step asks another 256 of them, beside the same rows for
 one task; `adapters` holds 64, as each of its tasks is a set of small modules. Answers end on the CPU on every side.
+BatchSplit takes all rows in one padded batch (`split`), or in four of similar lengths (`split-by-length`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ REQUESTS = {"cpu": 32, "cuda": 256}
 HELD = {"cpu": 32, "cuda": 2000}
 PEER_HELD = {"cpu": 32, "cuda": 64}
 STEPS = {"cpu": 4, "cuda": 20}
-STYLES = ("switch", "split")
+STYLES = ("switch", "split", "split-by-length")
 
 
 def main() -> None:

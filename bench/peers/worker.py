@@ -22,6 +22,7 @@ from torch import nn
 CLIP_NORM = 1.0
 WARM_UP_STEPS = 3  # of each shape; a CUDA graph is warmed up, recorded and replayed
 MAX_SHAPES = 64
+NUM_BUCKETS = 4
 COMPILERS: dict[str, dict[str, Any]] = {
     "dynamic": {"dynamic": True},
     "reduce-overhead": {"dynamic": False, "mode": "reduce-overhead"},
@@ -134,7 +135,8 @@ class Answering:
         requests = rows["texts" if job["texts"] else "ids"][: job["requests"]]
         # Those of one task lie together, as a split batch wants them.
         self.requests = sorted((f"task-{index % job['tasks']}", row) for index, row in enumerate(requests))
-        self.answer = {"switch": self.switch, "split": self.split}[job["style"]]
+        styles = {"switch": self.switch, "split": self.split, "split-by-length": self.split_by_length}
+        self.answer = styles[job["style"]]
 
     def warm_up(self) -> None:
         self.measure(3)
@@ -154,13 +156,23 @@ class Answering:
         return list(torch.stack(answers).float().cpu())  # one wait for the device, at the end
 
     def split(self) -> list[torch.Tensor]:
+        return self.split_batch(self.requests)
+
+    def split_by_length(self) -> list[torch.Tensor]:
+        """Several batches of similar lengths, each split among its tasks: less padding."""
+        by_length = sorted(self.requests, key=lambda request: len(request[1]))
+        size = -(-len(by_length) // NUM_BUCKETS)
+        batches = [sorted(by_length[start : start + size]) for start in range(0, len(by_length), size)]
+        return [answer for batch in batches for answer in self.split_batch(batch)]
+
+    def split_batch(self, requests: list[tuple[str, Any]]) -> list[torch.Tensor]:
         import adapters.composition as composition
 
-        names = [task for task, _ in self.requests]
+        names = [task for task, _ in requests]
         tasks = list(dict.fromkeys(names))
         sizes = [names.count(task) for task in tasks]
         self.model.set_active_adapters(composition.BatchSplit(*tasks, batch_sizes=sizes))
-        outputs = self.model(**self.inputs([request for _, request in self.requests])).head_outputs
+        outputs = self.model(**self.inputs([request for _, request in requests])).head_outputs
         return list(torch.cat([output.logits for output in outputs]).float().cpu())
 
     def inputs(self, requests: list[Any]) -> dict[str, torch.Tensor]:

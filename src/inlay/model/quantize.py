@@ -1,8 +1,9 @@
 """A backbone's frozen linear layers in int8, for answering on a CPU: a copy that shares everything else.
 
 Weights are rounded per output channel, activations per token as they come, products are summed in int32 (by fbgemm,
-which torch has for x86). A token's own range scales it, not its batch's, so a row's answer does not depend on the rows
-beside it here either. Adapters, norms, heads and embeddings stay as they are; the backbone handed in is untouched.
+which torch has for x86). A token's own range scales it, not its batch's, so that a layer gives a token the same to the
+last bit whatever is beside it, and an outlier in one row costs no other row precision. Adapters, norms, heads and
+embeddings stay as they are; the backbone handed in is untouched.
 
 Shape letters: N tokens, D inputs, O outputs.
 """
@@ -77,7 +78,7 @@ class Int8Linear(nn.Module):
         self.in_features, self.out_features = inner.in_features, inner.out_features
         self.bias = inner.bias
         self._packed, self._sums_O = _pack(inner.weight.detach())
-        self._start_O = torch.zeros(self.out_features) if inner.bias is None else inner.bias
+        self._start_O = torch.zeros(self.out_features) if inner.bias is None else inner.bias.detach()
         # Without VNNI two products are first added in 16 bits, which 8 bits of activation would overflow.
         self._is_reduced = not torch.cpu._is_vnni_supported()
 

@@ -133,7 +133,8 @@ class Engine:
                 found = self._check(request, resolved)
                 checked.append(_Checked(position, request, found.version, found.manifest))
             except InlayError as error:
-                answers[position] = Answer(request.task, error=error)
+                # Without its traceback, which would keep all requests alive for as long as the answer is.
+                answers[position] = Answer(request.task, error=error.with_traceback(None))
         for group in self._groups(checked):
             for item, answer in zip(group, self._answer(group), strict=True):
                 answers[item.position] = answer

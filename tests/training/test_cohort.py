@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
-from inlay.model import kernels
 from inlay.model.inference import infer
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import Verdict, encode_rows
@@ -39,7 +38,7 @@ def make_runs(backbone, toy_task, method="houlsby"):
 
 
 def take_steps(cohort, num_steps):
-    with cohort.backbone.training(cohort.dropout):
+    with cohort.training():
         for _ in range(num_steps):
             cohort.step()
             cohort.backbone.model.eval()
@@ -53,21 +52,13 @@ def dev_logits(cohort, slot):
     return torch.stack(infer(cohort.bank, [dataclasses.replace(row, slot=slot) for row in rows]))
 
 
-@pytest.mark.parametrize("batched_on", [set(), {"cpu"}], ids=["loop", "batched"])
 @pytest.mark.parametrize("method", ["houlsby", "pfeiffer"])
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
-def test_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, monkeypatch, family, method, batched_on):
-    monkeypatch.setattr(kernels, "BATCHED_ON", batched_on)
+def test_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, family, method):
     backbone = backbone_of(family)
     runs = make_runs(backbone, toy_task, method)
-    if batched_on:  # even segments, as a sweep has them
-        runs = [make_run(run.task, run.config.override(["train.batch_size=8"]), backbone) for run in runs]
     together = Cohort(runs, backbone, SETTINGS)
-    calls = []
-    batched = kernels._batched_bottleneck
-    monkeypatch.setattr(kernels, "_batched_bottleneck", lambda *given: calls.append(1) or batched(*given))
     take_steps(together, 20)
-    assert (len(calls) > 10 * backbone.anatomy.num_layers) == bool(batched_on)
     for slot, run in enumerate(runs):
         alone = Cohort([run], backbone, SETTINGS)
         take_steps(alone, 20)
@@ -106,9 +97,7 @@ def test_a_small_token_budget_accumulates_the_same_gradients(tiny_bert, toy_task
     torch.testing.assert_close(same_grads, grads, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("batched_on", [set(), {"cpu"}], ids=["loop", "batched"])
-def test_nan_in_one_slot_leaves_all_others_bit_identical(tiny_bert, toy_task, monkeypatch, batched_on):
-    monkeypatch.setattr(kernels, "BATCHED_ON", batched_on)
+def test_nan_in_one_slot_leaves_all_others_bit_identical(tiny_bert, toy_task):
     runs = make_runs(tiny_bert, toy_task)
     runs = [make_run(run.task, run.config.override(["train.batch_size=8"]), tiny_bert) for run in runs]
     clean, planted = Cohort(runs, tiny_bert, SETTINGS), Cohort(runs, tiny_bert, SETTINGS)
@@ -118,10 +107,11 @@ def test_nan_in_one_slot_leaves_all_others_bit_identical(tiny_bert, toy_task, mo
     for slot in others:
         assert torch.equal(dev_logits(clean, slot), dev_logits(planted, slot))
     assert dev_logits(planted, 2).isnan().all()
-    for cohort in (clean, planted):
-        batches = {member.slot: member.next_batch() for member in cohort.members}
-        cohort._accumulate(cohort.active, batches)
-    assert torch.equal(clean.flat.take_grads()[others], planted.flat.take_grads()[others])
+    grads = [
+        cohort.stepper.differentiate(cohort.active, {member.slot: member.next_batch() for member in cohort.members})[1]
+        for cohort in (clean, planted)
+    ]
+    assert torch.equal(grads[0][others], grads[1][others])
     for _ in range(3):
         clean.step()
         planted.step()
@@ -198,7 +188,7 @@ def test_dropout_is_on_in_training_and_off_in_scoring(tiny_bert, toy_task):
     cohort = Cohort([run], tiny_bert, SETTINGS)
     members, batch = cohort.active, {0: cohort.members[0].next_batch()}
     with tiny_bert.training(0.5):
-        first, second = (cohort._accumulate(members, batch)[0] for _ in range(2))
+        first, second = (cohort.stepper.differentiate(members, batch)[0] for _ in range(2))
     assert not torch.equal(first, second)
     assert torch.equal(dev_logits(cohort, 0), dev_logits(cohort, 0))
     rates = {module.p for module in tiny_bert.model.modules() if isinstance(module, torch.nn.Dropout)}

@@ -64,6 +64,13 @@ class GatheredBank(RoutedBank):
         super().__init__(views, Route(()))
         self._choice = choice
 
+    def _block(self, views: Views) -> GatheredBank:
+        return GatheredBank(views, self._choice)
+
+    def adapt(self, key: str, h: Tensor, weights: Bottleneck) -> Tensor:
+        """h with what its own bottleneck makes of it added."""
+        return h + self.update(key, h, weights)
+
     def update(self, key: str, h: Tensor, weights: Bottleneck) -> Tensor:
         """scale·up(act(down(h))) by each row's own slot; zero where a slot has no bottleneck here."""
         choice, shapes = self._choice, weights.shapes
@@ -148,7 +155,7 @@ class TaskGraph(nn.Module):
         stacks = {name: self.get_buffer(_buffer_name(name)) for name in self._names}
         views = build_views(self._backbone.anatomy, stacks, self._methods, is_expanded=True)
         choice = Choice(task)
-        batch = Batch(input_ids, attention_mask, token_type_ids, Route(()), ())
+        batch = Batch(input_ids, attention_mask, token_type_ids, Route(()), (), ())
         has_mix = any(head.features == "mix" for head in self._heads)
         with self._backbone.mount.routed(GatheredBank(views, choice)):
             layers = self._backbone.hidden_layers(batch, all_layers=has_mix)

@@ -40,6 +40,11 @@ class HeadSpec:
     features: str = "last"
     """what it reads: the last layer, or a learned mix of all"""
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it reads one vector of a row, not its tokens."""
+        return find_head(self.kind).reads == "pooled"
+
 
 @dataclass(frozen=True)
 class Output:
@@ -61,7 +66,7 @@ class Windows(Protocol):
     """Encoded rows, as far as outputs need them."""
 
     @property
-    def places(self) -> list[np.ndarray] | None: ...
+    def places(self) -> Sequence[np.ndarray] | None: ...
 
     @property
     def words(self) -> list[tuple[tuple[int, int], ...]] | None: ...

@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.data.encode import Encoded, encode
+from inlay.data.encode import Encoded
 from inlay.data.metrics import METRICS, score
+from inlay.data.once import encode_once
 from inlay.data.splits import find_strata, group_keys
 from inlay.data.tasks import Task
+from inlay.data.windows import Reading
 from inlay.errors import InlayError, Unsupported
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
@@ -95,7 +97,8 @@ def suggest(
     candidates, refused = _load(_choose(store, backbone, references), backbone, store, task.digest)
     rows = sample_rows(task, settings.num_rows)
     part = task.train.take(rows)
-    encoded = encode(backbone.tokenizer, part.texts, part.pairs, min(settings.max_length, backbone.max_length))
+    whole = Reading("classify", min(settings.max_length, backbone.max_length))
+    encoded = encode_once(backbone.tokenizer, part, whole)
     everyone = [_Candidate("", None, {}), *candidates]
     assert part.targets is not None
     scored = []
@@ -187,6 +190,7 @@ def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None)
     """Each row's pooled vector, in order; where a slot's head pools nothing, as suits the backbone."""
     backbone = bank.backbone
     batch = collate(rows, backbone.pad_id, backbone.device)
+    assert batch.mask_BT is not None
     answers: list[np.ndarray] = [np.empty(0)] * len(rows)
     with torch.inference_mode(), bank.routed(batch.route):
         hidden_BTD = backbone.hidden_layers(batch, weights)[-1]

@@ -93,7 +93,8 @@ def _group(runs: list[Run], max_cohort: int) -> Iterator[list[Run]]:
     for run in runs:
         alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
         structure = replace(run.config.method, **_FREE_IN_A_COHORT)
-        groups.setdefault((structure, run.config.train.dropout, alone), []).append(run)
+        rates = (run.config.train.dropout, run.config.train.attention_dropout)
+        groups.setdefault((structure, rates, alone), []).append(run)
     for group in groups.values():
         for start in range(0, len(group), max_cohort):
             yield group[start : start + max_cohort]
@@ -115,7 +116,7 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: Fit
         chosen = replace(stopped.settings, token_budget=settings.token_budget or stopped.settings.token_budget)
         write_membership(place, runs, chosen)
     with _own_randomness(backbone, runs), _own_threads(chosen.num_threads):
-        cohort = Cohort(runs, backbone, chosen)
+        cohort = Cohort(runs, backbone, chosen, watch)
         if stopped is not None:
             load_state(place, cohort)
             for member in cohort.members:
@@ -133,7 +134,7 @@ def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
     for member in cohort.members:  # ended before the kill, but perhaps not yet written
         if not member.is_active:
             _write_end(member, cohort, folder)
-    with _interruptible() as interrupted, cohort.backbone.training(cohort.dropout, cohort.first_layer):
+    with _interruptible() as interrupted, cohort.training():
         while cohort.active:
             before, began = cohort.active, time.perf_counter()
             num_rows = cohort.step()

@@ -81,7 +81,11 @@ def test_transformers_is_touched_only_in_the_model_room():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"], ["presets"], ["train", "--help"]]
+    "arguments",
+    [
+        *(["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"], ["presets"]),
+        *(["train", "--help"], ["predict", "--help"], ["evaluate", "--help"]),
+    ],
 )
 def test_light_commands_import_no_heavy_library(arguments, tmp_path):
     program = (

@@ -27,6 +27,26 @@ PLAIN_SECONDS = 10.0  # between the lines that stand for a moving bar where ther
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
+class Rate(NamedTuple):
+    """How much was answered in how long."""
+
+    num_rows: int
+    num_tokens: int
+    seconds: float
+
+    def __str__(self) -> str:
+        seconds = max(self.seconds, 1e-9)
+        return f"{self.num_rows / seconds:,.0f} rows/s, {self.num_tokens / seconds:,.0f} tokens/s"
+
+    def describe(self) -> str:
+        """The whole of it in one line."""
+        return f"{count(self.num_rows, 'row')} in {duration(self.seconds)}, {self}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The rate as data."""
+        return {"num_tokens": self.num_tokens, "seconds": self.seconds}
+
+
 class Column(NamedTuple):
     """A column of a table; a flexible one is cut where the terminal is too narrow."""
 

@@ -20,6 +20,7 @@ from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig, BadData, InlayError, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
+from inlay.model.graphed import GraphedForward
 from inlay.model.heads import Outcome, Output, collect_outputs, find_head
 from inlay.model.inference import infer
 from inlay.model.quantize import check_slot, find_precision
@@ -106,14 +107,25 @@ class Engine:
     """Holds up to `num_slots` versions ready on one backbone. `predict` answers for any number of tasks.
 
     `precision` is `auto` (the backbone's) or `int8` (on a CPU: faster, and it drifts; `drifts` says how far, for every
-    version that was loaded). `num_tokens` counts the tokens answered so far.
+    version that was loaded). `num_tokens` counts the tokens answered so far. `is_compiled` is for engines that answer
+    many batches on a GPU: the first of each size takes seconds, all others far less, whatever the mix. On a GPU the
+    adapters' matrices are held as the backbone's are, in bf16.
     """
 
-    def __init__(self, backbone: Backbone, store: Store, *, num_slots: int = 64, precision: str = "auto") -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: Store,
+        *,
+        num_slots: int = 64,
+        precision: str = "auto",
+        is_compiled: bool = False,
+    ) -> None:
         self.backbone, self.store = backbone, store
         self.drifts: dict[str, Drift] = {}
         self.num_tokens = 0
-        self._bank = Bank(find_precision(backbone, precision), num_slots)
+        self._bank = Bank(find_precision(backbone, precision), num_slots, dtype=backbone.dtype)
+        self._graphed = GraphedForward(self._bank) if is_compiled else None
         self._drifts = precision != "auto"
         self._hot: OrderedDict[str, Hot] = OrderedDict()  # by digest, the coldest first
         self._free = list(range(num_slots))
@@ -228,7 +240,8 @@ class Engine:
             slots = [state.slot for state in owners if isinstance(state, Hot)]
             rows += [Row(ids, slot, segments) for (ids, segments), slot in zip(piece.encoded, slots, strict=True)]
         self.num_tokens += sum(len(row.ids) for row in rows)
-        logits = iter(infer(self._bank, rows))
+        is_graphed = self._graphed is not None and self._graphed.takes(rows)
+        logits = iter(self._graphed.logits(rows) if self._graphed and is_graphed else infer(self._bank, rows))
         outputs: dict[int, Output] = {}
         for piece in pieces:
             found = collect_outputs(piece.encoded, list(itertools.islice(logits, len(piece.encoded))), piece.texts)

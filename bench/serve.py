@@ -77,10 +77,11 @@ def make_ways(options: argparse.Namespace, work: Workload) -> list[Way]:
     peer["tasks"] = options.peer_held or PEER_HELD[options.device]
     ours: dict[str, dict[str, Any]] = {
         "inlay/engine": {"work": "engine", "tasks": held},
-        "inlay/mixed": {"work": "bank", "tasks": held, "mixed": True},
-        "inlay/one task": {"work": "bank", "tasks": held, "mixed": False},
+        "inlay/mixed": {"work": "bank", "tasks": held, "mixed": True, "compiled": True},
+        "inlay/one task": {"work": "bank", "tasks": held, "mixed": False, "compiled": True},
+        "inlay/mixed, launched": {"work": "bank", "tasks": held, "mixed": True},
     }
-    names = ("inlay/engine",) if options.device == "cpu" else ("inlay/mixed", "inlay/one task")
+    names = ("inlay/engine",) if options.device == "cpu" else tuple(name for name in ours if name != "inlay/engine")
     return [
         *(Way(name, common | ours[name], is_ours=True) for name in names),
         *(Way(f"adapters/{style}", common | peer | {"style": style}) for style in STYLES),

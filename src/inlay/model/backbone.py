@@ -176,7 +176,12 @@ class Backbone:
 
     @contextmanager
     def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
-        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung."""
+        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
+
+        What was compiled is kept between processes, in torch's cache (`$TORCHINDUCTOR_CACHE_DIR`) or beside ours.
+        """
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inlay" / "compiled"))
         try:
             for block in self._blocks:
                 block._compiled_call_impl = torch.compile(

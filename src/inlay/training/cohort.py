@@ -62,6 +62,9 @@ class Watcher:
     def on_encode(self, num_done: int, num_rows: int) -> None:
         """So many rows of a set are tokenised; nothing is heard of a set that is known already."""
 
+    def on_compile(self, what: str) -> None:
+        """Something is compiled, which takes seconds; once for each size of step, and less if it was cached."""
+
     def on_start(self, cohort: Cohort) -> None:
         """Training is about to begin, or to go on."""
 
@@ -109,6 +112,7 @@ class Cohort:
         is_compiled = can_compile(self.bank, self.members) and not settings.checkpointing
         kind = CompiledStepper if is_compiled else Stepper
         self.stepper = kind(self.bank, self.flat, self.optimizer, settings.token_budget)
+        self.stepper.on_compile = (watch or Watcher()).on_compile
 
     @property
     def active(self) -> list[Member]:

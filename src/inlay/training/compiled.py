@@ -97,7 +97,6 @@ class CompiledStepper(Stepper):
 
     def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
         super().__init__(bank, flat, optimizer, token_budget)
-        self.on_compile: Callable[[str], None] = lambda what: None
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)

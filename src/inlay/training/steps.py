@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,8 @@ class Stepper:
     def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
         self._bank, self._flat, self._optimizer = bank, flat, optimizer
         self.token_budget = token_budget
+        self.on_compile: Callable[[str], None] = lambda what: None
+        """hears what is about to be compiled"""
 
     def step(
         self,

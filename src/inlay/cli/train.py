@@ -42,6 +42,14 @@ BudgetOption = Annotated[
     int | None,
     typer.Option("--token-budget", metavar="N", min=1, help="tokens of a forward pass; fewer need less memory"),
 ]
+SpreadOption = Annotated[
+    str,
+    typer.Option(
+        "--spread",
+        metavar="auto|cohorts|rows",
+        help="what the processes of torchrun share: whole runs, or rows of every batch; auto: rows if runs are too few",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ def train(
     name: NameOption = None,
     resume: ResumeOption = True,
     token_budget: BudgetOption = None,
+    spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -82,7 +91,10 @@ def train(
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
-    result = fit_runs([ready.run], ready, FitSettings(token_budget=token_budget, restart=not resume))[0]
+    settings = FitSettings(token_budget=token_budget, restart=not resume, spread=spread)
+    result = fit_runs([ready.run], ready, settings)[0]
+    if not screen.is_heard():  # the first process has the last word
+        return
     if not result.tensors or result.status == "diverged":
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
     version = publish_run(ready, result, name) if publish else None
@@ -166,13 +178,15 @@ def fit_runs(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> lis
     """The results of the runs; those that are not finished yet are trained, with progress."""
     from inlay.cli.watch import ScreenWatcher
     from inlay.training import fit
+    from inlay.training.cohort import Watcher
 
     if all(is_finished(run, ready) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
         screen.say(f"{many} finished before: not trained again", "yellow")
         return fit(runs, ready.backbone, ready.runs_folder, settings)
     with _explained(), screen.Meter("training") as meter:
-        return fit(runs, ready.backbone, ready.runs_folder, settings, ScreenWatcher(meter, num_runs=len(runs)))
+        watch = ScreenWatcher(meter, num_runs=len(runs)) if screen.is_heard() else Watcher()
+        return fit(runs, ready.backbone, ready.runs_folder, settings, watch)
 
 
 def is_finished(run: Run, ready: Prepared) -> bool:

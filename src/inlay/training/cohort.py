@@ -22,12 +22,12 @@ from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
-from inlay.model.inference import infer
 from inlay.model.methods import first_layer
 from inlay.model.route import Row
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.member import Member
 from inlay.training.optimizer import SlotOptimizer, learning_rate
+from inlay.training.parallel import World
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
 from inlay.training.steps import Stepper
 
@@ -64,8 +64,11 @@ class Watcher:
 class Cohort:
     """The bank, optimizer and members of runs trained together."""
 
-    def __init__(self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings) -> None:
+    def __init__(
+        self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings, world: World | None = None
+    ) -> None:
         self.backbone, self.settings = backbone, settings
+        self.world = world or World()
         self.bank = Bank(backbone, len(runs), trainable=True)
         for slot, run in enumerate(runs):
             self.bank.initialise(slot, run.spec, run.config.train.seed)
@@ -80,7 +83,7 @@ class Cohort:
             _check_budget(member, settings.token_budget)
         self.flat = self.bank.flatten()
         self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs])
-        self.stepper = Stepper(self.bank, self.flat, settings.token_budget)
+        self.stepper = Stepper(self.bank, self.flat, settings.token_budget, self.world)
         self.num_steps = 0
         self.seconds = 0.0
 
@@ -124,7 +127,7 @@ class Cohort:
         if not ended:
             return []
         rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in member.dev]
-        logits = iter(infer(self.bank, rows))
+        logits = iter(self.world.infer(self.bank, rows))
         records = []
         for member in ended:
             verdict = score_dev(member.run, member.dev, [next(logits) for _ in member.dev.ids])

@@ -17,16 +17,19 @@ from typing import Any
 import torch
 
 from inlay.config import digest
+from inlay.errors import Missing
 from inlay.model.backbone import Backbone
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
 from inlay.training.member import Member
+from inlay.training.parallel import World, spread_over
 from inlay.training.resume import (
     cohort_id,
     drop_state,
     find_stopped,
     load_state,
     save_state,
+    training_tensors,
     write_membership,
 )
 from inlay.training.run import (
@@ -58,6 +61,17 @@ class FitSettings:
     """steps between resume states"""
     restart: bool = False
     """begin anew where an unfinished state is found"""
+    spread: str = "auto"
+    """what the processes of `torchrun` share: `cohorts`, `rows` of every batch, or `auto`: rows if runs are too few"""
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """How this process trains its cohorts: as asked, heard by whom, together with whom."""
+
+    settings: FitSettings
+    watch: Watcher
+    world: World
 
 
 class Interrupted(KeyboardInterrupt):
@@ -74,17 +88,30 @@ def fit(
     """Train every run that is not finished yet; the results come in the order of `runs`.
 
     `folder` gets one folder per run, and `cohorts/` with the resume states. A run that diverges has a result that
-    says so; it stops no other.
+    says so; it stops no other. Started by `torchrun`, each process does its part and gets all results; `folder` is
+    theirs together.
     """
     unique = list({run.id: run for run in runs}.values())
-    for members in _group(unique, settings.max_cohort):
-        if not _unfinished(members, folder):
-            while stopped := find_stopped(folder / "cohorts", members, []):  # killed just before the clean-up
-                drop_state(folder / "cohorts" / cohort_id(stopped.runs))
-        else:
-            _fit_cohort(members, backbone, folder, settings, watch or Watcher())
-    results = {run.id: read_result(folder / run.id) for run in unique}
-    return [result for run in runs if (result := results[run.id]) is not None]
+    with spread_over(unique, backbone.device, settings.spread) as part:
+        ways = _Ways(settings, (watch if part.world.is_first else None) or Watcher(), part.world)
+        for members in _group(part.runs, settings.max_cohort):
+            if not _unfinished(members, folder):
+                while stopped := find_stopped(folder / "cohorts", members, []):  # killed just before the clean-up
+                    drop_state(folder / "cohorts" / cohort_id(stopped.runs))
+            else:
+                _fit_cohort(members, backbone, folder, ways)
+    results = {run.id: _read_back(folder / run.id) for run in unique}
+    return [results[run.id] for run in runs]
+
+
+def _read_back(folder: Path) -> Result:
+    result = read_result(folder)
+    if result is None:
+        raise Missing(
+            f"another process trained run `{folder.name}`, but there is no result in `{folder}`",
+            "every machine must see the same store: give a folder that all share with `--store`",
+        )
+    return result
 
 
 def _group(runs: list[Run], max_cohort: int) -> Iterator[list[Run]]:
@@ -99,29 +126,34 @@ def _group(runs: list[Run], max_cohort: int) -> Iterator[list[Run]]:
             yield group[start : start + max_cohort]
 
 
-def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: FitSettings, watch: Watcher) -> None:
+def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) -> None:
+    settings, world = ways.settings, ways.world
     stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
     place = folder / "cohorts" / cohort_id(runs)
     if stopped is None:
         budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
         chosen = CohortSettings(budget, torch.get_num_threads(), settings.save_every)
-        drop_state(place)
-        write_membership(place, runs, chosen)
-        for run in runs:
-            write_start(folder / run.id, run)
     else:
         # A budget asked for now, perhaps because memory ran out, holds from here on; sums are then rounded otherwise.
         chosen = replace(stopped.settings, token_budget=settings.token_budget or stopped.settings.token_budget)
+    world.agree([place.name, stopped is not None], "runs to train")  # read by all before the first one writes
+    if world.is_first:
+        if stopped is None:
+            drop_state(place)
         write_membership(place, runs, chosen)
+        for run in runs:
+            write_start(folder / run.id, run)
     with _own_randomness(backbone, runs), _own_threads(chosen.num_threads):
-        cohort = Cohort(runs, backbone, chosen)
+        cohort = Cohort(runs, backbone, chosen, world)
         if stopped is not None:
             load_state(place, cohort)
-            for member in cohort.members:
-                write_history(folder / member.run.id, member.progress.history)
-        _train(cohort, place, folder, watch)
-    drop_state(place)
+        world.agree(cohort.num_steps, "steps behind it")
+        world.spread(list(training_tensors(cohort).values()))
+        world.reseed(place.name, cohort.num_steps)
+        _train(cohort, place, folder, ways.watch)
+    if world.is_first:
+        drop_state(place)
 
 
 def _unfinished(runs: list[Run], folder: Path) -> list[Run]:
@@ -130,10 +162,11 @@ def _unfinished(runs: list[Run], folder: Path) -> list[Run]:
 
 def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
     watch.on_start(cohort)
-    for member in cohort.members:  # ended before the kill, but perhaps not yet written
+    for member in cohort.members:  # scored or ended before the kill, but perhaps not yet written
+        _write_epochs(member, cohort, folder)
         if not member.is_active:
             _write_end(member, cohort, folder)
-    with _interruptible() as interrupted, cohort.backbone.training(cohort.dropout, cohort.first_layer):
+    with _interruptible(cohort.world), cohort.backbone.training(cohort.dropout, cohort.first_layer):
         while cohort.active:
             before, began = cohort.active, time.perf_counter()
             num_rows = cohort.step()
@@ -141,16 +174,16 @@ def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
             cohort.seconds += time.perf_counter() - began
             watch.on_step(cohort, num_rows)
             for member, record in records:
-                write_history(folder / member.run.id, member.progress.history)
+                _write_epochs(member, cohort, folder)
                 watch.on_epoch(member, record)
-            ended = [member for member in before if not member.is_active]
+            ended, is_stopping = [member for member in before if not member.is_active], cohort.world.is_stopping
             # Before any result is written: resumed, the runs still training must find their cohort as it was.
-            if records or ended or interrupted.is_set() or cohort.num_steps % cohort.settings.save_every == 0:
-                save_state(place, cohort)
+            if records or ended or is_stopping or cohort.num_steps % cohort.settings.save_every == 0:
+                _save(place, cohort)
             for member in ended:
                 _write_end(member, cohort, folder)
                 watch.on_end(member)
-            if interrupted.is_set():
+            if is_stopping:
                 raise Interrupted
 
 
@@ -162,10 +195,22 @@ def _score(cohort: Cohort) -> list[tuple[Member, dict[str, Any]]]:
         cohort.backbone.model.train()
 
 
+def _save(place: Path, cohort: Cohort) -> None:
+    """The resume state. It holds the first process's generators; those of the others begin anew with every state."""
+    if cohort.world.is_first:
+        save_state(place, cohort)
+    cohort.world.reseed(place.name, cohort.num_steps)
+
+
+def _write_epochs(member: Member, cohort: Cohort, folder: Path) -> None:
+    if cohort.world.is_first and member.progress.history:
+        write_history(folder / member.run.id, member.progress.history)
+
+
 def _write_end(member: Member, cohort: Cohort, folder: Path) -> None:
     """Everything of an ended run, the result last. Written again after a kill, with the same content."""
     place, progress = folder / member.run.id, member.progress
-    if is_finished(place):
+    if not cohort.world.is_first or is_finished(place):
         return
     write_history(place, progress.history)
     if member.best_tensors:
@@ -205,11 +250,12 @@ def _own_threads(num_threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that the step in hand is finished and saved; a second Ctrl-C stops at once."""
+def _interruptible(world: World) -> Iterator[None]:
+    """Ctrl-C is told to the world, so that the step in hand is finished and saved; a second one stops at once."""
     asked = threading.Event()
+    world.listen(asked)
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield
         return
     before = signal.getsignal(signal.SIGINT)
 
@@ -220,6 +266,6 @@ def _interruptible() -> Iterator[threading.Event]:
 
     signal.signal(signal.SIGINT, note)
     try:
-        yield asked
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -61,7 +61,7 @@ def save_state(folder: Path, cohort: Cohort) -> None:
     tensors: dict[str, Tensor] = {"rng/cpu": torch.get_rng_state()}
     if cohort.backbone.device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(cohort.backbone.device)
-    tensors |= _training_tensors(cohort)
+    tensors |= training_tensors(cohort)
     for member in cohort.members:
         for name, tensor in member.best_tensors.items():
             tensors[f"best/{member.slot}/{name}"] = tensor
@@ -74,7 +74,8 @@ def save_state(folder: Path, cohort: Cohort) -> None:
     write_atomically(folder / _STATE, encode_tensors(tensors, {"state": json.dumps(state)}))
 
 
-def _training_tensors(cohort: Cohort) -> dict[str, Tensor]:
+def training_tensors(cohort: Cohort) -> dict[str, Tensor]:
+    """The weights of all slots and their moments, as they are: no copies."""
     optimizer = cohort.optimizer
     return {"values": cohort.flat.values_SP, "first": optimizer.first_SP, "second": optimizer.second_SP}
 
@@ -90,7 +91,7 @@ def load_state(folder: Path, cohort: Cohort) -> None:
             f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
         ) from None
     with torch.no_grad():
-        for name, tensor in _training_tensors(cohort).items():
+        for name, tensor in training_tensors(cohort).items():
             tensor.copy_(tensors[name])
     cohort.num_steps, cohort.seconds = state["num_steps"], state["seconds"]
     cohort.optimizer.num_steps = state["slot_steps"]

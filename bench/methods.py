@@ -81,7 +81,7 @@ def main() -> None:
 
 def step(cohort: Cohort, backbone, cursor: int) -> float:
     cohort.members[0].progress.cursor = cursor
-    with backbone.training(cohort.dropout, cohort.first_layer):
+    with cohort.training():
         began = time.perf_counter()
         cohort.step()
         if backbone.device.type == "cuda":

@@ -74,7 +74,9 @@ class TrainConfig:
     lr: float | None = setting(None, "peak learning rate; default: the method's own, 5e-4 for adapters, 5e-5 for full")
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
-    bucket: int = setting(4, "batches whose rows are sorted by length together, to save padding; 1: none")
+    bucket: int | None = setting(
+        None, "batches that share their rows by length, to save padding; default: 1 (none), 4 where rows are padded"
+    )
     max_length: int | None = setting(None, "tokens a text (or pair) is cut to (128); for span a window's width (384)")
     stride: int = setting(128, "tokens that neighbouring windows of a long context share (span)")
     seed: int = setting(0, "seed of the initial values and the data order")
@@ -90,6 +92,7 @@ class TrainConfig:
     weight_decay: float = setting(0.01, "decoupled weight decay on matrices; none on biases and layer norms")
     clip_norm: float = setting(1.0, "largest gradient norm of the run, over its trained tensors; 0 switches it off")
     dropout: float | None = setting(None, "dropout in the backbone; default: the backbone's own")
+    attention_dropout: float = setting(0.0, "dropout on attention's weights; 0, the default, is the fast path")
     head_dropout: float = setting(0.1, "dropout on the pooled vector the head reads")
     pooling: str = setting(
         "auto", "auto (suits the backbone), cls, pooler, mean", choices=("auto", "cls", "pooler", "mean")
@@ -108,7 +111,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require(self.lr is None or 0 < self.lr < 10, "train.lr", self.lr, "a number above 0")
-        for name in ("epochs", "batch_size", "bucket"):
+        _require(self.bucket is None or self.bucket >= 1, "train.bucket", self.bucket, "at least 1")
+        for name in ("epochs", "batch_size"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
         fits = self.max_length is None or self.max_length >= 4
         _require(fits, "train.max_length", self.max_length, "a whole number of at least 4")
@@ -116,6 +120,9 @@ class TrainConfig:
         _require(self.patience >= 0, "train.patience", self.patience, "a whole number of at least 0")
         for name in ("warmup", "head_dropout"):
             _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
+        _require(
+            0 <= self.attention_dropout < 1, "train.attention_dropout", self.attention_dropout, "at least 0, below 1"
+        )
         _require(self.dropout is None or 0 <= self.dropout < 1, "train.dropout", self.dropout, "at least 0, below 1")
         for name in ("weight_decay", "clip_norm"):
             _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "a number of at least 0")

@@ -32,6 +32,7 @@ _BERT = {
     "train.bucket": 1,
     "train.pooling": "pooler",
     "train.dropout": 0.1,
+    "train.attention_dropout": 0.1,
     "train.head_dropout": 0.1,
     "train.warmup": 0.1,
 }

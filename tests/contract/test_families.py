@@ -117,6 +117,15 @@ def test_mixed_batch_equals_one_by_one(backbone_of, family, method):
 
 
 @every_pair
+def test_packed_rows_are_answered_as_padded_ones(backbone_of, family, method):
+    backbone = backbone_of(family)
+    bank = make_bank(backbone, method)
+    rows = rows_for(backbone, [2, 0, 1, 0, 2, 1])
+    for packed, padded in zip(infer(bank, rows), infer(bank, rows, is_padded=True), strict=True):
+        torch.testing.assert_close(packed, padded, atol=1e-5, rtol=1e-5)
+
+
+@every_pair
 def test_fresh_adapter_leaves_the_backbone_unchanged(backbone_of, family, method):
     backbone = backbone_of(family)
     batch = collate(rows_for(backbone, [0] * 6), backbone.pad_id)

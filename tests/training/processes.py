@@ -17,7 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["inlay.training", "transformers.models.bert.modeling_bert", "sklearn.metrics"])
+PRELOADED = ("inlay.training", "transformers.models.bert.modeling_bert", "sklearn.metrics", "matplotlib.figure")
+FORKS.set_forkserver_preload([*PRELOADED, "matplotlib.backends.backend_agg"])
 
 
 def find_port() -> int:
@@ -103,7 +104,7 @@ def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, A
 
     with spread_over(runs, backbone.device, "rows") as part:
         cohort = Cohort(part.runs, backbone, CohortSettings(16384, 1, 100), part.world)
-        with backbone.training(cohort.dropout):
+        with cohort.training():
             for _ in range(num_steps):
                 cohort.step()
                 backbone.model.eval()

@@ -39,7 +39,7 @@ def make_runs(backbone, toy_task, method="houlsby"):
 
 
 def take_steps(cohort, num_steps):
-    with cohort.backbone.training(cohort.dropout):
+    with cohort.training():
         for _ in range(num_steps):
             cohort.step()
             cohort.backbone.model.eval()

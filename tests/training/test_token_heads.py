@@ -43,7 +43,7 @@ def make_runs(backbone, tasks, method="houlsby"):
 
 
 def take_steps(cohort, num_steps):
-    with cohort.backbone.training(cohort.dropout):
+    with cohort.training():
         for _ in range(num_steps):
             cohort.step()
             cohort.backbone.model.eval()

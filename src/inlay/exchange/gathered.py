@@ -148,7 +148,7 @@ class TaskGraph(nn.Module):
         stacks = {name: self.get_buffer(_buffer_name(name)) for name in self._names}
         views = build_views(self._backbone.anatomy, stacks, self._methods, is_expanded=True)
         choice = Choice(task)
-        batch = Batch(input_ids, attention_mask, token_type_ids, Route(()), ())
+        batch = Batch(input_ids, attention_mask, token_type_ids, Route(()), (), ())
         has_mix = any(head.features == "mix" for head in self._heads)
         with self._backbone.mount.routed(GatheredBank(views, choice)):
             layers = self._backbone.hidden_layers(batch, all_layers=has_mix)

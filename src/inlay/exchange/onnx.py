@@ -278,6 +278,7 @@ def open_session(folder: Path) -> Any:
 def answer(session: Any, rows: Sequence[Row], pad_id: int) -> np.ndarray:
     """The logits of encoded rows, whose slots are task ids, in order."""
     batch = collate(rows, pad_id)
+    assert batch.mask_BT is not None
     order = np.array(batch.order)
     values = {
         "input_ids": batch.input_ids_BT.numpy(),

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
+from inlay.model.attention import register as register_attention
 from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weight_files
-from inlay.model.route import Batch
+from inlay.model.route import Batch, Pack, Row, collate, pack
 from inlay.model.sites import find_family, mount, survey
 from inlay.world import find_place
 
@@ -76,6 +77,8 @@ class Backbone:
         self.num_parameters = weights.num_parameters
         self.model = model.eval().requires_grad_(False)
         self.mount = mount(model, self.anatomy)
+        self.first_position = family.first_position
+        self.packs = family.packing != "none"
         self._blocks = list(model.get_submodule(family.stack))  # type: ignore[call-overload]
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
@@ -100,7 +103,13 @@ class Backbone:
     def max_length(self) -> int:
         """The most tokens a row may have."""
         config: Any = self.model.config
-        return int(config.max_position_embeddings) - find_family(self.anatomy.family).first_position
+        return int(config.max_position_embeddings) - self.first_position
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        """Rows as a batch on the backbone's device: packed where its family allows it."""
+        if self.packs:
+            return pack(rows, self.first_position, self.device)
+        return collate(rows, self.pad_id, self.device)
 
     def resolve_pooling(self, pooling: str) -> str:
         """`auto` as the pooling that suits this backbone; refuses a pooler that was never pretrained."""
@@ -113,7 +122,7 @@ class Backbone:
         return pooling
 
     def hidden(self, batch: Batch) -> Tensor:
-        """The last hidden states [B, T, D] of a batch, through the bank that is routed."""
+        """The last hidden states [B, T, D] ([1, N, D] if packed) of a batch, through the bank that is routed."""
         return self.hidden_layers(batch)[-1]
 
     def hidden_layers(
@@ -123,6 +132,8 @@ class Backbone:
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
         if self.takes_token_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
+        if batch.positions_BT is not None:
+            inputs["position_ids"] = batch.positions_BT
         with _collecting(self._blocks if all_layers else []) as layers:
             if weights is None:
                 last = self.model(**inputs).last_hidden_state
@@ -135,18 +146,30 @@ class Backbone:
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """One vector per row: the first token, the pretrained pooler on it, or the mean over real tokens."""
-        if pooling == "cls":
-            return hidden_BTD[:, 0]
-        if pooling == "pooler":
-            prefix = f"{find_family(self.anatomy.family).pooler}."
-            own = {
-                name.removeprefix(prefix): tensor.to(self.dtype)
-                for name, tensor in (weights or {}).items()
-                if name.startswith(prefix)
-            }
-            return functional_call(self.model.get_submodule(prefix[:-1]), own, (hidden_BTD,))
-        keep_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
-        return (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
+        if pooling == "mean":
+            keep_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
+            return (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
+        return hidden_BTD[:, 0] if pooling == "cls" else self._pretrained_pooler(hidden_BTD, weights)
+
+    def pool_packed(
+        self, hidden_ND: Tensor, pack: Pack, pooling: str, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """One vector per packed row, pooled as `pool` does."""
+        if pooling == "mean":
+            sums_BD = hidden_ND.new_zeros(len(pack.lengths), hidden_ND.shape[-1], dtype=torch.float32)
+            sums_BD = sums_BD.index_add(0, pack.rows_N, hidden_ND.float())
+            return (sums_BD / pack.lengths_B.unsqueeze(1)).to(hidden_ND.dtype)
+        first_B1D = hidden_ND[pack.starts_B].unsqueeze(1)
+        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
+
+    def _pretrained_pooler(self, hidden_BTD: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
+        prefix = f"{find_family(self.anatomy.family).pooler}."
+        own = {
+            name.removeprefix(prefix): tensor.to(self.dtype)
+            for name, tensor in (weights or {}).items()
+            if name.startswith(prefix)
+        }
+        return functional_call(self.model.get_submodule(prefix[:-1]), own, (hidden_BTD,))
 
     def own_tensor(self, name: str) -> Tensor:
         """The backbone's own value of what a slot calls `name`, as a float32 copy on the CPU."""
@@ -171,19 +194,25 @@ class Backbone:
         return self.model.get_parameter(f"{find_family(self.anatomy.family).pooler}.dense.{rest.rpartition('.')[2]}")
 
     @contextmanager
-    def training(self, dropout: float | None, first_layer: int = 0) -> Iterator[None]:
+    def training(
+        self, dropout: float | None, first_layer: int = 0, *, attention_dropout: float | None = 0.0
+    ) -> Iterator[None]:
         """Dropout on inside the block, at its own rate or `dropout`; switched off again and restored after it.
+
+        Attention has its own rate, `attention_dropout`; None: the backbone's.
 
         Below `first_layer` nothing is trained, so nothing is dropped there either: its states can be computed once.
         """
         family = find_family(self.anatomy.family)
         blocks = tuple(f"{family.stack}.{layer}." for layer in range(first_layer, self.anatomy.num_layers))
+        attention = tuple(f".{family.attention}{end}" for end in ("", ".dropout"))
         rates = list(_dropout_rates(self.model))
         self.model.train()
         try:
             for path, module, name, rate in rates:
                 is_frozen = first_layer > 0 and not path.startswith(blocks)
-                setattr(module, name, 0.0 if is_frozen else rate if dropout is None else dropout)
+                chosen = attention_dropout if path.endswith(attention) else dropout
+                setattr(module, name, 0.0 if is_frozen else rate if chosen is None else chosen)
             yield
         finally:
             self.model.eval()
@@ -229,7 +258,8 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise Unsupported(f"`{folder}` holds no backbone that transformers can read: {_first_line(error)}") from None
-    attention = find_family(config.model_type).attention
+    attention = find_family(config.model_type).implementation
+    register_attention()
     try:
         weight_files(folder)
         with warnings.catch_warnings():

@@ -28,7 +28,7 @@ from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model import kernels
 from inlay.model.backbone import Backbone
-from inlay.model.heads import HeadSpec, find_head
+from inlay.model.heads import HeadSpec
 from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
@@ -198,15 +198,11 @@ class Bank:
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
         read: list[Tensor] = []
         segments: list[Segment] = []
-        for head, (slot, start, stop) in zip(heads, batch.route.segments, strict=True):
-            states = self._mix(slot, [layer[start:stop] for layer in layers], head)
-            if find_head(head.kind).reads == "pooled":
-                states = self.backbone.pool(states, batch.mask_BT[start:stop], head.pooling, weights)
+        for index, (slot, head) in enumerate(zip(slots, heads, strict=True)):
             rate = dropout[slot] if dropout else 0.0
-            before_layer = (
-                0.0 if head.hidden == "pooler" else rate
-            )  # BERT drops what its pooler gives, not what it reads
-            read.append(self._before_head(slot, _dropped(states, before_layer), head, rate))
+            # BERT drops what its pooler gives, not what it reads.
+            states = _dropped(self._states(batch, index, layers, weights), 0.0 if head.hidden == "pooler" else rate)
+            read.append(self._before_head(slot, states, head, rate))
             before = segments[-1].stop if segments else 0
             segments.append(Segment(slot, before, before + states[..., 0].numel()))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
@@ -214,7 +210,24 @@ class Bank:
         logits = kernels.linear_heads(
             vectors, self.stacks["head.weight"], self.stacks["head.bias"], num_outputs, Route(tuple(segments))
         )
-        return [part.view(*states.shape[:-1], -1) for part, states in zip(logits, read, strict=True)]
+        return [
+            part if head.reads_rows else _as_rows(part, states, batch, segment)
+            for part, states, head, segment in zip(logits, read, heads, batch.rows, strict=True)
+        ]
+
+    def _states(
+        self, batch: Batch, index: int, layers: Sequence[Tensor], weights: Mapping[str, Tensor] | None
+    ) -> Tensor:
+        """What the head of segment `index` reads: a vector per row, or one per token, padded or packed as they lie."""
+        (slot, start, stop), (_, first, last) = batch.route.segments[index], batch.rows[index]
+        head, pack = self._head(slot), batch.pack
+        states = self._mix(slot, [(layer if pack is None else layer[0])[start:stop] for layer in layers], head)
+        if not head.reads_rows:
+            return states
+        if pack is not None:
+            return self.backbone.pool_packed(states, pack.take(first, last), head.pooling, weights)
+        assert batch.mask_BT is not None
+        return self.backbone.pool(states, batch.mask_BT[start:stop], head.pooling, weights)
 
     def _head(self, slot: int) -> HeadSpec:
         spec = self.specs[slot]
@@ -290,6 +303,13 @@ class Bank:
         """Rebuild the views the forward pass reads; stacks may have been replaced."""
         methods = [None if spec is None else resolve_method(spec.method) for spec in self.specs]
         self._views = build_views(self.anatomy, self.stacks, methods, is_expanded=not self.is_trainable)
+
+
+def _as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:
+    """The logits of tokens as padded rows [n, T, L]."""
+    if batch.pack is None:
+        return logits.view(*states.shape[:-1], -1)
+    return batch.pack.take(rows.start, rows.stop).unpack(logits)
 
 
 def _dropped(vector: Tensor, rate: float) -> Tensor:

@@ -40,6 +40,11 @@ class HeadSpec:
     features: str = "last"
     """what it reads: the last layer, or a learned mix of all"""
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it reads one vector of a row, not its tokens."""
+        return find_head(self.kind).reads == "pooled"
+
 
 @dataclass(frozen=True)
 class Output:

@@ -19,15 +19,18 @@ TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 """Tokens of one forward pass, padding included: enough to fill the device, small enough to stay in its caches."""
 
 
-def infer(bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | None = None) -> list[Tensor]:
+def infer(
+    bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | None = None, is_padded: bool = False
+) -> list[Tensor]:
     """The logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
 
-    `on_batch` hears how many rows were just answered.
+    `on_batch` hears how many rows were just answered. Rows are packed where the family allows it, unless `is_padded`.
     """
     backbone = bank.backbone
     answers: list[Tensor | None] = [None] * len(rows)
     for indices in _batches(bank, rows):
-        batch = collate([rows[index] for index in indices], backbone.pad_id, backbone.device)
+        chosen = [rows[index] for index in indices]
+        batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
         with torch.inference_mode(), bank.routed(batch.route):
             segments = bank.logits(batch)
         logits = [row for segment in segments for row in segment.float().cpu().unbind(0)]
@@ -46,17 +49,23 @@ def _batches(bank: Bank, rows: Sequence[Row]) -> Iterator[list[int]]:
         groups.setdefault(row.slot if bank.is_solo(row.slot) else None, []).append(index)
     budget = TOKEN_BUDGET[bank.backbone.device.type]
     for indices in groups.values():
-        for batch in batches_by_length([len(rows[index].ids) for index in indices], budget):
+        lengths = [len(rows[index].ids) for index in indices]
+        for batch in batches_by_length(lengths, budget, packs=bank.backbone.packs):
             yield [indices[position] for position in batch]
 
 
-def batches_by_length(lengths: Sequence[int], token_budget: int) -> Iterator[list[int]]:
-    """Indices in batches of similar length, each at most `token_budget` tokens with padding (or one row)."""
+def batches_by_length(lengths: Sequence[int], token_budget: int, *, packs: bool = False) -> Iterator[list[int]]:
+    """Indices in batches of similar length, each at most `token_budget` tokens (or one row), padding included.
+
+    If the rows are packed there is no padding; equal lengths still lie together, as attention likes them.
+    """
     batch: list[int] = []
+    num_tokens = 0
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > token_budget:
+        num_tokens = num_tokens + lengths[index] if packs else lengths[(batch or [index])[0]] * (len(batch) + 1)
+        if batch and num_tokens > token_budget:
             yield batch
-            batch = []
+            batch, num_tokens = [], lengths[index]
         batch.append(index)
     if batch:
         yield batch
@@ -73,7 +82,7 @@ def infer_canonically(
     bank = Bank(backbone, 1)
     bank.put(0, spec, tensors)
     with single_thread():
-        return [infer(bank, [Row(row.ids, 0, row.segments)])[0] for row in rows]
+        return [infer(bank, [Row(row.ids, 0, row.segments)], is_padded=True)[0] for row in rows]
 
 
 def canonical_backbone(backbone: Backbone) -> Backbone:

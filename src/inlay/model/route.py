@@ -1,13 +1,17 @@
-"""Routes: which rows of a batch go through which slot.
+"""Routes: which rows of a batch go through which slot, and where their tokens lie.
 
 Rows are laid out sorted by slot, so a route is a short list of segments and a banked operation is a product per
-segment. Shape letters: B rows, T tokens of a row.
+segment. A batch is packed where the family allows it: rows end to end on one token axis, no padding, and the segments
+count tokens. Elsewhere it is padded to its longest row, and the segments count rows.
+
+Shape letters: B rows, T tokens of a padded row, N packed tokens.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,36 +19,117 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.model.tiles import Tiles, make_tiles, tile_capacity
+
 TokenIds = Sequence[int] | np.ndarray
 
 
 class Segment(NamedTuple):
-    """Rows `start` to `stop` go through `slot`."""
+    """Items `start` to `stop` of an axis go through `slot`."""
 
     slot: int
     start: int
     stop: int
 
 
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """Where the rows of a packed batch lie on its token axis."""
+
+    lengths: tuple[int, ...]
+    device: torch.device
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        return tuple(itertools.accumulate(self.lengths[:-1], initial=0))
+
+    def take(self, start: int, stop: int) -> Pack:
+        """Some neighbouring rows alone."""
+        return self if stop - start == len(self.lengths) else Pack(self.lengths[start:stop], self.device)
+
+    def unpack(self, values_N: Tensor) -> Tensor:
+        """Values of tokens as padded rows [B, T, …]; the padding repeats a row's last value."""
+        return values_N[self.places_BT]
+
+    @cached_property
+    def starts_B(self) -> Tensor:
+        return torch.tensor(self.starts, device=self.device)
+
+    @cached_property
+    def lengths_B(self) -> Tensor:
+        return torch.tensor(self.lengths, device=self.device)
+
+    @cached_property
+    def rows_N(self) -> Tensor:
+        """The row of every token."""
+        return torch.arange(len(self.lengths), device=self.device).repeat_interleave(self.lengths_B)
+
+    @cached_property
+    def places_BT(self) -> Tensor:
+        """Where each token of each row would be read from, were the rows padded; padding reads its row's last token."""
+        columns_T = torch.arange(max(self.lengths), device=self.device)
+        return self.starts_B.unsqueeze(1) + torch.minimum(columns_T, self.lengths_B.unsqueeze(1) - 1)
+
+    @cached_property
+    def is_real_BT(self) -> Tensor:
+        """Which tokens of the padded rows are real."""
+        return torch.arange(max(self.lengths), device=self.device) < self.lengths_B.unsqueeze(1)
+
+    @cached_property
+    def runs_of_equal_length(self) -> tuple[tuple[int, int], ...]:
+        """(how many, how long) of neighbouring rows of one length: they are a padded batch as they lie."""
+        return tuple((len(list(group)), length) for length, group in itertools.groupby(self.lengths))
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """A route as tensors on the device, for operations that take all slots at once: int32, over tokens."""
+
+    tiles: Tiles
+    slots_N: Tensor
+    """the slot of every token"""
+    starts_B: Tensor
+    stops_B: Tensor
+    """where each packed row begins and ends; empty if rows are padded"""
+    max_length: int
+    """the longest a packed row may be"""
+
+
 @dataclass(frozen=True)
 class Route:
-    """The segments of a batch, in order, without gaps."""
+    """The segments of a batch, in order, without gaps: of rows, or of tokens where the batch is packed."""
 
     segments: tuple[Segment, ...]
     mask_BT: Tensor | None = field(default=None, compare=False)
     """which tokens are real, where some are padding"""
+    pack: Pack | None = field(default=None, compare=False)
+    """where the rows lie, if they are packed"""
+    tiling: Tiling | None = field(default=None, compare=False)
+    """the same as tensors, where operations take all slots at once"""
+
+    def tiled(self, num_slots: int, tokens_per_item: int, device: torch.device) -> Route:
+        """The route with a tiling for a bank of so many slots; a padded row is an item of several tokens."""
+        segments = [(slot, start * tokens_per_item, stop * tokens_per_item) for slot, start, stop in self.segments]
+        num_tokens = segments[-1][2]
+        # One row to a task leaves tiles half empty; a smaller one wastes less.
+        tile = 64 if num_tokens >= 32 * len(segments) else 16
+        capacity = tile_capacity(num_tokens, len(segments), tile)
+        tiles = make_tiles(segments, num_slots, tile, capacity, device)
+        counts = [stop - start for _, start, stop in segments]
+        slots = np.repeat(np.array([slot for slot, *_ in segments], dtype=np.int32), counts)
+        starts = np.array(self.pack.starts if self.pack else (), dtype=np.int32)
+        stops = starts + np.array(self.pack.lengths if self.pack else (), dtype=np.int32)
+        sent = torch.from_numpy(np.concatenate([slots, starts, stops])).to(device)
+        slots_N, starts_B, stops_B = sent.split([len(slots), len(starts), len(starts)])
+        longest = max(16, 1 << (max(self.pack.lengths) - 1).bit_length()) if self.pack else 0
+        return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest))
 
     @cached_property
     def slots_B(self) -> Tensor:
-        """The slot of every row."""
-        device = "cpu" if self.mask_BT is None else self.mask_BT.device
+        """The slot of every row, or of every token."""
+        device = self.pack.device if self.pack else "cpu" if self.mask_BT is None else self.mask_BT.device
         lengths = torch.tensor([segment.stop - segment.start for segment in self.segments])
         return torch.tensor([segment.slot for segment in self.segments]).repeat_interleave(lengths).to(device)
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all segments have equally many rows."""
-        return len({segment.stop - segment.start for segment in self.segments}) == 1
 
     @classmethod
     def from_slots(cls, slots: Sequence[int], mask_BT: Tensor | None = None) -> Route:
@@ -70,17 +155,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded rows sorted by slot, with their route. `order[i]` is where row i stood in the rows handed in."""
+    """Rows sorted by slot, with their route. `order[i]` is where row i stood in the rows handed in."""
 
     input_ids_BT: Tensor
-    mask_BT: Tensor
+    """[B, T], or [1, N] if packed"""
+    mask_BT: Tensor | None
+    """which tokens are real; None if packed: all are"""
     token_types_BT: Tensor | None
     route: Route
     order: tuple[int, ...]
+    rows: tuple[Segment, ...]
+    """the segments counted in rows"""
+    positions_BT: Tensor | None = None
+    """position ids [1, N] if packed: they start anew in every row"""
 
     @property
     def num_rows(self) -> int:
-        return self.input_ids_BT.shape[0]
+        return len(self.order)
+
+    @property
+    def pack(self) -> Pack | None:
+        return self.route.pack
 
 
 def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu") -> Batch:
@@ -98,10 +193,44 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
             types[position, : len(row.ids)] = row.segments
     has_types = any(row.segments is not None for row in rows)
     mask_BT = torch.from_numpy(mask).to(device)
+    route = Route.from_slots([rows[index].slot for index in order], mask_BT)
     return Batch(
         torch.from_numpy(ids).to(device),
         mask_BT,
         torch.from_numpy(types).to(device) if has_types else None,
-        Route.from_slots([rows[index].slot for index in order], mask_BT),
+        route,
         tuple(order),
+        route.segments,
     )
+
+
+def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = "cpu") -> Batch:
+    """Lay rows out end to end on one token axis, sorted by slot and length; positions count from `first_position`."""
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].slot, len(rows[i].ids)))
+    lengths = tuple(len(rows[index].ids) for index in order)
+    packed = Pack(lengths, torch.device(device))
+    ids = np.concatenate([np.asarray(rows[index].ids, dtype=np.int64) for index in order])
+    within = np.arange(len(ids)) - np.repeat(packed.starts, lengths) + first_position
+    types = None
+    if any(row.segments is not None for row in rows):
+        types = np.concatenate([_types(rows[index]) for index in order])
+    by_row = Route.from_slots([rows[index].slot for index in order]).segments
+    ends = (*packed.starts, len(ids))
+    by_token = tuple(Segment(slot, ends[start], ends[stop]) for slot, start, stop in by_row)
+
+    def send(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64, copy=False)).unsqueeze(0).to(device)
+
+    return Batch(
+        send(ids),
+        None,
+        None if types is None else send(types),
+        Route(by_token, pack=packed),
+        tuple(order),
+        by_row,
+        send(within),
+    )
+
+
+def _types(row: Row) -> np.ndarray:
+    return np.zeros(len(row.ids), dtype=np.int64) if row.segments is None else np.asarray(row.segments, dtype=np.int64)

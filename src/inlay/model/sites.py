@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from inlay.errors import Unsupported
+from inlay.model.attention import IMPLEMENTATION, replace_biased
+from inlay.model.route import Pack
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,13 @@ class Family:
     """what a checkpoint with a pretraining head puts before the backbone's tensor names"""
     first_position: int = 0
     """the position id of a row's first token: padding_idx + 1 where positions are counted from there"""
-    attention: str = "sdpa"
-    """transformers' attention implementation; "eager" where the family adds a bias of its own to the scores"""
+    attention: str = "attention.self"
+    """self-attention of a block"""
+    packing: str = "interface"
+    """how rows are packed: through transformers' attention "interface"; "bias", where the family adds a position bias
+    to the scores and its modules are taught to; "none": they are padded"""
+    implementation: str = IMPLEMENTATION
+    """transformers' attention implementation; "eager" where the family has no other"""
 
 
 # Adapted after the output dropout of each sublayer, before the residual sum, as Houlsby et al. do in BERT. DistilBERT
@@ -91,7 +98,9 @@ FAMILIES: dict[str, Family] = {
         pooler="pooler",
         prefix="mpnet",
         first_position=2,
-        attention="eager",
+        attention="attention.attn",
+        packing="bias",
+        implementation="eager",
     ),
     "distilbert": Family(
         stack="transformer.layer",
@@ -107,6 +116,7 @@ FAMILIES: dict[str, Family] = {
             "contract": "ffn.lin2",
         },
         prefix="distilbert",
+        attention="attention",
     ),
     "deberta-v2": Family(
         stack="encoder.layer",
@@ -122,7 +132,8 @@ FAMILIES: dict[str, Family] = {
         shared_linears={"query": _POSITIONS, "key": _POSITIONS},
         frozen_norms={"encoder.LayerNorm": "it normalises relative-position embeddings, not tokens"},
         prefix="deberta",
-        attention="eager",
+        packing="none",
+        implementation="eager",
     ),
     "modernbert": Family(
         stack="layers",
@@ -138,6 +149,9 @@ FAMILIES: dict[str, Family] = {
             "contract": "mlp.Wo",
         },
         prefix="model",
+        attention="attn",
+        packing="none",
+        implementation="sdpa",
     ),
 }
 
@@ -344,6 +358,11 @@ def _find_parameters(model: nn.Module, family: Family, num_layers: int) -> Itera
 class SlotOperations(Protocol):
     """What a wrapper asks of the active bank; the route is already bound."""
 
+    @property
+    def pack(self) -> Pack | None: ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor: ...
+
     def rewrite(self, key: str, output: Tensor) -> Tensor: ...
 
     def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor: ...
@@ -435,4 +454,18 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
     for site in anatomy.sites:
         if not site.is_norm:
             model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), mounted, site.key))
+    _mount_attention(model, anatomy, mounted)
     return mounted
+
+
+def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None:
+    family = find_family(anatomy.family)
+    if family.packing == "none":
+        return
+    attentions: list[Any] = [
+        model.get_submodule(f"{family.stack}.{layer}.{family.attention}") for layer in range(anatomy.num_layers)
+    ]
+    if family.packing == "bias":
+        replace_biased(model.get_submodule(family.stack.rpartition(".")[0]), attentions, mounted)
+    for attention in attentions:
+        attention.inlay = mounted

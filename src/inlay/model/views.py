@@ -15,8 +15,9 @@ from torch import Tensor
 
 from inlay.config import MethodConfig
 from inlay.model import kernels
+from inlay.model.attention import attend
 from inlay.model.methods import adapted_linears, adapter_groups, scales_input
-from inlay.model.route import Route
+from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
 
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
@@ -133,6 +134,16 @@ class RoutedBank:
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
 
+    @property
+    def pack(self) -> Pack | None:
+        """Where the rows lie, if they are packed."""
+        return self._route.pack
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """Each packed row's attention to itself."""
+        assert self._route.pack is not None
+        return attend(q, k, v, self._route.pack, **options)
+
     def rewrite(self, key: str, output: Tensor) -> Tensor:
         """A sublayer's output with what the adapters there add."""
         sequential, parallel = self._views.sequential.get(key), self._views.parallel.get(key)
@@ -180,9 +191,8 @@ class RoutedBank:
 
     def update(self, key: str, h: Tensor, weights: kernels.Bottleneck) -> Tensor:
         """What each row's own bottleneck at `key` makes of h."""
-        if self._moments is None or weights.running is None:
-            return kernels.bottleneck_update(h, weights, self._route)
-        return kernels.bottleneck_update(h, weights, self._route, self._moments.setdefault(key, []))
+        moments = None if self._moments is None or weights.running is None else self._moments.setdefault(key, [])
+        return self._unlay(kernels.bottleneck_update(self._lay(h), weights, self._route, moments))
 
     def _norm(self, key: str, inner: Any, x: Tensor) -> Tensor:
         if key not in self._views.norms:
@@ -206,8 +216,15 @@ class RoutedBank:
 
     def layer_norm(self, x: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float) -> Tensor:
         """A layer norm with each row's own scale and shift."""
-        return kernels.layer_norm(x, scale_SD, shift_SD, eps, self._route)
+        return self._unlay(kernels.layer_norm(self._lay(x), scale_SD, shift_SD, eps, self._route))
 
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
         """Each row's own vector, to be added to or multiplied with the rows of x, as precise as it is learnt."""
-        return kernels.per_row(stacked_SD, x, self._route)
+        return kernels.per_row(stacked_SD, self._lay(x), self._route)
+
+    def _lay(self, x: Tensor) -> Tensor:
+        """Along the axis the segments count: rows, or the tokens of a pack, which the backbone sees as one row."""
+        return x if self._route.pack is None else x.squeeze(0)
+
+    def _unlay(self, x: Tensor) -> Tensor:
+        return x if self._route.pack is None else x.unsqueeze(0)

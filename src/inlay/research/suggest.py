@@ -187,6 +187,7 @@ def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None)
     """Each row's pooled vector, in order; where a slot's head pools nothing, as suits the backbone."""
     backbone = bank.backbone
     batch = collate(rows, backbone.pad_id, backbone.device)
+    assert batch.mask_BT is not None
     answers: list[np.ndarray] = [np.empty(0)] * len(rows)
     with torch.inference_mode(), bank.routed(batch.route):
         hidden_BTD = backbone.hidden_layers(batch, weights)[-1]

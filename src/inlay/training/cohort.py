@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,13 +93,16 @@ class Cohort:
         return [member for member in self.members if member.is_active]
 
     @property
-    def dropout(self) -> float | None:
-        return self.members[0].run.config.train.dropout
-
-    @property
     def first_layer(self) -> int:
         """The lowest layer anything is trained in."""
         return first_layer(self.backbone.anatomy, self.members[0].run.config.method)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """The backbone as it trains: dropout as the runs say, none below the lowest trained layer."""
+        train = self.members[0].run.config.train
+        with self.backbone.training(train.dropout, self.first_layer, attention_dropout=train.attention_dropout):
+            yield
 
     def step(self) -> int:
         """One step of every active run; returns the number of rows seen."""

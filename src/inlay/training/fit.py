@@ -120,7 +120,8 @@ def _group(runs: list[Run], max_cohort: int) -> Iterator[list[Run]]:
     for run in runs:
         alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
         structure = replace(run.config.method, **_FREE_IN_A_COHORT)
-        groups.setdefault((structure, run.config.train.dropout, alone), []).append(run)
+        rates = (run.config.train.dropout, run.config.train.attention_dropout)
+        groups.setdefault((structure, rates, alone), []).append(run)
     for group in groups.values():
         for start in range(0, len(group), max_cohort):
             yield group[start : start + max_cohort]
@@ -166,7 +167,7 @@ def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
         _write_epochs(member, cohort, folder)
         if not member.is_active:
             _write_end(member, cohort, folder)
-    with _interruptible(cohort.world), cohort.backbone.training(cohort.dropout, cohort.first_layer):
+    with _interruptible(cohort.world), cohort.training():
         while cohort.active:
             before, began = cohort.active, time.perf_counter()
             num_rows = cohort.step()

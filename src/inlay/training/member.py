@@ -68,7 +68,7 @@ class Member:
         train, progress = self.run.config.train, self.progress
         if self._batches[0] != progress.epoch:
             batches = epoch_batches(
-                self.train.lengths, train.batch_size, train.seed, progress.epoch, bucket=train.bucket
+                self.train.lengths, train.batch_size, train.seed, progress.epoch, bucket=train.bucket or 1
             )
             self._batches = (progress.epoch, batches)
         return self._batches[1][progress.cursor]

@@ -74,7 +74,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         cohort = Cohort([run], backbone, settings)
         member = cohort.members[0]
         steps = _Steps(member)
-        with backbone.training(cohort.dropout, cohort.first_layer):
+        with cohort.training():
             epoch_seconds = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member)
@@ -104,7 +104,7 @@ class _Steps:
 
     def __init__(self, member: Member) -> None:
         train = member.run.config.train
-        batches = epoch_batches(member.train.lengths, train.batch_size, train.seed, 0, bucket=train.bucket)
+        batches = epoch_batches(member.train.lengths, train.batch_size, train.seed, 0, bucket=train.bucket or 1)
         self.tokens = np.array([len(batch) * member.train.lengths[batch].max() for batch in batches], dtype=float)
         order = np.argsort(self.tokens, kind="stable")
         self.heaviest = int(order[-1])

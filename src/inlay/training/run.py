@@ -115,7 +115,9 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
         raise BadConfig(f"`train.class_weights` is `balanced` for a `{task.kind}` task", "it is for `classify` tasks")
     start = tuple(source.label for source in sources)
     lr = config.train.lr or find_method(config.method.name).lr
-    train = dataclasses.replace(config.train, lr=lr, pooling=pooling, max_length=max_length, start=start)
+    bucket = config.train.bucket or (1 if backbone.packs else 4)
+    known: dict[str, Any] = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
+    train = dataclasses.replace(config.train, **known)
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name

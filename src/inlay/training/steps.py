@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inlay.model.bank import Bank, FlatBank
 from inlay.model.inference import batches_by_length
-from inlay.model.route import Row, collate
+from inlay.model.route import Row
 from inlay.training.member import Member
 from inlay.training.parallel import World
 
@@ -40,10 +40,10 @@ class Stepper:
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
         losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
         for chunk in self._chunks(rows):
-            batch = collate([rows[position] for position in chunk], backbone.pad_id, backbone.device)
+            batch = backbone.collate([rows[position] for position in chunk])
             with self._bank.routed(batch.route):
                 parts = []
-                for segment, logits in zip(batch.route.segments, self._bank.logits(batch, dropout=rates), strict=True):
+                for segment, logits in zip(batch.rows, self._bank.logits(batch, dropout=rates), strict=True):
                     indices = [picks[chunk[i]][1] for i in batch.order[segment.start : segment.stop]]
                     part = members[segment.slot].loss(logits, indices, batches[segment.slot])
                     losses_S[segment.slot] += part.detach()
@@ -60,7 +60,8 @@ class Stepper:
         budget, spec = self.token_budget, self._bank.specs[rows[0].slot]
         assert spec is not None
         if spec.method.inner_norm != "batch":
-            yield from batches_by_length([len(row.ids) for row in rows], budget)
+            lengths = [len(row.ids) for row in rows]
+            yield from batches_by_length(lengths, budget, packs=self._bank.backbone.packs)
             return
         chunk: list[int] = []
         longest = 0

@@ -1,0 +1,121 @@
+"""Attention over packed rows: every row attends to itself, and nothing is computed for padding.
+
+Families that take transformers' attention interface get `IMPLEMENTATION` for it; mpnet, which adds a position bias of
+its own to the scores, gets its self-attention and its bias replaced, the bias as a table by distance, never as a matrix
+for the whole pack. While no packed batch is routed, both are exactly what transformers does.
+
+On a CPU neighbouring rows of one length go through one product as they lie, which was the fastest of per-row, blocked
+and padded attention there (bench/attention.py). Where attention has dropout, rows are padded for this product alone.
+
+Shape letters: N packed tokens, B rows, T tokens of a padded row, H heads, C channels of a head, W distances.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inlay.model.route import Pack
+
+IMPLEMENTATION = "inlay"
+"""The name under which transformers finds packed attention."""
+
+
+def attend(
+    q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, pack: Pack, *, scaling: float, dropout: float = 0.0,
+    bias_HW: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Each row's attention to itself [N, H, C]. `bias_HW` is added to the scores by distance, key minus query."""
+    if dropout or q_NHC.device.type != "cpu":
+        return _attend_padded(q_NHC, k_NHC, v_NHC, pack, scaling=scaling, dropout=dropout, bias_HW=bias_HW)
+    sizes = [count * length for count, length in pack.runs_of_equal_length]
+    pieces = []
+    parts = zip(q_NHC.split(sizes), k_NHC.split(sizes), v_NHC.split(sizes), pack.runs_of_equal_length, strict=True)
+    for q, k, v, (count, length) in parts:
+        # [n, H, T, C] without a copy: rows of one length lie as a batch would.
+        q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v))
+        bias = None if bias_HW is None else spread_bias(bias_HW, length)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
+        pieces.append(out.transpose(1, 2).flatten(0, 1))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _attend_padded(
+    q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, pack: Pack, *, scaling: float, dropout: float, bias_HW: Tensor | None
+) -> Tensor:
+    mask = pack.is_real_BT[:, None, None, :]
+    if bias_HW is not None:
+        bias = spread_bias(bias_HW, mask.shape[-1])
+        mask = torch.where(mask, bias, -torch.inf)
+    q, k, v = (x[pack.places_BT].transpose(1, 2) for x in (q_NHC, k_NHC, v_NHC))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    return out.transpose(1, 2)[pack.is_real_BT]
+
+
+def spread_bias(bias_HW: Tensor, length: int) -> Tensor:
+    """The bias of every pair of tokens of a row [H, T, T], from that of every distance."""
+    places_T = torch.arange(length, device=bias_HW.device)
+    return bias_HW[:, bias_HW.shape[1] // 2 + places_T.unsqueeze(0) - places_T.unsqueeze(1)]
+
+
+def register() -> None:
+    """Make packed attention known to transformers under its name; safe to call again."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(IMPLEMENTATION, _take_interface)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+
+
+def _take_interface(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    active = module.inlay.active if hasattr(module, "inlay") else None  # none on a model that was never mounted
+    if active is None or active.pack is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return active.attend(q, k, v, scaling=options["scaling"], dropout=options.get("dropout", 0.0)).unsqueeze(0), None
+
+
+def replace_biased(encoder: Any, attentions: list[Any], mount: Any) -> None:
+    """Teach mpnet's encoder and self-attention modules packed batches; others go the way they went."""
+    encoder.compute_position_bias = types.MethodType(_biased(encoder.compute_position_bias.__func__), encoder)
+    encoder.inlay = mount
+    for attention in attentions:
+        attention.forward = types.MethodType(_attention_with_table(type(attention).forward), attention)
+
+
+def _biased(padded: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def compute_position_bias(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.inlay.active is None or self.inlay.active.pack is None:
+            return padded(self, x, *args, **kwargs)
+        longest = int(self.config.max_position_embeddings)
+        distances_W = torch.arange(-longest, longest + 1, device=x.device)
+        return self.relative_attention_bias(self.relative_position_bucket(distances_W)).t()
+
+    return compute_position_bias
+
+
+def _attention_with_table(padded: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(
+        self: Any, hidden_states: Tensor, attention_mask: Any = None, position_bias: Any = None, **kwargs: Any
+    ) -> Any:
+        active = self.inlay.active
+        if active is None or active.pack is None:
+            return padded(self, hidden_states, attention_mask, position_bias, **kwargs)
+        shape = (-1, self.num_attention_heads, self.attention_head_size)
+        q, k, v = (linear(hidden_states).view(shape) for linear in (self.q, self.k, self.v))
+        dropout = self.dropout.p if self.training else 0.0
+        scaling = 1 / math.sqrt(self.attention_head_size)
+        out = active.attend(q, k, v, scaling=scaling, dropout=dropout, bias_HW=position_bias)
+        return (self.o(out.reshape(hidden_states.shape)),)
+
+    return forward

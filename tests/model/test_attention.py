@@ -1,0 +1,109 @@
+"""Attention over packed rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig
+from inlay.model.attention import attend, spread_bias
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.heads import HeadSpec
+from inlay.model.route import Pack, Row, collate, pack
+from inlay.model.sites import FAMILIES
+
+LENGTHS = (1, 1, 3, 7, 7, 7, 12, 2)
+HEADS, CHANNELS = 3, 8
+
+
+def draw(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(sum(LENGTHS), HEADS, CHANNELS, generator=generator, requires_grad=True) for _ in range(3)]
+
+
+def plain(q, k, v, bias_HW=None):
+    """Softmax over each row's own tokens, head by head, as the formula says."""
+    out, start = [], 0
+    for length in LENGTHS:
+        for token in range(start, start + length):
+            heads = []
+            for head in range(HEADS):
+                scores = [
+                    q[token, head] @ k[other, head] / math.sqrt(CHANNELS) for other in range(start, start + length)
+                ]
+                if bias_HW is not None:
+                    middle = bias_HW.shape[1] // 2
+                    scores = [score + bias_HW[head, middle + start + i - token] for i, score in enumerate(scores)]
+                heads.append(torch.softmax(torch.stack(scores), 0) @ v[start : start + length, head])
+            out.append(torch.stack(heads))
+        start += length
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("is_biased", [False, True])
+@pytest.mark.parametrize("path", ["in place", "padded"])
+def test_every_row_attends_to_itself_alone(is_biased, path):
+    from inlay.model import attention
+
+    how = attend if path == "in place" else attention._attend_padded
+    more = {} if path == "in place" else {"dropout": 0.0}
+    bias = torch.randn(HEADS, 31, generator=torch.Generator().manual_seed(9)) if is_biased else None
+    ours, reference = draw(), draw()
+    packed = Pack(LENGTHS, torch.device("cpu"))
+    out = how(*ours, packed, scaling=CHANNELS**-0.5, bias_HW=bias, **more)
+    expected = plain(*reference, bias)
+    torch.testing.assert_close(out, expected)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for mine, theirs in zip(ours, reference, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_attention_dropout_keeps_the_mean_and_is_not_the_same_twice():
+    q, k, v = (x.detach() for x in draw())
+    packed = Pack(LENGTHS, torch.device("cpu"))
+    outs = [attend(q, k, v, packed, scaling=1.0, dropout=0.5) for _ in range(2000)]
+    assert not torch.equal(outs[0], outs[1])
+    expected = attend(q, k, v, packed, scaling=1.0)
+    torch.testing.assert_close(torch.stack(outs).mean(0), expected, atol=0.25, rtol=0.1)
+
+
+def test_a_bias_by_distance_is_the_matrix_of_the_formula():
+    bias = torch.arange(2 * 11.0).view(2, 11)
+    spread = spread_bias(bias, 4)
+    assert spread.shape == (2, 4, 4)
+    assert all(spread[h, i, j] == bias[h, 5 + j - i] for h in range(2) for i in range(4) for j in range(4))
+
+
+PACKED = [name for name, family in FAMILIES.items() if family.packing != "none"]
+
+
+def test_all_families_but_two_are_packed():
+    assert set(FAMILIES) - set(PACKED) == {"deberta-v2", "modernbert"}
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_packed_logits_and_gradients_equal_padded_ones(backbone_of, family):
+    """Position ids, biases and token types all restart in each row."""
+    backbone = backbone_of(family)
+    rows = [Row([5 + i % 40 for i in range(n)], slot, [i % 2 for i in range(n)] if family == "bert" else None)
+            for n, slot in ((3, 1), (40, 0), (1, 0), (17, 1), (17, 1), (2, 0))]  # fmt: skip
+    results = []
+    for batch in (collate(rows, backbone.pad_id), pack(rows, backbone.first_position)):
+        bank = Bank(backbone, 2, trainable=True)
+        for slot in range(2):
+            bank.initialise(
+                slot, SlotSpec(MethodConfig("houlsby", 8, init_std=0.3), HeadSpec("classify", 3, "mean")), slot
+            )
+        flat = bank.flatten()
+        with bank.routed(batch.route):
+            logits = torch.cat(bank.logits(batch))
+            logits.square().sum().backward()
+        back = torch.empty_like(logits)
+        back[list(batch.order)] = logits
+        results.append((back, flat.take_grads()))
+    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(results[1][1], results[0][1], atol=1e-4, rtol=1e-4)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from banked_formulas import Case, composed_bottleneck, distance, errors, fused_bottleneck, gradients, tiles_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banked_formulas import Case, composed_bottleneck, distance, errors, fused_bottleneck, gradients, tiles_of
 from inlay.model import launch
 from inlay.model.fused import Stacks, bottleneck
 from inlay.model.grouped import segment_linear, slot_vectors

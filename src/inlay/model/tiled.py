@@ -101,7 +101,8 @@ def _norm_by_token(z_NR: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Te
     wide = z_NR.float()
     size_N1 = weights.sizes_S[tiling.slots_N].unsqueeze(1)
     is_own_NR = torch.arange(wide.shape[-1], device=wide.device) < size_N1
-    mean = wide.sum(-1, keepdim=True) / size_N1  # the padding is zero
+    # Padding is zero, but must get no gradient either: it would be trained.
+    mean = (wide * is_own_NR).sum(-1, keepdim=True) / size_N1
     var = ((wide - mean) * is_own_NR).square().sum(-1, keepdim=True) / size_N1
     return _scaled(wide, mean, var, weights, tiling).to(z_NR.dtype)
 

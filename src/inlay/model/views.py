@@ -15,7 +15,6 @@ from torch import Tensor
 
 from inlay.config import MethodConfig
 from inlay.model import kernels
-from inlay.model.attention import attend
 from inlay.model.methods import adapted_linears, adapter_groups, scales_input
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
@@ -141,15 +140,12 @@ class RoutedBank:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""
-        assert self._route.pack is not None
-        return attend(q, k, v, self._route.pack, **options)
+        return kernels.attend(q, k, v, self._route, **options)
 
     def rewrite(self, key: str, output: Tensor) -> Tensor:
         """A sublayer's output with what the adapters there add."""
         sequential, parallel = self._views.sequential.get(key), self._views.parallel.get(key)
-        result = output
-        if sequential is not None:
-            result = result + self.update(key, output, sequential)
+        result = output if sequential is None else self.adapt(key, output, sequential)
         if parallel is not None:
             result = result + self.update(key, self._inputs.pop(key), parallel)
         return result
@@ -191,8 +187,15 @@ class RoutedBank:
 
     def update(self, key: str, h: Tensor, weights: kernels.Bottleneck) -> Tensor:
         """What each row's own bottleneck at `key` makes of h."""
-        moments = None if self._moments is None or weights.running is None else self._moments.setdefault(key, [])
-        return self._unlay(kernels.bottleneck_update(self._lay(h), weights, self._route, moments))
+        return self._unlay(kernels.bottleneck_update(self._lay(h), weights, self._route, self._noted(key, weights)))
+
+    def adapt(self, key: str, h: Tensor, weights: kernels.Bottleneck) -> Tensor:
+        """h with what its own bottleneck makes of it added."""
+        return self._unlay(kernels.adapted(self._lay(h), weights, self._route, self._noted(key, weights)))
+
+    def _noted(self, key: str, weights: kernels.Bottleneck) -> list[kernels.Moments] | None:
+        """Where batch norm notes what it sees while it trains."""
+        return None if self._moments is None or weights.running is None else self._moments.setdefault(key, [])
 
     def _norm(self, key: str, inner: Any, x: Tensor) -> Tensor:
         if key not in self._views.norms:

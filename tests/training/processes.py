@@ -27,7 +27,7 @@ def find_port() -> int:
         return int(found.getsockname()[1])
 
 
-def in_processes(work: Callable[..., None], *args: Any, size: int = 2, limit_s: float = 60.0) -> list[int]:
+def in_processes(work: Callable[..., None], *args: Any, size: int = 2, limit_s: float = 180.0) -> list[int]:
     """Call `work(*args)` in processes that are one world; their exit statuses, negative for a signal."""
     port = find_port()
     started = [FORKS.Process(target=_enter, args=(rank, size, port, work, args)) for rank in range(size)]
@@ -49,7 +49,7 @@ def _enter(rank: int, size: int, port: int, work: Callable[..., None], args: tup
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     work(*args)
 
 
@@ -78,19 +78,21 @@ def make_runs(backbone: Any, method: str = "houlsby", *, dropout: float = 0.0) -
     ]
 
 
-def load(folder: str) -> Any:
+def load(folder: str, device: str = "cpu") -> Any:
+    import torch
+
     from inlay.model import load_backbone
 
-    return load_backbone(folder, device="cpu")
+    return load_backbone(folder, device=device, dtype=torch.float32)
 
 
-def take_twenty_steps(folder: str, out: Path, method: str) -> None:
+def take_twenty_steps(folder: str, out: Path, method: str, device: str = "cpu") -> None:
     """Twenty steps of every run together; leaves losses, weights and dev logits, of each process."""
     from safetensors.torch import save_file
 
     from inlay.world import find_place
 
-    backbone = load(folder)
+    backbone = load(folder, device)
     runs = make_runs(backbone, method)
     save_file(step_together(runs, backbone, 20), out / f"{find_place().rank}-of-{find_place().size}.safetensors")
 
@@ -114,7 +116,7 @@ def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, A
             rows = [Row(ids, member.slot, types) for member in cohort.members for ids, types in member.dev]
             logits = torch.cat([logit.flatten() for logit in part.world.infer(cohort.bank, rows)])
         losses = {f"losses-{m.slot}": torch.tensor(m.progress.losses) for m in cohort.members}
-        return {"weights": cohort.flat.values_SP.clone(), "logits": logits, **losses}
+        return {"weights": cohort.flat.values_SP.cpu().clone(), "logits": logits, **losses}
 
 
 def train(folder: str, out: Path, settings: dict[str, Any], fate: tuple[int, int] | None = None) -> None:

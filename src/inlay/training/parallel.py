@@ -284,8 +284,8 @@ def _noticing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # gloo's and the store's own; ValueError where the address is missing
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise Lost(
-            f"the processes of this training lost each other: {first}",
+            f"the processes of this training lost each other: {said}",
             "look for the error of the one that ended first; the same command goes on from the last saved step",
         ) from error

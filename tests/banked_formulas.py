@@ -78,10 +78,11 @@ class Case:
         own_SR = torch.arange(self.padded) < torch.tensor(self.sizes)[:, None]
         down = draw(num_slots, self.width, self.padded, dtype=torch.float64) / self.width**0.5
         up = draw(num_slots, self.padded, width_out, dtype=torch.float64) / self.padded**0.5
+        # The kernels read weights in h's type; a formula that knew them better would have other zeros of relu.
         made = {
             "h": draw(sum(self.lengths), self.width, dtype=self.dtype),
-            "down": (down * own_SR[:, None]).to(self.weight_dtype).double(),
-            "up": (up * own_SR[:, :, None]).to(self.weight_dtype).double(),
+            "down": (down * own_SR[:, None]).to(self.dtype).double(),
+            "up": (up * own_SR[:, :, None]).to(self.dtype).double(),
         }
         if self.has_biases:
             made["down_bias"] = draw(num_slots, self.padded, dtype=self.weight_dtype) * own_SR

@@ -8,12 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from banked_formulas import Case, composed_bottleneck, distance, errors, fused_bottleneck, gradients, tiles_of
 from inlay.model import launch
 from inlay.model.fused import Stacks, bottleneck
 from inlay.model.grouped import segment_linear, slot_vectors
 from inlay.model.kernels import ACTIVATIONS
+from inlay.model.tiles import Tiles
 
 pytestmark = pytest.mark.triton
 EXACT = 2e-6
@@ -116,20 +118,21 @@ def test_a_slots_tokens_split_among_programs_give_the_same_gradients(kernel, mon
     assert max(errors(case, KERNELS[kernel]).values()) < EXACT
 
 
-def test_weights_of_float32_get_gradients_of_float32_beside_tokens_of_bf16():
-    case = Case([20, 9], [16, 16], dtype=torch.bfloat16)
+# The interpreter multiplies the bits of bf16 as integers: half precision stands in for it here, the GPU tests have it.
+def test_weights_of_float32_get_gradients_of_float32_beside_tokens_of_less():
+    case = Case([20, 9], [16, 16], dtype=torch.float16)
     got = gradients(fused_bottleneck(case), case.in_kernel_types(case.make()))
-    assert got["out"].dtype == got["d_h"].dtype == torch.bfloat16
+    assert got["out"].dtype == got["d_h"].dtype == torch.float16
     assert {got[name].dtype for name in ("d_down", "d_up", "d_down_bias", "d_up_bias")} == {torch.float32}
-    assert max(errors(case).values()) < 1e-2
+    assert max(errors(case).values()) < 2e-3
 
 
 def test_copies_are_read_in_the_weights_stead_and_the_gradients_are_the_weights():
-    case = Case([20, 9], [16, 16], dtype=torch.bfloat16)
+    case = Case([20, 9], [16, 16], dtype=torch.float16)
     inputs = case.in_kernel_types(case.make())
 
     def with_copies(h, down, up, scale, down_bias, up_bias):
-        copies = down.detach().bfloat16(), up.detach().bfloat16()
+        copies = down.detach().half(), up.detach().half()
         return bottleneck(h, Stacks(down, up, scale, down_bias, up_bias, copies), case.tiles, case.activation)
 
     expected, got = gradients(fused_bottleneck(case), inputs), gradients(with_copies, inputs)
@@ -151,14 +154,24 @@ def test_a_new_route_in_the_same_tensors_is_followed():
     )
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_compiled_step_is_one_graph_and_new_routes_compile_nothing(kernel):
-    case = Case([20, 9], [8, 8])
-    inputs = case.in_kernel_types(case.make())
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(KERNELS[kernel](case), backend=counter, fullgraph=True)
-    expected, got = gradients(KERNELS[kernel](case), inputs), gradients(compiled, inputs)
-    assert all(torch.equal(got[name], expected[name]) for name in expected)
+def test_a_compiled_step_is_one_graph_and_new_routes_compile_nothing():
+    before, after = Case([20, 9, 0], [8] * 3), Case([0, 5, 24], [8] * 3)
+    inputs = before.in_kernel_types(before.make())
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def loss_of(h, down, up, scale, *tiles):
+        tiles = Tiles(*tiles, 16)
+        y = bottleneck(h, Stacks(down, up, scale), tiles, "gelu")
+        y = segment_linear(y, down, None, tiles)
+        return (y * slot_vectors(scale[:, None], tiles, len(h))).square().sum()
+
+    compiled = torch.compile(loss_of, backend=counter, fullgraph=True)
+    for case in (before, after):
+        leaves = [inputs[name].clone().requires_grad_() for name in ("h", "down", "up")]
+        losses = [loss(*leaves, inputs["scale"], *case.tiles.tensors) for loss in (compiled, loss_of)]
+        torch.testing.assert_close(*losses)
+        for got, expected in zip(*(torch.autograd.grad(loss, leaves) for loss in losses), strict=True):
+            torch.testing.assert_close(got, expected)
     assert counter.frame_count == 1
 
 

@@ -105,7 +105,7 @@ def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, A
     from inlay.training.parallel import spread_over
 
     with spread_over(runs, backbone.device, "rows") as part:
-        cohort = Cohort(part.runs, backbone, CohortSettings(16384, 1, 100), part.world)
+        cohort = Cohort(part.runs, backbone, CohortSettings(16384, 1, 100), world=part.world)
         with cohort.training():
             for _ in range(num_steps):
                 cohort.step()

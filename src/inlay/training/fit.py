@@ -146,7 +146,7 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) 
         for run in runs:
             write_start(folder / run.id, run)
     with _own_randomness(backbone, runs), _own_threads(chosen.num_threads):
-        cohort = Cohort(runs, backbone, chosen, world)
+        cohort = Cohort(runs, backbone, chosen, ways.watch, world=world)
         if stopped is not None:
             load_state(place, cohort)
         world.agree(cohort.num_steps, "steps behind it")

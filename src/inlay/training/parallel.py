@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from inlay.config import digest
-from inlay.errors import BadConfig, InlayError, UnknownName
+from inlay.errors import BadConfig, InlayError, LostProcess, UnknownName
 from inlay.model.bank import Bank
 from inlay.model.heads import find_head
 from inlay.model.inference import infer
@@ -39,12 +39,6 @@ ANSWER = timedelta(minutes=10)
 """How long a process waits for the others within a step before it takes them for dead"""
 END = timedelta(days=100)
 """How long one that has trained its runs waits for the others to train theirs; a dead one is noticed at once"""
-
-
-class Lost(InlayError):
-    """Another process of the training died or fell silent."""
-
-    code = "lost-process"
 
 
 class World:
@@ -285,7 +279,7 @@ def _noticing() -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:  # gloo's and the store's own; ValueError where the address is missing
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
-        raise Lost(
+        raise LostProcess(
             f"the processes of this training lost each other: {said}",
             "look for the error of the one that ended first; the same command goes on from the last saved step",
         ) from error

@@ -113,3 +113,11 @@ class Missing(InlayError):
     code = "missing"
     exit_status = 9
     http_status = 503
+
+
+class OutOfMemory(InlayError):
+    """Work that does not fit in the memory there is, in its smallest pieces."""
+
+    code = "out-of-memory"
+    exit_status = 10
+    http_status = 507

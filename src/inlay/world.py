@@ -15,6 +15,8 @@ class Place:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    num_local: int = 1
+    """how many are on this machine"""
 
     @property
     def is_first(self) -> bool:
@@ -29,11 +31,11 @@ def find_place() -> Place:
     rank, size = _read("RANK"), _read("WORLD_SIZE")
     if not 0 <= rank < max(size, 1):
         raise BadConfig(f"`RANK` is `{rank}` of `WORLD_SIZE` `{size}`", "start it with `torchrun`, which sets both")
-    return Place(rank, size, _read("LOCAL_RANK") if "LOCAL_RANK" in os.environ else rank) if size > 1 else Place()
+    return Place(rank, size, _read("LOCAL_RANK", rank), _read("LOCAL_WORLD_SIZE", 1)) if size > 1 else Place()
 
 
-def _read(name: str) -> int:
-    value = os.environ[name]
+def _read(name: str, usual: int = 0) -> int:
+    value = os.environ.get(name, str(usual))
     if not value.isdigit():
         raise BadConfig(f"`{name}` is `{value}`", "start it with `torchrun`, which sets it to a number, or unset it")
     return int(value)

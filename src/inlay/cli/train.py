@@ -23,7 +23,7 @@ from inlay.cli.options import (
     run_options,
 )
 from inlay.cli.screen import Column
-from inlay.errors import Diverged, InlayError
+from inlay.errors import Diverged
 from inlay.store import Store, Version
 
 if TYPE_CHECKING:
@@ -40,7 +40,10 @@ ResumeOption = Annotated[
 ]
 BudgetOption = Annotated[
     int | None,
-    typer.Option("--token-budget", metavar="N", min=1, help="tokens of a forward pass; fewer need less memory"),
+    typer.Option("--token-budget", metavar="N", min=1, help="tokens of a forward pass; default: what fits in memory"),
+]
+CheckpointingOption = Annotated[
+    bool, typer.Option("--checkpointing", help="compute activations again in the backward pass: slower, less memory")
 ]
 SpreadOption = Annotated[
     str,
@@ -74,6 +77,7 @@ def train(
     name: NameOption = None,
     resume: ResumeOption = True,
     token_budget: BudgetOption = None,
+    checkpointing: CheckpointingOption = False,
     spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
@@ -91,7 +95,7 @@ def train(
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
-    settings = FitSettings(token_budget=token_budget, restart=not resume, spread=spread)
+    settings = FitSettings(token_budget=token_budget, checkpointing=checkpointing, restart=not resume, spread=spread)
     result = fit_runs([ready.run], ready, settings)[0]
     if not screen.is_heard():  # the first process has the last word
         return
@@ -198,15 +202,11 @@ def is_finished(run: Run, ready: Prepared) -> bool:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say how to go on after Ctrl-C, and what to do when a GPU is too small."""
-    import torch
-
+    """Say how to go on after Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
-    except torch.OutOfMemoryError:
-        raise InlayError("the GPU ran out of memory", "use a smaller `--token-budget`, such as 16384") from None
 
 
 def publish_run(ready: Prepared, result: Result, name: str | None) -> Version:
@@ -313,8 +313,15 @@ def _put_plan(made: Plan, method: str) -> None:
     screen.put()
     cut = f"{100 * made.truncated_share:.1f}% of the texts are cut"
     rows_read = f"{screen.count(made.num_train)} to train, {screen.count(made.num_dev)} dev; {cut}"
+    together = f"up to {screen.count(made.max_together, 'run')} at a time"
     screen.put_pairs(
-        {"parameters": parts, "rows": rows_read, "steps": screen.count(made.num_steps), "run": made.run_id}
+        {
+            "parameters": parts,
+            "rows": rows_read,
+            "steps": screen.count(made.num_steps),
+            "in memory": f"up to {made.token_budget:,} tokens a forward pass; {together}",
+            "run": made.run_id,
+        }
     )
     for path, why in made.frozen_norms.items():
         screen.put(f"the layer norm {path} stays frozen: {why}")

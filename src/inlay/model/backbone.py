@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.attention import register as register_attention
@@ -194,6 +195,21 @@ class Backbone:
         return self.model.get_parameter(f"{find_family(self.anatomy.family).pooler}.dense.{rest.rpartition('.')[2]}")
 
     @contextmanager
+    def checkpointed(self, first_layer: int = 0) -> Iterator[None]:
+        """Inside the block, layers from `first_layer` on keep no activations: backward computes them again.
+
+        Call `backward` inside it, and where the route is bound.
+        """
+        blocks = [_Block(block) for block in self._blocks[first_layer:]]
+        try:
+            for item in blocks:
+                item.block.forward = item.recompute
+            yield
+        finally:
+            for item in blocks:
+                item.block.__dict__.pop("forward", None)
+
+    @contextmanager
     def training(
         self, dropout: float | None, first_layer: int = 0, *, attention_dropout: float | None = 0.0
     ) -> Iterator[None]:
@@ -218,6 +234,29 @@ class Backbone:
             self.model.eval()
             for _, module, name, rate in rates:
                 setattr(module, name, rate)
+
+
+class _Block(nn.Module):
+    """A block as it was before its activations were no longer kept."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.compute = block, block.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compute(*args, **kwargs)
+
+    def recompute(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's output; what backward needs is computed again then, with the weights of now.
+
+        Not the block's own: a slot's copy of them (`full`, `top`) stands in the block only during the forward pass.
+        """
+        weights: dict[str, Tensor] = {f"block.{name}": tensor for name, tensor in self.block.named_parameters()}
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self, weights, args, kwargs)
+
+        return checkpoint(compute, *args, use_reentrant=False, **kwargs)
 
 
 @contextmanager

@@ -131,6 +131,13 @@ class Bank:
                     stack[slot][_corner(item.shape)] = tensors[name].to(stack)
         self._refresh()
 
+    def reserve(self, spec: SlotSpec) -> None:
+        """Make the stacks wide enough for `spec`, so that putting it in a slot later does not grow them."""
+        with torch.no_grad():
+            for item in spec.layout(self.anatomy):
+                for place in self._places(spec, item.name):
+                    self._stack_for(place, item)
+
     def initialise(self, slot: int, spec: SlotSpec, seed: int) -> None:
         """Set a slot to fresh values, which depend on the seed, the site and the slot's own size only."""
         self.put(slot, spec, {item.name: self._initial(item, seed) for item in spec.layout(self.anatomy)})
@@ -159,7 +166,7 @@ class Bank:
         return tensors
 
     def flatten(self) -> FlatBank:
-        """Lay the stacks out for training. The bank must not grow after it: its slots are set."""
+        """Lay the stacks out for training. The bank must not grow after it: what its slots will hold is reserved."""
         names, stacks = list(self.stacks), list(self.stacks.values())
         values = torch.cat([stack.detach().flatten(1) for stack in stacks], 1)
         decays = [torch.full(stack[0].shape, stack.dim() > 2).flatten() for stack in stacks]

@@ -211,7 +211,8 @@ class RoutedBank:
             weights = self._views.sequential.get(key) or self._views.parallel[key]
             assert weights.running is not None
             with torch.no_grad():
-                for slot, *found in seen:
+                # Once for each slot: checkpointed, a block runs again in the backward pass and sees the same.
+                for slot, *found in {moments.slot: moments for moments in seen}.values():
                     for running, value in zip(weights.running, found, strict=True):
                         running[slot, : len(value)].lerp_(value.to(running), _MOMENTUM)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,15 +58,19 @@ class World:
     def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
         """Make losses and gradients the sums over all processes, in place."""
 
-    def infer(self, bank: Bank, rows: Sequence[Row]) -> list[Tensor]:
+    def infer(self, bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> list[Tensor]:
         """The logits of every row, each computed by one of the processes; the same for all."""
-        return infer(bank, rows)
+        return infer(bank, rows, token_budget=token_budget)
 
     def agree(self, value: Any, what: str) -> None:
         """Wait for all processes, and refuse to go on where `value` is not the same for all of them."""
 
-    def spread(self, tensors: Sequence[Tensor]) -> None:
-        """Give every process the first one's values, in place."""
+    def least(self, number: int) -> int:
+        """The smallest of all processes' numbers."""
+        return number
+
+    def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
+        """Begin a cohort, or go on with it, after the same step with the first process's values, in place."""
 
     def reseed(self, *words: Any) -> None:
         """Draw from here on what no other process draws. The first process goes on as it was."""
@@ -100,13 +103,14 @@ class Several(World):
         losses_S.copy_(told[:-1])
         self._stops = told[-1]  # read after the step, when the device has come to it
 
-    def infer(self, bank: Bank, rows: Sequence[Row]) -> list[Tensor]:
+    def infer(self, bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> list[Tensor]:
         shapes = [_logits_shape(bank, row) for row in rows]
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.zeros(sum(sizes))
         answers = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
         own = range(self.place.rank, len(rows), self.place.size)
-        for index, logits in zip(own, infer(bank, [rows[index] for index in own]), strict=True):
+        computed = infer(bank, [rows[index] for index in own], token_budget=token_budget)
+        for index, logits in zip(own, computed, strict=True):
             answers[index].copy_(logits)
         self._links.add_up(flat)  # every value to zeros: exact
         return answers
@@ -120,8 +124,13 @@ class Several(World):
                 "start all with the same command; every machine must see the same data and the same store",
             )
 
-    def spread(self, tensors: Sequence[Tensor]) -> None:
+    def least(self, number: int) -> int:
+        return min(self._links.collect(number))
+
+    def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
+        self.agree(num_steps, "steps behind it")
         self._links.spread(tensors)
+        self.reseed(name, num_steps)
 
     def reseed(self, *words: Any) -> None:
         if not self.is_first:
@@ -257,7 +266,7 @@ def _choose_backend(device: torch.device) -> str:
     if device.type != "cuda":
         return "gloo"
     torch.cuda.set_device(device)  # kernels are launched on the current one
-    return "gloo" if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count() else "nccl"
+    return "gloo" if find_place().num_local > torch.cuda.device_count() else "nccl"
 
 
 _NUM_JOINED = itertools.count()

@@ -22,8 +22,8 @@ from inlay.training.parallel import World
 class Stepper:
     """Forward and backward passes of a training bank."""
 
-    def __init__(self, bank: Bank, flat: FlatBank, token_budget: int, world: World) -> None:
-        self._bank, self._flat, self._world = bank, flat, world
+    def __init__(self, bank: Bank, flat: FlatBank, token_budget: int, world: World | None = None) -> None:
+        self._bank, self._flat, self._world = bank, flat, world or World()
         self.token_budget = token_budget
 
     def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:

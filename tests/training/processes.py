@@ -5,6 +5,7 @@ They are forked from a server that has torch imported, and told their places as 
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -171,6 +172,26 @@ def fail_on_the_second(folder: str, out: Path, step: int) -> None:
 
     Cohort.step = fails  # type: ignore[method-assign]
     fit(make_runs(backbone), backbone, out, FitSettings(spread="rows"))
+
+
+def run_out_of_memory(folder: str, out: Path, last_call: int) -> None:
+    """From its fifth forward pass to its `last_call`th the second process has no memory left."""
+    import torch
+
+    from inlay.model.bank import Bank
+    from inlay.training import FitSettings, fit
+    from inlay.world import find_place
+
+    backbone, calls = load(folder), itertools.count(1)
+    original = Bank.logits
+
+    def fails(bank: Any, *args: Any, **kwargs: Any) -> Any:
+        if bank.backbone.model.training and not find_place().is_first and 5 <= next(calls) <= last_call:
+            raise torch.OutOfMemoryError("no memory")
+        return original(bank, *args, **kwargs)
+
+    Bank.logits = fails  # type: ignore[method-assign]
+    fit(make_runs(backbone), backbone, out, FitSettings(spread="rows", token_budget=4096))
 
 
 def interrupt(folder: str, out: Path, rank: int, step: int) -> None:

@@ -60,7 +60,7 @@ def test_two_processes_leave_the_files_of_one(tiny_bert, tiny_bert_folder, tmp_p
 def test_killed_and_resumed_two_processes_end_as_undisturbed(
     undisturbed, tiny_bert_folder, tmp_path, spread, rank, event
 ):
-    arguments = (str(tiny_bert_folder), tmp_path, {"spread": spread})
+    arguments = (str(tiny_bert_folder), tmp_path, {"spread": spread, "max_cohort": 2})
     began = time.monotonic()
     statuses = in_processes(processes.train, *arguments, (rank, event))
     assert statuses[rank] == -9
@@ -80,7 +80,9 @@ def undisturbed(tiny_bert, tiny_bert_folder, tmp_path_factory):
     def find(spread):
         if spread not in found:
             folder, runs = tmp_path_factory.mktemp(spread), make_runs(tiny_bert, dropout=0.1)
-            assert in_processes(processes.train, str(tiny_bert_folder), folder, {"spread": spread}) == [0, 0]
+            assert in_processes(
+                processes.train, str(tiny_bert_folder), folder, {"spread": spread, "max_cohort": 2}
+            ) == [0, 0]
             found[spread] = (runs, outcome(folder, runs))
         return found[spread]
 
@@ -101,6 +103,22 @@ def test_an_error_in_one_process_ends_both_within_seconds(tiny_bert_folder, tmp_
     began = time.monotonic()
     assert in_processes(processes.fail_on_the_second, str(tiny_bert_folder), tmp_path, 3) == [1, 7]
     assert time.monotonic() - began < 30
+
+
+def test_a_process_short_of_memory_takes_smaller_pieces_and_the_sums_are_the_same(
+    tiny_bert, tiny_bert_folder, tmp_path
+):
+    runs = make_runs(tiny_bert)
+    fit(runs, tiny_bert, tmp_path / "one")
+    assert in_processes(processes.run_out_of_memory, str(tiny_bert_folder), tmp_path / "two", 6) == [0, 0]
+    for alone, shared in zip(*(read_tensors(tmp_path / which, runs) for which in ("one", "two")), strict=True):
+        torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_process_without_memory_ends_both_within_seconds(tiny_bert_folder, tmp_path):
+    began = time.monotonic()
+    assert in_processes(processes.run_out_of_memory, str(tiny_bert_folder), tmp_path, 10**9) == [1, 1]
+    assert time.monotonic() - began < 60
 
 
 def test_a_script_may_train_more_than_once(tiny_bert_folder, tmp_path):

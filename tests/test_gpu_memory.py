@@ -78,7 +78,17 @@ def test_a_step_that_exhausts_the_gpu_is_taken_in_pieces(gpu, toy_task, tmp_path
         torch.testing.assert_close(pieces.tensors[name], tensor, atol=1e-3, rtol=1e-3)
 
 
-def test_a_queue_on_the_gpu_trains_every_run(gpu, toy_task, tmp_path):
-    runs = [make(gpu, toy_task(), seed=seed, epochs=1 + seed % 3, batch_size=8) for seed in range(6)]
-    results = fit(runs, gpu, tmp_path, FitSettings(max_cohort=2, checkpointing=True))
-    assert [len(result.history) for result in results] == [run.config.train.epochs for run in runs]
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_runs_that_enter_freed_slots_on_the_gpu_are_as_alone(gpu, toy_task, tmp_path, checkpointing):
+    # Captured steps hold addresses: a run of another size, scale or activation must not meet its predecessor's.
+    runs = []
+    for seed, (size, scale, epochs) in enumerate([(8, 1.0, 3), (64, 0.5, 1), (16, 4.0, 2), (3, 1.0, 1), (32, 2.0, 1)]):
+        method = MethodConfig(size=size, scale=scale, init_std=0.1)
+        train = TrainConfig(**QUIET | {"seed": seed, "epochs": epochs, "batch_size": 8})
+        runs.append(make_run(toy_task(), RunConfig(method=method, train=train), gpu))
+    settings = FitSettings(max_cohort=2, checkpointing=checkpointing)
+    queued = fit(runs, gpu, tmp_path / "queued", settings)
+    for run, result in zip(runs, queued, strict=True):
+        (alone,) = fit([run], gpu, tmp_path / "alone")
+        found, expected = ([line["dev_loss"] for line in one.history] for one in (result, alone))
+        assert found == pytest.approx(expected, abs=2e-2), run.config.method

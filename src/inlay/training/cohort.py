@@ -29,6 +29,7 @@ from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer
 from inlay.model.route import Row
+from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.member import Member
 from inlay.training.memory import first_line, is_out_of_memory, release_memory
@@ -36,7 +37,7 @@ from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.parallel import World
 from inlay.training.queue import Parked, Queue
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
-from inlay.training.steps import Stepper
+from inlay.training.steps import Seen, Stepper
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 
@@ -104,7 +105,6 @@ class Cohort:
             _check_budget(run, self._encoder, settings.token_budget)
         self.flat = self.bank.flatten()
         self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs[:num_slots]])
-        self.stepper = Stepper(self.bank, self.flat, settings.token_budget, self._world)
         self.num_steps = 0
         self.seconds = 0.0
         self.left_steps = 0
@@ -114,6 +114,11 @@ class Cohort:
             entering = self.queue.take()
             assert isinstance(entering, Run)
             self.members.append(self._enter(slot, entering))
+        is_compiled = can_compile(self.bank, self.members) and not settings.checkpointing
+        if is_compiled and self._world.place.size == 1:
+            self.stepper: Stepper = CompiledStepper(self.bank, self.flat, self.optimizer, settings.token_budget)
+        else:  # a program has the optimizer inside: nothing can be exchanged before it
+            self.stepper = Stepper(self.bank, self.flat, self.optimizer, settings.token_budget, self._world)
 
     @property
     def active(self) -> list[Member]:
@@ -207,9 +212,11 @@ class Cohort:
         is_cuda, device = self.backbone.device.type == "cuda", self.backbone.device
         drawn = (torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None)
         running = {name: stack.detach().clone() for name, stack in self.bank.stacks.items() if ".running_" in name}
+        num_steps = list(self.optimizer.num_steps)
 
         def undo() -> None:
             self.flat.drop_grads()
+            self.optimizer.num_steps[:] = num_steps
             torch.set_rng_state(drawn[0])
             if drawn[1] is not None:
                 torch.cuda.set_rng_state(drawn[1], device)
@@ -220,12 +227,17 @@ class Cohort:
         return undo
 
     def attempt(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives; OutOfMemory if memory ran out for it, with everything as before."""
-        undo = self._remember()
+        """What `work` gives; OutOfMemory if memory ran out for it, with everything as before.
+
+        Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
+        last state on disk is the way back.
+        """
+        undo, version, num_sums = self._remember(), self.optimizer.first_SP._version, self._world.num_sums
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            has_moved = self.optimizer.first_SP._version != version or self._world.num_sums != num_sums
+            if not is_out_of_memory(error) or has_moved:
                 raise
             reason = first_line(error)
         # Outside the handler, whose traceback would keep the activations of the failed pass alive.
@@ -240,20 +252,16 @@ class Cohort:
         """
         active = self.active
         batches = {member.slot: member.next_batch() for member in active}
-        losses_S, grads_SP = self.attempt(lambda: self.stepper.differentiate(active, batches))
-        norms_S = self.optimizer.clip(grads_SP)
-        losses, norms = torch.stack([losses_S, norms_S]).tolist()
-        rates = {}
+        rates = {m.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active}
+        limits = {member.slot: _loss_limit(member) for member in active}
+        seen = self.attempt(lambda: self.stepper.step(active, batches, rates, limits))
         for member in active:
-            progress, loss, norm = member.progress, losses[member.slot], norms[member.slot]
-            if _has_diverged(member, loss, norm):
+            progress, found = member.progress, seen[member.slot]
+            if _has_diverged(member, found, limits[member.slot]):
                 continue
-            rates[member.slot] = learning_rate(member.run.config.train, progress.step, member.num_steps)
             progress.step, progress.cursor = progress.step + 1, progress.cursor + 1
-            progress.loss_sum += loss
-            progress.losses.append(round(loss, 5))
-        if rates:
-            self.optimizer.step(grads_SP, rates)
+            progress.loss_sum += found.loss
+            progress.losses.append(round(found.loss, 5))
         self.num_steps += 1
         return sum(len(batch) for batch in batches.values())
 
@@ -313,16 +321,21 @@ def _check_budget(run: Run, encoder: _Encoder, token_budget: int) -> None:
         )
 
 
-def _has_diverged(member: Member, loss: float, norm: float) -> bool:
+def _loss_limit(member: Member) -> float:
+    """A loss above this will not come back."""
+    first = member.progress.first_loss
+    return math.inf if first is None else _EXPLODED * max(1.0, first)
+
+
+def _has_diverged(member: Member, seen: Seen, limit: float) -> bool:
     progress = member.progress
-    if progress.first_loss is None and math.isfinite(loss):
-        progress.first_loss = loss
-    if not math.isfinite(loss) or not math.isfinite(norm):
-        reason = f"loss {loss:g}, gradient norm {norm:g}"
-    elif loss > _EXPLODED * max(1.0, progress.first_loss or 0.0):
-        reason = f"loss {loss:g} after a first loss of {progress.first_loss:g}"
-    else:
+    if progress.first_loss is None and math.isfinite(seen.loss):
+        progress.first_loss = seen.loss
+    if seen.is_sound(limit):
         return False
+    reason = f"loss {seen.loss:g}, gradient norm {seen.norm:g}"
+    if math.isfinite(seen.loss) and math.isfinite(seen.norm):
+        reason = f"loss {seen.loss:g} after a first loss of {progress.first_loss:g}"
     progress.status = DIVERGED
     progress.message = f"diverged at step {progress.step + 1}: {reason}; try a smaller learning rate than "
     progress.message += f"{member.run.config.train.lr:g}"

@@ -52,6 +52,7 @@ class Member:
         self._head = find_head(run.task.kind)
         self._targets = Targets(run.task.train, train, run.spec.head, device)
         self._weights = _class_weights(run, device) * self._targets.weights
+        self._numbers, self._row_weights = self._targets.numbers, self._weights.cpu().numpy()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -85,6 +86,21 @@ class Member:
             )
             self._batches = (progress.epoch, batches)
         return self._batches[1][progress.cursor]
+
+    def batch_after_next(self) -> np.ndarray:
+        """Row numbers of the step after the next, which must be of the same epoch."""
+        self.next_batch()
+        return self._batches[1][self.progress.cursor + 1]
+
+    def targets_of(self, batch: np.ndarray) -> np.ndarray:
+        """The targets of whole rows as numbers: classes, numbers on the head's scale, or which labels apply."""
+        assert self._numbers is not None, "a head that reads tokens has targets of tokens"
+        return self._numbers[batch]
+
+    def weights_of(self, batch: np.ndarray) -> np.ndarray:
+        """How much each row of a batch counts in its mean loss."""
+        weights = self._row_weights[batch]
+        return weights / weights.sum()
 
     def row(self, index: int) -> Row:
         segments = None if self.train.segments is None else self.train.segments[index]

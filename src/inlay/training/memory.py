@@ -94,7 +94,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out; on a CPU torch has no class for it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):
+        return True
+    # Where a capture was cut short, the error is that it could not be ended.
+    return error.__context__ is not None and is_out_of_memory(error.__context__)
 
 
 def first_line(error: BaseException) -> str:
@@ -149,7 +152,7 @@ def measure_token_bytes(cohort: Cohort) -> float:
     costs = []
     with cohort.rehearsing():
         for count in counts:
-            stepper = Stepper(cohort.bank, cohort.flat, count * length)
+            stepper = Stepper(cohort.bank, cohort.flat, cohort.optimizer, count * length)
             batches = {member.slot: np.full(count, row)}
             costs.append(_measure(cohort, lambda: stepper.differentiate([member], batches)))  # noqa: B023 - called here
     slope = (costs[1] - costs[0]) / ((counts[1] - counts[0]) * length)

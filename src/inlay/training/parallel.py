@@ -44,6 +44,8 @@ class World:
     """The processes that train a cohort together. This one is alone."""
 
     place = Place()
+    num_sums = 0
+    """How often values went to the other processes: what was computed for one cannot be computed again"""
     _asked = threading.Event()
 
     @property
@@ -98,6 +100,7 @@ class Several(World):
 
     def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
         told = torch.cat([losses_S, losses_S.new_full((1,), float(self._asked.is_set()))])
+        self.num_sums += 1
         self._links.add_up(grads_SP)
         self._links.add_up(told)
         losses_S.copy_(told[:-1])
@@ -112,6 +115,7 @@ class Several(World):
         computed = infer(bank, [rows[index] for index in own], token_budget=token_budget)
         for index, logits in zip(own, computed, strict=True):
             answers[index].copy_(logits)
+        self.num_sums += 1
         self._links.add_up(flat)  # every value to zeros: exact
         return answers
 

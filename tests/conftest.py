@@ -11,6 +11,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["INLAY_CACHE_BYTES"] = "0"  # tests leave nothing in the user's cache
 os.environ.pop("INLAY_HOME", None)
 os.environ.pop("INLAY_DATA", None)
 

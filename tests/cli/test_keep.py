@@ -80,6 +80,22 @@ def test_export_import_remove_gc_round_trip(inlay: Inlay, mail: Mail, tmp_path: 
     assert inlay("import", "mail.inlay", "--json").data["version"] == "mail@2", "a number is never given twice"
 
 
+def test_gc_keeps_the_cache_of_tokenised_texts_unless_it_is_told_to(
+    inlay: Inlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("INLAY_CACHE_BYTES", "100000")
+    (tmp_path / "inlay" / "tokens").mkdir(parents=True)
+    file = tmp_path / "inlay" / "tokens" / "ab.safetensors"
+    file.write_bytes(bytes(2000))
+    assert "inlay gc --cache" in inlay("gc").err
+    assert "would delete 1 file of tokenised texts" in inlay("gc", "--cache", "--dry-run").out
+    assert file.exists()
+    told = inlay("gc", "--cache", "--json").data["cache"]
+    assert told == {"folder": str(file.parent), "num_files": 1, "num_bytes": 2000, "is_chosen": True}
+    assert not file.exists()
+
+
 def test_export_makes_no_folder(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
     ended = inlay("export", "mail", tmp_path / "typo" / "dir" / "x.inlay")
     assert ended.status == 9

@@ -137,6 +137,21 @@ def test_doctor_finds_what_is_there(inlay: Inlay, mail: Mail) -> None:
     assert "cpu" in found["devices"]["detail"]
 
 
+def test_doctor_says_where_the_cache_is_and_how_full(
+    inlay: Inlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for limit, state, words in (
+        ("4000000", "ok", (str(tmp_path / "inlay" / "tokens"), "0 bytes of at most 4.0 MB")),
+        ("0", "absent", ("INLAY_CACHE_BYTES",)),
+        ("lots", "missing", ("`lots`", "whole number of bytes")),
+    ):
+        monkeypatch.setenv("INLAY_CACHE_BYTES", limit)
+        findings = {finding["what"]: finding for finding in inlay("doctor", "--json").data["findings"]}
+        assert findings["cache"]["state"] == state
+        assert all(word in findings["cache"]["detail"] for word in words), findings["cache"]
+
+
 def test_doctor_names_what_is_missing_and_does_not_crash(inlay: Inlay, monkeypatch: pytest.MonkeyPatch) -> None:
     from inlay.cli import doctor
 

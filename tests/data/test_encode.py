@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from inlay.data.encode import Encoded, describe, encode, epoch_batches
+from inlay.data.encode import describe, encode, epoch_batches
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f"]
 
@@ -86,10 +86,7 @@ def test_example_shows_tokens_ids_segments_and_label(targets, labels, label):
 
 def test_examples_are_at_most_as_many_as_rows():
     assert len(describe(BERT_LIKE, encode(BERT_LIKE, ["a", "b"], None, 16), None, (), 3)) == 2
-    assert (
-        describe(BERT_LIKE, Encoded([], None, np.zeros(0, dtype=np.int64), 0, np.zeros(0, dtype=np.int64)), None, ())
-        == []
-    )
+    assert describe(BERT_LIKE, encode(BERT_LIKE, [], None, 16), None, ()) == []
 
 
 LENGTHS = np.random.default_rng(7).geometric(0.03, size=5003) + 2
@@ -152,6 +149,93 @@ def test_short_texts_do_not_all_come_first():
     means = np.array([LENGTHS[rows].mean() for rows in epoch_batches(LENGTHS, 32, seed=0, epoch=0)])
     halves = means[: len(means) // 2].mean() / means[len(means) // 2 :].mean()
     assert 0.7 < halves < 1.4
+
+
+ROWS = ["a b", "c", "d e f a b c d", "", "f"]
+
+
+@pytest.mark.parametrize("tokenizer", [BERT_LIKE, ROBERTA_LIKE])
+@pytest.mark.parametrize("windows", [[0], [3, 1, 1, 4, 0, 2], [4, 3, 2, 1, 0], []])
+def test_gathered_windows_are_the_rows_end_to_end(tokenizer, windows):
+    encoded = encode(tokenizer, ROWS, ROWS[::-1], 8)
+    gathered = encoded.gather(np.array(windows, dtype=np.int64))
+    assert gathered.ids.tolist() == [token for window in windows for token in encoded.ids[window]]
+    assert gathered.lengths.tolist() == [len(encoded.ids[window]) for window in windows]
+    assert gathered.ids.dtype == np.int32
+    if encoded.segments is None:
+        assert gathered.segments is None
+    else:
+        assert gathered.segments.tolist() == [token for window in windows for token in encoded.segments[window]]
+
+
+def test_gathered_tokens_may_be_changed_and_the_set_may_not():
+    encoded = encode(BERT_LIKE, ROWS, None, 8)
+    gathered = encoded.gather(np.array([0, 1]))
+    gathered.ids[0] = 9
+    assert encoded.ids[0][0] == 2
+    with pytest.raises(ValueError, match="read-only"):
+        encoded.ids[0][0] = 9
+
+
+def test_pieces_are_a_sequence_of_views():
+    encoded = encode(BERT_LIKE, ROWS, None, 8)
+    assert len(encoded) == len(encoded.ids) == len(ROWS)
+    assert [row.tolist() for row in encoded.ids] == [encoded.ids[row].tolist() for row in range(len(ROWS))]
+    assert encoded.ids[-1].tolist() == encoded.ids[4].tolist() == encoded.ids[np.int64(4)].tolist()
+    assert [row.tolist() for row in encoded.ids[1:3]] == [encoded.ids[1].tolist(), encoded.ids[2].tolist()]
+    assert np.shares_memory(encoded.ids[2], encoded.flat_ids)
+    for beyond in (5, -6):
+        with pytest.raises(IndexError):
+            encoded.ids[beyond]
+
+
+def train_tokenizer(model, trainer, pre_tokenizer, names):
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", model_input_names=names
+    )
+
+
+TEXTS = ["the cat sat on the mat", "café € 5 </s> fine", "", "no", "why is it so bad ? " * 5, "😀 ok"]
+SPECIAL = {"special_tokens": ["<s>", "</s>", "<unk>"], "show_progress": False}
+KINDS = {
+    "words": BERT_LIKE,
+    "bytes": train_tokenizer(
+        models.BPE(),
+        trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **SPECIAL),
+        pre_tokenizers.ByteLevel(),
+        ["input_ids", "attention_mask"],
+    ),
+    "unigram": train_tokenizer(
+        models.Unigram(),
+        trainers.UnigramTrainer(vocab_size=60, unk_token="<unk>", **SPECIAL),
+        pre_tokenizers.Metaspace(),
+        ["input_ids", "token_type_ids"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pairs", [None, TEXTS[::-1]])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_tokens_are_those_of_transformers_own_call(kind, pairs, side, monkeypatch):
+    tokenizer = KINDS[kind]
+    monkeypatch.setattr(tokenizer, "truncation_side", side)
+    for max_length in (7, 12, 64):
+        wanted = tokenizer(TEXTS, pairs, truncation="longest_first", max_length=max_length, return_offsets_mapping=True)
+        for with_offsets in (False, True):
+            found = encode(tokenizer, TEXTS, pairs, max_length, with_offsets=with_offsets)
+            assert [row.tolist() for row in found.ids] == wanted["input_ids"]
+            if "token_type_ids" in tokenizer.model_input_names:
+                assert [row.tolist() for row in found.segments] == wanted["token_type_ids"]
+            assert found.num_truncated == sum(bool(encoding.overflowing) for encoding in wanted.encodings)
+            if with_offsets:
+                assert [list(map(tuple, row.tolist())) for row in found.places] == wanted["offset_mapping"]
 
 
 def test_encoded_rows_are_iterated_with_their_segments():

@@ -41,6 +41,34 @@ def test_a_words_first_piece_has_its_tag_and_nothing_else_has(tokenizer):
     assert (encoded.places[0][[0, 3, 4, 5, 7]] == -1).all()
 
 
+def place_row_by_row(words, offsets):
+    """The first piece of a word, by its last character, stands for the word; no word comes before one that has its."""
+    places, taken = [], -1
+    for start, end in offsets:
+        holding = [index for index, span in enumerate(words) if span[0] <= end - 1 < span[1]]
+        stands = end > start and bool(holding) and holding[0] > taken
+        places.append(words[holding[0]] if stands else (-1, -1))
+        taken = holding[0] if stands else taken
+    return places
+
+
+def test_words_of_all_rows_at_once_are_placed_as_row_by_row(tokenizer):
+    generator = np.random.default_rng(0)
+    texts = ["the oslo cat . 12 xyz , very not", "", "   ", "no", "quite zzzz yes " * 3, "a"] * 3
+    targets = np.empty(len(texts), dtype=object)
+    for row, text in enumerate(texts):
+        edges = sorted(generator.choice(len(text) + 1, size=min(len(text) + 1, 6) // 2 * 2, replace=False).tolist())
+        targets[row] = tuple((start, end, 0) for start, end in zip(edges[::2], edges[1::2], strict=True))
+    for labels in (None, targets):
+        split = Split(texts, None, labels, [])
+        encoded = encode_split(tokenizer, split, Reading("tag", 11))
+        offsets = tokenizer(texts, truncation=True, max_length=11, return_offsets_mapping=True)["offset_mapping"]
+        wanted = [place_row_by_row(*row) for row in zip(encoded.words, offsets, strict=True)]
+        assert [list(map(tuple, row.tolist())) for row in encoded.places] == wanted
+        num_placed = sum(place != (-1, -1) for row in wanted for place in row)
+        assert encoded.num_lost == sum(map(len, encoded.words)) - num_placed
+
+
 def test_words_beyond_the_last_token_have_no_place_and_are_counted(tokenizer):
     split = tagged("the cat sat on oslo mat red", "O O O O B-LOC O O")
     encoded = encode_split(tokenizer, split, Reading("tag", 8))

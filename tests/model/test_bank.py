@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged
-from inlay.model import kernels
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.inference import batches_by_length, infer, infer_canonically, single_thread
@@ -122,41 +119,6 @@ def test_bottleneck_is_the_formula_for_each_segment_and_its_own_columns():
     assert weights.down_SDR.grad[3, :, :1].abs().sum() > 0
 
 
-@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [1, 3], [2, 0]])
-def test_even_segments_in_one_batched_product_equal_the_loop(monkeypatch, slots):
-    weights = random_bottleneck([5, 16, 2, 1])
-    sizes = [shape.size for shape in weights.shapes]
-    weights = dataclasses.replace(weights, shapes=[Shape(size, "gelu", scale=0.7) for size in sizes])
-    with torch.no_grad():  # as a bank pads
-        for slot, size in enumerate(sizes):
-            weights.down_SDR[slot, :, size:] = weights.down_bias_SR[slot, size:] = weights.up_SRE[slot, size:] = 0
-    scale, shift = (torch.rand(4, 12, dtype=torch.float64).requires_grad_() for _ in range(2))
-    rows = 3
-    route = Route(tuple(Segment(slot, rows * i, rows * i + rows) for i, slot in enumerate(slots)))
-    h = torch.randn(rows * len(slots), 5, 12, dtype=torch.float64).requires_grad_()
-    parameters = [h, scale, shift, weights.down_SDR, weights.down_bias_SR, weights.up_SRE, weights.up_bias_SE]
-
-    def run():
-        out = layer_norm(h + bottleneck_update(h, weights, route), scale, shift, 1e-5, route)
-        return [out, *torch.autograd.grad(out.pow(3).sum(), parameters)]
-
-    loop = run()
-    monkeypatch.setattr(kernels, "BATCHED_ON", {"cpu"})
-    for name, one, other in zip("out h scale shift down b up c".split(), loop, run(), strict=True):
-        if name in ("down", "b", "up"):  # padding gets no gradient from the loop, and none that matters from the batch
-            continue
-        torch.testing.assert_close(other, one, msg=name)
-    batched = run()
-    for slot in slots:
-        size = sizes[slot]
-        torch.testing.assert_close(batched[4][slot, :, :size], loop[4][slot, :, :size])
-        torch.testing.assert_close(batched[5][slot, :size], loop[5][slot, :size])
-        torch.testing.assert_close(batched[6][slot, :size], loop[6][slot, :size])
-        assert batched[4][slot, :, size:].abs().sum() == 0  # zero columns stay zero
-        assert batched[5][slot, size:].abs().sum() == 0
-        assert batched[6][slot, size:].abs().sum() == 0
-
-
 def test_layer_norm_is_the_formula_for_each_slot():
     x = torch.randn(5, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     scale, shift = torch.rand(3, 6, dtype=torch.float64), torch.rand(3, 6, dtype=torch.float64)
@@ -241,50 +203,3 @@ def test_row_losses_follow_their_formulas():
     torch.testing.assert_close(HEADS["multilabel"].row_losses(logits, targets), expected)
     numbers = torch.tensor([1.0, 2, 3, 4])
     torch.testing.assert_close(HEADS["regress"].row_losses(logits, numbers), (logits[:, 0] - numbers) ** 2)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [{"depth": 3}, {"inner_norm": "layer"}, {"inner_norm": "batch"}, {"multiplies": True}, {"activation": None}],
-    ids=str,
-)
-@pytest.mark.parametrize("is_training", [False, True])
-def test_every_kind_of_bottleneck_in_one_batched_product_equals_the_loop(monkeypatch, kind, is_training):
-    plain = random_bottleneck([5, 16, 2, 1])
-    shapes = [Shape(**{"size": shape.size, "activation": "gelu", "scale": 1.3, **kind}) for shape in plain.shapes]
-    more = [torch.rand(4, 16, dtype=torch.float64).requires_grad_() for _ in range(6)]
-    layers = [torch.randn(4, 16, 16, dtype=torch.float64).requires_grad_() for _ in range(2)]
-    weights = dataclasses.replace(
-        plain,
-        shapes=shapes,
-        hidden=((layers[0], more[0]), (layers[1], more[1])),
-        norm=tuple(more[2:4]),
-        running=tuple(more[4:]),
-    )
-    with torch.no_grad():  # as a bank pads
-        for slot, shape in enumerate(shapes):
-            size = shape.size
-            weights.down_SDR[slot, :, size:] = weights.up_SRE[slot, size:] = weights.down_bias_SR[slot, size:] = 0
-            for tensor in more:
-                tensor[slot, size:] = 0
-            for tensor in layers:
-                tensor[slot, size:] = tensor[slot, :, size:] = 0
-    mask = torch.ones(8, 5, dtype=torch.int64)
-    mask[::3, 2:] = 0
-    route = Route(tuple(Segment(slot, 2 * i, 2 * i + 2) for i, slot in enumerate([2, 0, 3, 1])), mask)
-    h = torch.randn(8, 5, 12, dtype=torch.float64).requires_grad_()
-
-    def run():
-        moments = [] if is_training else None
-        out = bottleneck_update(h, weights, route, moments)
-        (gradient,) = torch.autograd.grad((out * mask[..., None]).pow(3).sum(), [h])
-        return [out, gradient], moments or []
-
-    loop, seen = run()
-    monkeypatch.setattr(kernels, "BATCHED_ON", {"cpu"})
-    batched, seen_batched = run()
-    torch.testing.assert_close(batched, loop)
-    assert [moment.slot for moment in seen] == [moment.slot for moment in seen_batched]
-    for one, other in zip(seen, seen_batched, strict=True):
-        torch.testing.assert_close(other[1:], one[1:])
-    assert len(seen) == (4 if is_training and kind == {"inner_norm": "batch"} else 0)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
-from inlay.model import kernels
 from inlay.model.inference import infer
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import Verdict, encode_rows
@@ -53,21 +52,13 @@ def dev_logits(cohort, slot):
     return torch.stack(infer(cohort.bank, [dataclasses.replace(row, slot=slot) for row in rows]))
 
 
-@pytest.mark.parametrize("batched_on", [set(), {"cpu"}], ids=["loop", "batched"])
 @pytest.mark.parametrize("method", ["houlsby", "pfeiffer"])
 @pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert"])
-def test_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, monkeypatch, family, method, batched_on):
-    monkeypatch.setattr(kernels, "BATCHED_ON", batched_on)
+def test_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, family, method):
     backbone = backbone_of(family)
     runs = make_runs(backbone, toy_task, method)
-    if batched_on:  # even segments, as a sweep has them
-        runs = [make_run(run.task, run.config.override(["train.batch_size=8"]), backbone) for run in runs]
     together = Cohort(runs, backbone, SETTINGS)
-    calls = []
-    batched = kernels._batched_bottleneck
-    monkeypatch.setattr(kernels, "_batched_bottleneck", lambda *given: calls.append(1) or batched(*given))
     take_steps(together, 20)
-    assert (len(calls) > 10 * backbone.anatomy.num_layers) == bool(batched_on)
     for slot, run in enumerate(runs):
         alone = Cohort([run], backbone, SETTINGS)
         take_steps(alone, 20)
@@ -106,9 +97,7 @@ def test_a_small_token_budget_accumulates_the_same_gradients(tiny_bert, toy_task
     torch.testing.assert_close(same_grads, grads, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("batched_on", [set(), {"cpu"}], ids=["loop", "batched"])
-def test_nan_in_one_slot_leaves_all_others_bit_identical(tiny_bert, toy_task, monkeypatch, batched_on):
-    monkeypatch.setattr(kernels, "BATCHED_ON", batched_on)
+def test_nan_in_one_slot_leaves_all_others_bit_identical(tiny_bert, toy_task):
     runs = make_runs(tiny_bert, toy_task)
     runs = [make_run(run.task, run.config.override(["train.batch_size=8"]), tiny_bert) for run in runs]
     clean, planted = Cohort(runs, tiny_bert, SETTINGS), Cohort(runs, tiny_bert, SETTINGS)

@@ -40,7 +40,7 @@ _EXTRAS = {
 def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     """Check the environment, the backbones and the store."""
     findings = [_check_python(), _check_inlay(), *map(_check_package, _NEEDED), *map(_check_extra, _EXTRAS)]
-    findings += [*_check_machine(), *_check_backbones(), _check_store(open_store(store))]
+    findings += [*_check_machine(), *_check_backbones(), _check_store(open_store(store)), _check_cache()]
     missing = [finding for finding in findings if finding.state == "missing"]
     if json:
         screen.put_json({"is_well": not missing, "findings": [vars(finding) for finding in findings]})
@@ -120,3 +120,18 @@ def _check_store(store: Store) -> Finding:
     num_versions = sum(len(task.versions) for task in ledger)
     about = f"{screen.count(len(ledger), 'task')}, {screen.count(num_versions, 'version')}"
     return Finding("store", "ok", f"{store.root} ({about})")
+
+
+def _check_cache() -> Finding:
+    try:
+        from inlay.data.once import open_tokens
+
+        cache = open_tokens()
+    except ImportError as error:
+        return Finding("cache", "missing", f"the data room cannot be imported: {error}")
+    except InlayError as error:
+        return Finding("cache", "missing", str(error))
+    if not cache.limit_bytes:
+        return Finding("cache", "absent", "off: $INLAY_CACHE_BYTES is 0")
+    used = f"{screen.size(cache.usage().num_bytes)} of at most {screen.size(cache.limit_bytes)}"
+    return Finding("cache", "ok", f"{cache.folder} (tokenised texts, {used})")

@@ -237,13 +237,23 @@ def remove(
 
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only tell what would be deleted")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="empty the cache of tokenised texts too")] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete the bytes that no version needs."""
+    """Delete the bytes that no version needs.
+
+    Tokenised texts lie outside the store, in a cache that keeps itself within $INLAY_CACHE_BYTES; --cache empties it.
+    """
+    from inlay.data.once import open_tokens
+
+    tokens = open_tokens()
     report = open_store(store).gc(dry_run=dry_run)
+    held = tokens.clear() if cache and not dry_run else tokens.usage()
     if json:
-        screen.put_json({**dataclasses.asdict(report), "paths": [str(path) for path in report.paths]})
+        cached = {"folder": str(tokens.folder), **vars(held), "is_chosen": cache}
+        paths = [str(path) for path in report.paths]
+        screen.put_json({**dataclasses.asdict(report), "paths": paths, "cache": cached})
         return
     for path in report.paths if dry_run else ():
         screen.put(str(path))
@@ -251,3 +261,9 @@ def gc(
     many = screen.count(report.num_objects, "object")
     rest = screen.count(report.num_sidecars + report.num_drafts, "other file")
     screen.put(f"{verb} {many} and {rest}: {screen.size(report.freed_bytes)}")
+    files = screen.count(held.num_files, "file")
+    about = f"{files} of tokenised texts in {tokens.folder}: {screen.size(held.num_bytes)}"
+    if cache:
+        screen.put(f"{verb} {about}")
+    elif held.num_files:
+        screen.say(f"kept {about}; delete them with: inlay gc --cache", "dim")

@@ -14,6 +14,8 @@ from inlay.training.cohort import Cohort, Watcher
 from inlay.training.member import Member
 from inlay.training.run import DIVERGED, STOPPED_EARLY
 
+_MANY_ROWS = 10_000  # fewer are tokenised before a bar could be read
+
 
 class ScreenWatcher(Watcher):
     """Draws the progress of `num_runs` runs on a meter, cohort by cohort."""
@@ -23,6 +25,10 @@ class ScreenWatcher(Watcher):
         self._began, self._num_rows = 0.0, 0
         self._noted: set[str] = set()
         self._best = ""
+
+    def on_encode(self, num_done: int, num_rows: int) -> None:
+        if num_rows >= _MANY_ROWS:
+            self._meter.update(num_done, title="tokenising", total=num_rows)
 
     def on_start(self, cohort: Cohort) -> None:
         self._began, self._num_rows = time.perf_counter(), 0

@@ -1,57 +1,163 @@
 """Texts become token ids, and rows become batches: what the training loop and the engine feed the backbone.
 
-Rows are never padded here. An epoch's batches are a pure function of lengths, batch size, seed and epoch, so a resumed
-run needs no stored data order.
+Rows are never padded here: all tokens of a text set lie in one array, so that a batch is one gather and a set is one
+file. An epoch's batches are a pure function of lengths, batch size, seed and epoch, so a resumed run needs no stored
+data order.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 
-CHUNK_ROWS = 2000
+CHUNK_ROWS = 500
+"""Rows handed to the tokenizer at once: enough for all its threads, few enough that its objects stay in the cache."""
+
+
+class Pieces(Sequence[np.ndarray]):
+    """A flat array as the sequence of its pieces: views, made when they are asked for."""
+
+    def __init__(self, flat: np.ndarray, offsets: np.ndarray) -> None:
+        self._flat, self._offsets = flat, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"piece {index} of {len(self)}")
+        index = int(index) % len(self)
+        return self._flat[self._offsets[index] : self._offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        edges = self._offsets.tolist()  # numbers of Python's own slice faster
+        return (self._flat[start:stop] for start, stop in itertools.pairwise(edges))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The tokens of some windows, laid end to end."""
+
+    ids: np.ndarray
+    """int32 [N]"""
+    segments: np.ndarray | None
+    """int32 [N]; None where the tokenizer has none"""
+    lengths: np.ndarray
+    """int64, of each window"""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Token ids of windows, without padding. A row is one window, or several that lie together."""
+    """Token ids of windows, without padding. A row is one window, or several that lie together.
 
-    ids: list[np.ndarray]  # int32
-    segments: list[np.ndarray] | None  # int32, as long as the ids; None where the tokenizer has none
-    lengths: np.ndarray  # int64
-    num_truncated: int
-    owners: np.ndarray  # int64, the row each window is of
-    places: list[np.ndarray] | None = None
-    """int32 [T, 2]: where in its text each token's part begins and ends, -1 where it stands for none; None: unasked"""
-    words: list[tuple[tuple[int, int], ...]] | None = None
-    """of each row, where the tokens stand for words"""
+    Everything lies flat, and nothing is ever written to: the same set may be in use in several places, and may be a
+    file's own bytes. `ids`, `segments` and `places` give the windows one by one.
+    """
+
+    flat_ids: np.ndarray
+    """int32 [N]"""
+    flat_segments: np.ndarray | None
+    """int32 [N]; None where the tokenizer has none"""
+    offsets: np.ndarray
+    """int64 [windows + 1]: the tokens of window w are those from offsets[w] to offsets[w + 1]"""
+    owners: np.ndarray
+    """int64, the row each window is of"""
+    num_truncated: int = 0
+    flat_places: np.ndarray | None = None
+    """int32 [N, 2]: where in its text each token's part begins and ends, -1 where it stands for none; None: unasked"""
+    flat_words: np.ndarray | None = None
+    """int32 [W, 2]: where each word of each row begins and ends, where tokens stand for words"""
+    word_offsets: np.ndarray | None = None
+    """int64 [rows + 1]"""
     num_lost: int = 0
     """words beyond the last token"""
 
+    def __post_init__(self) -> None:
+        for array in vars(self).values():
+            if isinstance(array, np.ndarray):
+                array.setflags(write=False)
+
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """The ids and segments of each window."""
+        return zip(self.ids, itertools.repeat(None) if self.segments is None else self.segments, strict=False)
+
+    @property
+    def ids(self) -> Pieces:
+        return Pieces(self.flat_ids, self.offsets)
+
+    @property
+    def segments(self) -> Pieces | None:
+        return None if self.flat_segments is None else Pieces(self.flat_segments, self.offsets)
+
+    @property
+    def places(self) -> Pieces | None:
+        return None if self.flat_places is None else Pieces(self.flat_places, self.offsets)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int64, the tokens of each window."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def words(self) -> list[tuple[tuple[int, int], ...]] | None:
+        """Of each row, where the tokens stand for words."""
+        if self.flat_words is None or self.word_offsets is None:
+            return None
+        spans = list(map(tuple, self.flat_words.tolist()))
+        return [tuple(spans[start:stop]) for start, stop in itertools.pairwise(self.word_offsets.tolist())]
 
     @property
     def num_rows(self) -> int:
         return int(self.owners[-1]) + 1 if len(self.owners) else 0
 
-    def with_places(self, places: list[np.ndarray], words: list[tuple[tuple[int, int], ...]], num_lost: int) -> Encoded:
-        """The same windows, whose tokens stand for words."""
-        return replace(self, places=places, words=words, num_lost=num_lost)
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays().values())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What there is of its arrays, by field."""
+        return {name: value for name, value in vars(self).items() if name in _ARRAYS and value is not None}
+
+    def gather(self, windows: np.ndarray) -> Gathered:
+        """The tokens of some windows end to end, in the order asked for, in one step however many they are."""
+        starts = self.offsets[windows]
+        lengths = self.offsets[np.add(windows, 1)] - starts
+        ends = np.cumsum(lengths)
+        num_tokens = int(ends[-1]) if len(ends) else 0
+        # Token k of the result is k minus where its window begins there, plus where it begins here.
+        tokens = np.arange(num_tokens) + np.repeat(starts - ends + lengths, lengths)
+        segments = None if self.flat_segments is None else self.flat_segments[tokens]
+        return Gathered(self.flat_ids[tokens], segments, lengths)
 
     def windows_of_rows(self) -> list[range]:
         """The windows of each row."""
         edges = np.searchsorted(self.owners, np.arange(self.num_rows + 1))
         return [range(first, last) for first, last in itertools.pairwise(edges.tolist())]
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """The ids and segments of each row."""
-        for row, ids in enumerate(self.ids):
-            yield ids, None if self.segments is None else self.segments[row]
+    def with_words(self, places: np.ndarray, words: Sequence[Sequence[tuple[int, int]]], num_lost: int) -> Encoded:
+        """The same windows, whose tokens stand for words."""
+        flat_words = flatten(span for spans in words for span in spans).reshape(-1, 2)
+        word_offsets = to_offsets([len(spans) for spans in words])
+        return replace(self, flat_places=places, flat_words=flat_words, word_offsets=word_offsets, num_lost=num_lost)
+
+
+_ARRAYS = ("flat_ids", "flat_segments", "offsets", "owners", "flat_places", "flat_words", "word_offsets")
 
 
 @dataclass(frozen=True)
@@ -68,6 +174,82 @@ class Example:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Where a row is cut that has too many tokens."""
+
+    max_length: int
+    strategy: str = "longest_first"
+    stride: int = 0
+    """tokens that the parts of a cut row share"""
+
+
+def tokenize(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, cut: Cut | None, *, with_offsets: bool = False
+) -> list[Any]:
+    """The encodings of rows by a fast Hugging Face tokenizer, with its special tokens where rows are cut.
+
+    Rows go to the Rust side directly, which reads them in threads of its own; transformers would make lists and
+    dictionaries of every row first. The library's threads are on unless the user forbids them by
+    $TOKENIZERS_PARALLELISM. It is not set here: the library gives its threads up in a forked child only where it is
+    unset, and with threads that did not survive the fork the child would wait forever.
+    """
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    if cut is None:
+        backend.no_truncation()
+    else:
+        side = tokenizer.truncation_side
+        backend.enable_truncation(cut.max_length, stride=cut.stride, strategy=cut.strategy, direction=side)
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    rows = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+    run = backend.encode_batch if with_offsets else backend.encode_batch_fast
+    encodings: list[Any] = run(rows, add_special_tokens=cut is not None)
+    return encodings
+
+
+class Pile:
+    """Encodings laid end to end, chunk by chunk."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._has_segments = "token_type_ids" in tokenizer.model_input_names
+        self._ids: list[np.ndarray] = []
+        self._segments: list[np.ndarray] = []
+        self._places: list[np.ndarray] = []
+        self._lengths: list[int] = []
+
+    def add(self, encodings: Sequence[Any], *, with_places: bool = False) -> None:
+        """Lay more windows down; `with_places` where each token stands in its text."""
+        self._lengths += map(len, encodings)
+        self._ids.append(flatten(encoding.ids for encoding in encodings))
+        if self._has_segments:
+            self._segments.append(flatten(encoding.type_ids for encoding in encodings))
+        if with_places:
+            places = flatten(place for encoding in encodings for place in encoding.offsets)
+            self._places.append(places.reshape(-1, 2))
+
+    def finish(self, owners: Sequence[int] | np.ndarray, num_truncated: int) -> Encoded:
+        """Everything laid down so far."""
+        return Encoded(
+            np.concatenate([np.zeros(0, np.int32), *self._ids]),
+            np.concatenate(self._segments) if self._segments else None,
+            to_offsets(self._lengths),
+            np.asarray(owners, dtype=np.int64),
+            num_truncated,
+            np.concatenate(self._places) if self._places else None,
+        )
+
+
+def flatten(rows: Iterable[Iterable[int]]) -> np.ndarray:
+    """Rows of numbers as one int32 array."""
+    return np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32)
+
+
+def to_offsets(lengths: Sequence[int]) -> np.ndarray:
+    """Where pieces of these lengths begin and end when they lie end to end: int64, one more than there are pieces."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
 def encode(
     tokenizer: Any,
     texts: Sequence[str],
@@ -82,30 +264,17 @@ def encode(
     `with_offsets` keeps where each token stands in the (single) text; special tokens stand nowhere, from 0 to 0.
     `progress` is called with the number of rows done after each chunk.
     """
-    ids: list[np.ndarray] = []
-    segments: list[np.ndarray] = []
-    places: list[np.ndarray] = []
-    num_truncated = 0
+    pile, cut, num_truncated = Pile(tokenizer), Cut(max_length), 0
     for start in range(0, len(texts), CHUNK_ROWS):
         chunk = slice(start, start + CHUNK_ROWS)
-        batch = tokenizer(
-            list(texts[chunk]),
-            None if pairs is None else list(pairs[chunk]),
-            truncation="longest_first",
-            max_length=max_length,
-            padding=False,
-            return_attention_mask=False,
-        )
-        ids += [np.array(row, dtype=np.int32) for row in batch["input_ids"]]
-        segments += [np.array(row, dtype=np.int32) for row in batch.get("token_type_ids", ())]
-        num_truncated += sum(bool(encoding.overflowing) for encoding in batch.encodings)
-        if with_offsets:
-            places += [np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) for encoding in batch.encodings]
+        own = None if pairs is None else pairs[chunk]
+        encodings = tokenize(tokenizer, texts[chunk], own, cut, with_offsets=with_offsets)
+        pile.add(encodings, with_places=with_offsets)
+        # Asking for what was cut off copies it, so only full rows are asked.
+        num_truncated += sum(len(row) == max_length and bool(row.overflowing) for row in encodings)
         if progress is not None:
-            progress(len(ids))
-    lengths = np.array([len(row) for row in ids], dtype=np.int64)
-    owners = np.arange(len(ids), dtype=np.int64)
-    return Encoded(ids, segments or None, lengths, num_truncated, owners, places if with_offsets else None)
+            progress(start + len(encodings))
+    return pile.finish(np.arange(len(texts)), num_truncated)
 
 
 def describe(

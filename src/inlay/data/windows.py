@@ -8,18 +8,22 @@ be cut from the text and a target laid on the right token. Nothing outside this 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from inlay.data.encode import CHUNK_ROWS, Encoded, encode
+from inlay.data.encode import CHUNK_ROWS, Cut, Encoded, Pile, encode, tokenize
 from inlay.data.tags import Word, split_words
 from inlay.data.tasks import Split
 
 IGNORED = -100
 """The target of a token that says nothing: no part of the loss."""
 MAX_QUESTION = 64  # tokens of a question at most, as published for SQuAD; the rest of a window is context
+
+
+Progress = Callable[[int], None]
+"""Hears how many rows are done."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,18 @@ class Reading:
 class Layout:
     """One row of the table: how a kind's rows are encoded, and how its targets lie beside the tokens."""
 
-    encode: Callable[[Any, Split, Reading], Encoded]
+    encode: Callable[[Any, Split, Reading, Progress | None], Encoded]
     align: Callable[[Encoded, np.ndarray], list[np.ndarray]] | None = None
     """None: a target is the whole row's"""
     overlaps: bool = False
     """whether a long row becomes several windows"""
+    words: Callable[[Split], list[tuple[Word, ...]]] | None = None
+    """the words of every row that tokens stand for, which are more than its texts say"""
 
 
-def encode_split(tokenizer: Any, split: Split, reading: Reading) -> Encoded:
+def encode_split(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
     """The windows of a split's rows. Words to tag are those of its targets, or else those of the text."""
-    return LAYOUTS[reading.kind].encode(tokenizer, split, reading)
+    return LAYOUTS[reading.kind].encode(tokenizer, split, reading, progress)
 
 
 def align_targets(kind: str, encoded: Encoded, targets: np.ndarray) -> list[np.ndarray] | None:
@@ -58,37 +64,47 @@ def align_targets(kind: str, encoded: Encoded, targets: np.ndarray) -> list[np.n
     return None if align is None else align(encoded, targets)
 
 
-def _encode_whole(tokenizer: Any, split: Split, reading: Reading) -> Encoded:
-    return encode(tokenizer, split.texts, split.pairs, reading.max_length)
+def _encode_whole(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
+    return encode(tokenizer, split.texts, split.pairs, reading.max_length, progress=progress)
 
 
-def _encode_words(tokenizer: Any, split: Split, reading: Reading) -> Encoded:
+def _encode_words(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
     """One window per text; the first piece of a word has the whole word for its place."""
-    encoded = encode(tokenizer, split.texts, None, reading.max_length, with_offsets=True)
-    assert encoded.places is not None
-    words = _find_words(split)
-    places = [_place_words(spans, offsets) for spans, offsets in zip(words, encoded.places, strict=True)]
-    num_lost = sum(len(spans) - int((place[:, 0] >= 0).sum()) for spans, place in zip(words, places, strict=True))
-    return encoded.with_places(places, words, num_lost)
+    encoded = encode(tokenizer, split.texts, None, reading.max_length, with_offsets=True, progress=progress)
+    assert encoded.flat_places is not None
+    words = find_words(split)
+    places = _place_words(words, encoded.flat_places, np.repeat(encoded.owners, encoded.lengths))
+    num_placed = int((places[:, 0] >= 0).sum())
+    return encoded.with_words(places, words, sum(map(len, words)) - num_placed)
 
 
-def _find_words(split: Split) -> list[tuple[Word, ...]]:
+def find_words(split: Split) -> list[tuple[Word, ...]]:
+    """The words to tag of every row: those of the targets, or else those of the text."""
     if split.targets is None:
         return [split_words(text) for text in split.texts]
     return [tuple((start, end) for start, end, _ in target) for target in split.targets]
 
 
-def _place_words(words: Sequence[Word], offsets: np.ndarray) -> np.ndarray:
-    """Places [T, 2] where each word's first piece stands for the word; -1 for all other tokens."""
+def _place_words(words: Sequence[Sequence[Word]], offsets: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Places [N, 2] where each word's first piece stands for the word; -1 for all other tokens.
+
+    `offsets` and `rows` say of every token where it stands in which row. All rows are placed at once: a character's
+    row and place in it become one number, which grows from row to row.
+    """
     places = np.full(offsets.shape, -1, dtype=np.int32)
-    starts = np.array([start for start, _ in words], dtype=np.int64)
-    taken = -1
-    for token in np.flatnonzero(offsets[:, 1] > offsets[:, 0]):
-        # By its last character: byte-level pieces may count the blank before a word as theirs.
-        last = offsets[token, 1] - 1
-        word = int(np.searchsorted(starts, last, side="right")) - 1
-        if word > taken and last < words[word][1]:
-            places[token], taken = words[word], word
+    tokens = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
+    spans = np.array([span for own in words for span in own], dtype=np.int64).reshape(-1, 2)
+    if not len(tokens) or not len(spans):
+        return places
+    row_length = 1 + max(int(offsets.max()), int(spans.max()))
+    shifts = row_length * np.repeat(np.arange(len(words)), [len(own) for own in words])
+    # By its last character: byte-level pieces may count the blank before a word as theirs.
+    last = offsets[tokens, 1] - 1 + row_length * rows[tokens]
+    word = np.searchsorted(spans[:, 0] + shifts, last, side="right") - 1
+    is_inside = (word >= 0) & (last < (spans[:, 1] + shifts)[word])
+    tokens, word = tokens[is_inside], word[is_inside]
+    is_first = word > np.concatenate([[-1], np.maximum.accumulate(word)[:-1]])
+    places[tokens[is_first]] = spans[word[is_first]]
     return places
 
 
@@ -97,39 +113,35 @@ def _align_tags(encoded: Encoded, targets: np.ndarray) -> list[np.ndarray]:
     aligned = []
     for owner, places in zip(encoded.owners, encoded.places, strict=True):
         labels = {start: label for start, _, label in targets[owner]}
-        aligned.append(np.array([labels.get(int(start), IGNORED) for start in places[:, 0]], dtype=np.int64))
+        aligned.append(np.array([labels.get(start, IGNORED) for start in places[:, 0].tolist()], dtype=np.int64))
     return aligned
 
 
-def _encode_contexts(tokenizer: Any, split: Split, reading: Reading) -> Encoded:
+def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
     """Overlapping windows of a question and a part of its context; the places are those of the context's tokens."""
     assert split.pairs is not None
     longest = min(MAX_QUESTION, reading.max_length // 2)
-    ids: list[np.ndarray] = []
-    segments: list[np.ndarray] = []
-    owners: list[int] = []
-    places: list[np.ndarray] = []
     # A window must have more room than it shares, or it would never end; 4 is the most special tokens a pair has.
     stride = min(reading.stride, max(0, (reading.max_length - longest - 4) // 2))
+    cut = Cut(reading.max_length, "only_second", stride)
+    pile = Pile(tokenizer)
+    owners: list[int] = []
+    is_context: list[np.ndarray] = []
     for start in range(0, len(split), CHUNK_ROWS):
         chunk = slice(start, start + CHUNK_ROWS)
-        batch = tokenizer(
-            _cut_texts(tokenizer, split.texts[chunk], longest),
-            split.pairs[chunk],
-            truncation="only_second",
-            max_length=reading.max_length,
-            stride=stride,
-            return_overflowing_tokens=True,
-            return_attention_mask=False,
-            padding=False,
-        )
-        ids += [np.array(row, dtype=np.int32) for row in batch["input_ids"]]
-        segments += [np.array(row, dtype=np.int32) for row in batch.get("token_type_ids", ())]
-        owners += [start + row for row in batch["overflow_to_sample_mapping"]]
-        places += [_place_context(encoding) for encoding in batch.encodings]
-    order = np.array(owners, dtype=np.int64)
-    lengths = np.array([len(row) for row in ids], dtype=np.int64)
-    return Encoded(ids, segments or None, lengths, 0, order, places)
+        questions = _cut_texts(tokenizer, split.texts[chunk], longest)
+        rows = tokenize(tokenizer, questions, split.pairs[chunk], cut, with_offsets=True)
+        windows = [[row, *row.overflowing] for row in rows]
+        owners += [start + row for row, own in enumerate(windows) for _ in own]
+        flat = [window for own in windows for window in own]
+        pile.add(flat, with_places=True)
+        is_context += [np.array(window.sequence_ids, dtype=object) == 1 for window in flat]
+        if progress is not None:
+            progress(start + len(rows))
+    encoded = pile.finish(owners, 0)
+    assert encoded.flat_places is not None
+    stands = np.concatenate(is_context) & (encoded.flat_places[:, 1] > encoded.flat_places[:, 0])
+    return replace(encoded, flat_places=np.where(stands[:, None], encoded.flat_places, np.int32(-1)))
 
 
 def _cut_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[str]:
@@ -137,18 +149,11 @@ def _cut_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[st
     cut = list(texts)
     long = [row for row, text in enumerate(texts) if len(text.encode()) > max_tokens]
     if long:
-        batch = tokenizer([texts[row] for row in long], add_special_tokens=False, return_attention_mask=False)
-        for row, encoding in zip(long, batch.encodings, strict=True):
-            if len(encoding.ids) > max_tokens:
+        encodings = tokenize(tokenizer, [texts[row] for row in long], None, None, with_offsets=True)
+        for row, encoding in zip(long, encodings, strict=True):
+            if len(encoding) > max_tokens:
                 cut[row] = texts[row][: encoding.offsets[max_tokens - 1][1]]
     return cut
-
-
-def _place_context(encoding: Any) -> np.ndarray:
-    places = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-    is_context = np.array([sequence == 1 for sequence in encoding.sequence_ids], dtype=bool)
-    places[~is_context | (places[:, 1] <= places[:, 0])] = -1
-    return places
 
 
 def _align_answers(encoded: Encoded, targets: np.ndarray) -> list[np.ndarray]:
@@ -179,6 +184,6 @@ LAYOUTS: dict[str, Layout] = {
     "classify": Layout(_encode_whole),
     "multilabel": Layout(_encode_whole),
     "regress": Layout(_encode_whole),
-    "tag": Layout(_encode_words, _align_tags),
+    "tag": Layout(_encode_words, _align_tags, words=find_words),
     "span": Layout(_encode_contexts, _align_answers, overlaps=True),
 }

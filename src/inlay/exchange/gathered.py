@@ -64,6 +64,13 @@ class GatheredBank(RoutedBank):
         super().__init__(views, Route(()))
         self._choice = choice
 
+    def _block(self, views: Views) -> GatheredBank:
+        return GatheredBank(views, self._choice)
+
+    def adapt(self, key: str, h: Tensor, weights: Bottleneck) -> Tensor:
+        """h with what its own bottleneck makes of it added."""
+        return h + self.update(key, h, weights)
+
     def update(self, key: str, h: Tensor, weights: Bottleneck) -> Tensor:
         """scale·up(act(down(h))) by each row's own slot; zero where a slot has no bottleneck here."""
         choice, shapes = self._choice, weights.shapes

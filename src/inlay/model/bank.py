@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged, Unsupported
-from inlay.model import kernels
+from inlay.model import kernels, launch
 from inlay.model.backbone import Backbone
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
@@ -180,6 +180,10 @@ class Bank:
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
         views = Views() if self.is_solo(route.segments[0].slot) else self._views
+        device = self.backbone.device
+        if launch.is_available(device) and route.tiling is None:
+            width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
+            route = route.tiled(self.num_slots, width, device)
         operations = RoutedBank(views, route, is_training=is_training)
         with self.backbone.mount.routed(operations):
             yield

@@ -1,24 +1,26 @@
 """The banked operations: each row through the parameters of its own slot.
 
 The loops over segments are the definition, in plain PyTorch, and the path used on CPU: a slot's NaN stays in its rows,
-a slot uses exactly its own columns, and a slot without rows costs nothing. On a GPU, where launches cost more than
-work, segments of equal length (a cohort's usual step) go through one batched product instead; padded columns are zero
-and stay so. Tests hold the two equal; nothing outside this file knows which ran.
+a slot uses exactly its own columns, and a slot without rows costs nothing. A route that has a tiling (on a GPU, where
+launches cost more than work) goes through `tiled.py` instead, one launch or a few for all slots. Tests hold the two
+equal; nothing outside this file knows which ran.
 
 Shape letters: S slots, B rows, T tokens of a row (any shape between rows and width), D width, E output width, R
-bottleneck, L labels; G segments of M tokens each.
+bottleneck, L labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inlay.model import attention, tiled
 from inlay.model.route import Route
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,8 +32,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-BATCHED_ON = {"cuda"}
-"""Device types on which even segments go through one batched product."""
 NORM_EPS = 1e-5  # of norms inside a bottleneck, as torch's own
 
 
@@ -65,6 +65,42 @@ class Bottleneck:
     running: tuple[Tensor, Tensor] | None = None
     """mean and variance [S, R] that batch norm uses outside of training"""
 
+    @cached_property
+    def tiled(self) -> tiled.TiledBottleneck:
+        """The same with what differs between slots as tensors."""
+        device, shapes = self.down_SDR.device, self.shapes
+
+        def kinds(of: Callable[[Shape], Any]) -> tiled.Kinds:
+            return tiled.make_kinds([None if shape is None else of(shape) for shape in shapes], device)
+
+        activations, inner_norms = (
+            kinds(lambda shape: shape.activation or "none"),
+            kinds(lambda shape: shape.inner_norm),
+        )
+        multiplies = kinds(lambda shape: shape.multiplies)
+        is_plain = len(activations.names) == 1 and inner_norms.names == ("none",) and multiplies.names == (False,)
+        is_plain = is_plain and not self.hidden and self.down_SDR.shape[-1] <= tiled.fused.MAX_SIZE
+        scales = [0.0 if shape is None else shape.scale for shape in shapes]
+        sizes = [1 if shape is None else shape.size for shape in shapes]
+        return tiled.TiledBottleneck(
+            tiled.fused.Stacks(
+                self.down_SDR,
+                self.up_SRE,
+                torch.tensor(scales, device=device),
+                self.down_bias_SR,
+                self.up_bias_SE,
+            ),
+            activations,
+            torch.tensor(sizes, dtype=torch.int32, device=device),
+            kinds(lambda shape: shape.depth),
+            inner_norms,
+            multiplies,
+            self.hidden,
+            self.norm,
+            self.running,
+            is_plain,
+        )
+
 
 class Moments(NamedTuple):
     """What batch norm saw of one slot's tokens in a training step."""
@@ -79,8 +115,8 @@ def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments:
 
     With `moments`, batch norm is training: it uses the tokens at hand and notes what it saw of them.
     """
-    if _is_batched(h_BTD, route) and _is_uniform(weights, route):
-        return _batched_bottleneck(h_BTD, weights, route, moments)
+    if route.tiling is not None and moments is None:
+        return _by_token(h_BTD, tiled.update(h_BTD.flatten(0, -2), weights.tiled, route.tiling))
     pieces = []
     by_slot = _BySlot(weights)
     for slot, start, stop in route.segments:
@@ -92,6 +128,13 @@ def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments:
         update = by_slot.update(h, slot, shape, real, moments)
         pieces.append(h * update if shape.multiplies else update)
     return _join(pieces)
+
+
+def adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None) -> Tensor:
+    """h + scale·up(act(down(h)))."""
+    if route.tiling is not None and moments is None:
+        return tiled.adapt(h_BTD.flatten(0, -2), weights.tiled, route.tiling).view_as(h_BTD)
+    return h_BTD + bottleneck_update(h_BTD, weights, route, moments)
 
 
 class _BySlot:
@@ -137,12 +180,9 @@ class _BySlot:
 
 def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float, route: Route) -> Tensor:
     """Layer norm with each slot's own scale and shift, in float32 at least: bf16 would round away what they learn."""
+    if route.tiling is not None:
+        return tiled.layer_norm(x_BTD.flatten(0, -2), scale_SD, shift_SD, eps, route.tiling).view_as(x_BTD)
     dtype = torch.promote_types(x_BTD.dtype, scale_SD.dtype)
-    if _is_batched(x_BTD, route):
-        normal_GMD = F.layer_norm(_grouped(x_BTD, route).to(dtype), x_BTD.shape[-1:], eps=eps)
-        y = normal_GMD * _chosen(scale_SD, route).unsqueeze(1)
-        y = y if shift_SD is None else y + _chosen(shift_SD, route).unsqueeze(1)
-        return y.to(x_BTD.dtype).view_as(x_BTD)
     scales, shifts = _by_slot(scale_SD), None if shift_SD is None else _by_slot(shift_SD)
     pieces = []
     for slot, start, stop in route.segments:
@@ -154,6 +194,8 @@ def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: fl
 
 def per_row(stacked_SD: Tensor, x_BTD: Tensor, route: Route) -> Tensor:
     """Each row's own vector [B, 1, …, D], to be added to or multiplied with the rows of x. A gather: NaN stays put."""
+    if route.tiling is not None:
+        return _by_token(x_BTD, tiled.per_token(stacked_SD, x_BTD[..., 0].numel(), route.tiling))
     if len(route.segments) == 1:
         return _by_slot(stacked_SD)[route.segments[0].slot]
     return stacked_SD[route.slots_B.to(stacked_SD.device)].view(len(x_BTD), *[1] * (x_BTD.dim() - 2), -1)
@@ -170,75 +212,18 @@ def linear_heads(
     ]
 
 
-def _batched_bottleneck(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None) -> Tensor:
-    h_GMD = _grouped(h_BTD, route)
-    shape = weights.shapes[route.segments[0].slot]
-    assert shape is not None
-    activate = ACTIVATIONS.get(shape.activation or "", lambda z: z)
-    z_GMR = _batched_linear(h_GMD, weights.down_SDR, weights.down_bias_SR, route)
-    z_GMR = z_GMR if shape.inner_norm == "none" else _batched_norm(z_GMR, weights, route, moments)
-    z_GMR = activate(z_GMR)
-    for w_SRR, b_SR in weights.hidden[: shape.depth - 1]:
-        z_GMR = activate(_batched_linear(z_GMR, w_SRR, b_SR, route))
-    update_GME = _batched_linear(z_GMR, weights.up_SRE, weights.up_bias_SE, route)
-    update_GME = update_GME if shape.scale == 1.0 else update_GME * shape.scale
-    update_GME = h_GMD * update_GME if shape.multiplies else update_GME
-    return update_GME.view(*h_BTD.shape[:-1], -1)
+def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options: Any) -> Tensor:
+    """Each packed row's attention to itself [N, H, C]; options as `attention.attend` has them."""
+    bias_HW = options.get("bias_HW")
+    assert route.pack is not None
+    if route.tiling is None or (bias_HW is not None and bias_HW.requires_grad):
+        return attention.attend(q_NHC, k_NHC, v_NHC, route.pack, **options)
+    return tiled.attend(q_NHC, k_NHC, v_NHC, route.tiling, **options)
 
 
-def _batched_norm(z_GMR: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None) -> Tensor:
-    """The norm inside even segments. Scale and shift are zero in the padding, so it stays zero."""
-    assert weights.norm is not None
-    shapes = [weights.shapes[segment.slot] for segment in route.segments]
-    sizes = [shape.size for shape in shapes if shape is not None]
-    scale_G1R, shift_G1R = (_chosen(tensor, route).unsqueeze(1) for tensor in weights.norm)
-    wide = z_GMR.to(torch.promote_types(z_GMR.dtype, scale_G1R.dtype))
-    if shapes[0] is not None and shapes[0].inner_norm == "layer":
-        size_G11 = torch.tensor(sizes, device=wide.device).view(-1, 1, 1)
-        own_G1R = torch.arange(wide.shape[-1], device=wide.device) < size_G11
-        mean = wide.sum(-1, keepdim=True) / size_G11  # the padding is zero
-        var = ((wide - mean) * own_G1R).square().sum(-1, keepdim=True) / size_G11
-    elif moments is None:
-        assert weights.running is not None
-        mean, var = (_chosen(tensor, route).unsqueeze(1) for tensor in weights.running)
-    else:
-        real_GM1 = (
-            torch.ones_like(wide[..., :1]) if route.mask_BT is None else _grouped(route.mask_BT[..., None], route)
-        )
-        count_G11 = real_GM1.sum(1, keepdim=True)
-        mean = (wide * real_GM1).sum(1, keepdim=True) / count_G11
-        var = ((wide - mean).square() * real_GM1).sum(1, keepdim=True) / count_G11
-        for group, (segment, size) in enumerate(zip(route.segments, sizes, strict=True)):
-            moments.append(Moments(segment.slot, mean[group, 0, :size].detach(), var[group, 0, :size].detach()))
-    return ((wide - mean) * torch.rsqrt(var + NORM_EPS) * scale_G1R + shift_G1R).to(z_GMR.dtype)
-
-
-def _batched_linear(x_GMD: Tensor, stacked: Tensor, bias: Tensor | None, route: Route) -> Tensor:
-    w = _chosen(stacked, route).to(x_GMD.dtype)
-    if bias is None:
-        return torch.bmm(x_GMD, w)
-    return torch.baddbmm(_chosen(bias, route).to(x_GMD.dtype).unsqueeze(1), x_GMD, w)
-
-
-def _is_batched(h_BTD: Tensor, route: Route) -> bool:
-    return len(route.segments) > 1 and h_BTD.device.type in BATCHED_ON and route.is_even
-
-
-def _is_uniform(weights: Bottleneck, route: Route) -> bool:
-    """Every segment has a bottleneck, and all are alike but for their size."""
-    shapes = [weights.shapes[segment.slot] for segment in route.segments]
-    return None not in shapes and len({shape and replace(shape, size=0) for shape in shapes}) == 1
-
-
-def _grouped(h_BTD: Tensor, route: Route) -> Tensor:
-    """G even segments of M tokens each."""
-    return h_BTD.reshape(len(route.segments), -1, h_BTD.shape[-1])
-
-
-def _chosen(stacked: Tensor, route: Route) -> Tensor:
-    """The route's slots of a stacked tensor, in order; the whole stack where that is the same."""
-    slots = [segment.slot for segment in route.segments]
-    return stacked if slots == list(range(len(stacked))) else stacked[torch.tensor(slots, device=stacked.device)]
+def _by_token(h_BTD: Tensor, values_NE: Tensor) -> Tensor:
+    """Values of tokens laid out as h is."""
+    return values_NE.view(*h_BTD.shape[:-1], -1)
 
 
 def _by_slot(stacked: Tensor) -> Tensor | tuple[Tensor, ...]:

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.model.tiles import Tiles, make_tiles, tile_capacity
+
 TokenIds = Sequence[int] | np.ndarray
 
 
@@ -91,6 +93,20 @@ class Prefix:
     """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed"""
 
 
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """A route as tensors on the device, for operations that take all slots at once: int32, over tokens."""
+
+    tiles: Tiles
+    slots_N: Tensor
+    """the slot of every token"""
+    starts_B: Tensor
+    stops_B: Tensor
+    """where each packed row begins and ends; empty if rows are padded"""
+    max_length: int
+    """the longest a packed row may be"""
+
+
 @dataclass(frozen=True)
 class Route:
     """The segments of a batch, in order, without gaps: of rows, or of tokens where the batch is packed."""
@@ -102,6 +118,25 @@ class Route:
     """where the rows lie, if they are packed"""
     prefix: Prefix | None = field(default=None, compare=False)
     """what is known of the lower layers, which the pass then skips"""
+    tiling: Tiling | None = field(default=None, compare=False)
+    """the same as tensors, where operations take all slots at once"""
+
+    def tiled(self, num_slots: int, tokens_per_item: int, device: torch.device) -> Route:
+        """The route with a tiling for a bank of so many slots; a padded row is an item of several tokens."""
+        segments = [(slot, start * tokens_per_item, stop * tokens_per_item) for slot, start, stop in self.segments]
+        num_tokens = segments[-1][2]
+        # One row to a task leaves tiles half empty; a smaller one wastes less.
+        tile = 64 if num_tokens >= 32 * len(segments) else 16
+        capacity = tile_capacity(num_tokens, len(segments), tile)
+        tiles = make_tiles(segments, num_slots, tile, capacity, device)
+        counts = [stop - start for _, start, stop in segments]
+        slots = np.repeat(np.array([slot for slot, *_ in segments], dtype=np.int32), counts)
+        starts = np.array(self.pack.starts if self.pack else (), dtype=np.int32)
+        stops = starts + np.array(self.pack.lengths if self.pack else (), dtype=np.int32)
+        sent = torch.from_numpy(np.concatenate([slots, starts, stops])).to(device)
+        slots_N, starts_B, stops_B = sent.split([len(slots), len(starts), len(starts)])
+        longest = max(16, 1 << (max(self.pack.lengths) - 1).bit_length()) if self.pack else 0
+        return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest))
 
     @cached_property
     def slots_B(self) -> Tensor:
@@ -109,11 +144,6 @@ class Route:
         device = self.pack.device if self.pack else "cpu" if self.mask_BT is None else self.mask_BT.device
         lengths = torch.tensor([segment.stop - segment.start for segment in self.segments])
         return torch.tensor([segment.slot for segment in self.segments]).repeat_interleave(lengths).to(device)
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all segments are equally long."""
-        return len({segment.stop - segment.start for segment in self.segments}) == 1
 
     @classmethod
     def from_slots(cls, slots: Sequence[int], mask_BT: Tensor | None = None) -> Route:

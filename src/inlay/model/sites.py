@@ -10,7 +10,7 @@ Adding a family: one entry in FAMILIES, and its name in the contract tests runs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from inlay.errors import Unsupported
 from inlay.model.attention import IMPLEMENTATION, replace_biased
-from inlay.model.route import Pack, Prefix
+from inlay.model.route import Pack
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,16 @@ class NormSite:
     def is_encoder(self) -> bool:
         return self.key != "embeddings"
 
+    @property
+    def is_outer(self) -> bool:
+        """Whether it stands outside the blocks."""
+        return "." not in self.key
+
+    @property
+    def name(self) -> str:
+        """Its name within its block, or among the outer norms."""
+        return self.key.rpartition(".")[2]
+
 
 @dataclass(frozen=True)
 class LinearSite:
@@ -241,8 +251,8 @@ class LinearSite:
 
     @property
     def reads(self) -> str | None:
-        """The place whose sublayer this layer reads the input of, where it is the one that tells."""
-        return {"value": f"{self.layer}.attention", "expand": f"{self.layer}.feedforward"}.get(self.name)
+        """The place of its block whose sublayer it reads the input of, where it is the one that tells."""
+        return {"value": "attention", "expand": "feedforward"}.get(self.name)
 
 
 @dataclass(frozen=True)
@@ -360,28 +370,34 @@ def _find_parameters(model: nn.Module, family: Family, num_layers: int) -> Itera
 
 
 class SlotOperations(Protocol):
-    """What a wrapper asks of the active bank; the route is already bound."""
+    """What a wrapper asks of the active bank; the route is already bound, and names are those within a block."""
+
+    def at(self, layer: int) -> SlotOperations: ...
 
     @property
     def pack(self) -> Pack | None: ...
 
-    @property
-    def prefix(self) -> Prefix | None: ...
+    def enter(self, hidden: Tensor) -> Tensor | None: ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor: ...
 
-    def rewrite(self, key: str, output: Tensor) -> Tensor: ...
+    def rewrite(self, place: str, output: Tensor) -> Tensor: ...
 
-    def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor: ...
+    def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor: ...
 
 
 class Mount:
-    """The wrappers of one backbone, and the bank and route that are active in them."""
+    """The wrappers of one backbone, or of one of its blocks, and the bank and route that are active in them.
 
-    def __init__(self) -> None:
+    Blocks have mounts of their own, so that a wrapper knows its place within its block and nothing of which block it
+    is: what is compiled for one block serves all.
+    """
+
+    def __init__(self, num_blocks: int = 0) -> None:
         self.active: SlotOperations | None = None
+        self.blocks = [Mount() for _ in range(num_blocks)]
 
     @contextmanager
     def routed(self, operations: SlotOperations) -> Iterator[None]:
@@ -390,11 +406,17 @@ class Mount:
         Call `backward` inside the block too: activation checkpointing runs the forward
         pass again during backward and needs the route to be there.
         """
-        outer, self.active = self.active, operations
+        outer = self.active, [block.active for block in self.blocks]
+        self._activate(operations, [operations.at(layer) for layer in range(len(self.blocks))])
         try:
             yield
         finally:
-            self.active = outer
+            self._activate(*outer)
+
+    def _activate(self, whole: SlotOperations | None, by_block: Sequence[SlotOperations | None]) -> None:
+        self.active = whole
+        for block, active in zip(self.blocks, by_block, strict=True):
+            block.active = active
 
 
 class _Wrapper(nn.Module):
@@ -413,26 +435,26 @@ class _Wrapper(nn.Module):
 class OutputSite(_Wrapper):
     """A submodule whose output goes through the adapters of the active bank."""
 
-    def __init__(self, inner: nn.Module, mount: Mount, key: str) -> None:
+    def __init__(self, inner: nn.Module, mount: Mount, place: str) -> None:
         super().__init__(inner, mount)
-        self.key = key
+        self.place = place
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.inner(*args, **kwargs)
         active = self._mount.active
-        return output if active is None else active.rewrite(self.key, output)
+        return output if active is None else active.rewrite(self.place, output)
 
 
 class NormWrapper(_Wrapper):
     """A layer norm with every slot's own scale and shift, and Pfeiffer's adapter where the norm ends a block."""
 
-    def __init__(self, inner: nn.Module, mount: Mount, norm_key: str, site_key: str | None) -> None:
+    def __init__(self, inner: nn.Module, mount: Mount, name: str, place: str | None) -> None:
         super().__init__(inner, mount)
-        self.norm_key, self.site_key = norm_key, site_key
+        self.name, self.place = name, place
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.normalize(self.norm_key, self.site_key, self.inner, x)
+        return self.inner(x) if active is None else active.normalize(self.name, self.place, self.inner, x)
 
 
 class LinearWrapper(_Wrapper):
@@ -453,40 +475,41 @@ class BlockWrapper(_Wrapper):
     What is replaced is what the block reads, not what the one below gives: DeBERTa's convolution joins in between.
     """
 
-    def __init__(self, inner: nn.Module, mount: Mount, layer: int, num_outputs: int) -> None:
+    def __init__(self, inner: nn.Module, mount: Mount, num_outputs: int) -> None:
         super().__init__(inner, mount)
-        self.layer, self._num_outputs = layer, num_outputs
+        self._num_outputs = num_outputs
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         active = self._mount.active
-        prefix = None if active is None else active.prefix
-        if prefix is not None and self.layer < prefix.first_layer:
-            others = (None,) * (self._num_outputs - 1)
-            return (hidden_states, *others) if self._num_outputs else hidden_states
-        if prefix is not None and self.layer == prefix.first_layer:
-            hidden_states = prefix.states
-        return self.inner(hidden_states, *args, **kwargs)
+        read = hidden_states if active is None else active.enter(hidden_states)
+        if read is not None:
+            return self.inner(read, *args, **kwargs)
+        others = (None,) * (self._num_outputs - 1)
+        return (hidden_states, *others) if self._num_outputs else hidden_states
 
 
 def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
     """Set wrappers at the sites, norms, linear layers and blocks of `model`; they do nothing until a bank is routed."""
-    mounted = Mount()
+    mounted = Mount(anatomy.num_layers)
     # Linear layers first: a wrapped one may lie inside a site, or be one (DistilBERT's attention).
     for path in dict.fromkeys(linear.path for linear in anatomy.linears):
         parts = tuple(linear for linear in anatomy.linears if linear.path == path)
-        model.set_submodule(path, LinearWrapper(model.get_submodule(path), mounted, parts))
-    at_norms = {site.path: site.key for site in anatomy.sites if site.is_norm}
+        block = mounted.blocks[parts[0].layer]
+        model.set_submodule(path, LinearWrapper(model.get_submodule(path), block, parts))
+    at_norms = {site.path: site.place for site in anatomy.sites if site.is_norm}
     for norm in anatomy.norms:
+        block = mounted if norm.is_outer else mounted.blocks[norm.layer]
         inner = model.get_submodule(norm.path)
-        model.set_submodule(norm.path, NormWrapper(inner, mounted, norm.key, at_norms.get(norm.path)))
+        model.set_submodule(norm.path, NormWrapper(inner, block, norm.name, at_norms.get(norm.path)))
     for site in anatomy.sites:
         if not site.is_norm:
-            model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), mounted, site.key))
+            block = mounted.blocks[site.layer]
+            model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), block, site.place))
     _mount_attention(model, anatomy, mounted)
     family = find_family(anatomy.family)
-    for layer in range(anatomy.num_layers):
+    for layer, block in enumerate(mounted.blocks):
         path = f"{family.stack}.{layer}"
-        model.set_submodule(path, BlockWrapper(model.get_submodule(path), mounted, layer, family.num_outputs))
+        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
     return mounted
 
 
@@ -499,5 +522,5 @@ def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None
     ]
     if family.packing == "bias":
         replace_biased(model.get_submodule(family.stack.rpartition(".")[0]), attentions, mounted)
-    for attention in attentions:
-        attention.inlay = mounted
+    for attention, block in zip(attentions, mounted.blocks, strict=True):
+        attention.inlay = block

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from inlay.config import MethodConfig
 from inlay.model import kernels
-from inlay.model.attention import attend
 from inlay.model.methods import adapted_linears, adapter_groups, scales_input
-from inlay.model.route import Pack, Prefix, Route
+from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
 
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
@@ -34,15 +33,32 @@ class LinearView:
     factor_SD: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Views:
-    """A bank's stacks by site."""
+    """A bank's stacks by site, or those of one block by the names within it."""
 
     sequential: Mapping[str, kernels.Bottleneck] = field(default_factory=dict)
     parallel: Mapping[str, kernels.Bottleneck] = field(default_factory=dict)
     norms: Mapping[str, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
     """scale and shift [S, D]; None: the backbone's own"""
     linears: Mapping[str, LinearView] = field(default_factory=dict)
+    _layers: dict[int, Views] = field(default_factory=dict, repr=False)
+
+    def at(self, layer: int) -> Views:
+        """Those of one block."""
+        if layer not in self._layers:
+            self._layers[layer] = Views(
+                _within(layer, self.sequential),
+                _within(layer, self.parallel),
+                _within(layer, self.norms),
+                _within(layer, self.linears),
+            )
+        return self._layers[layer]
+
+
+def _within(layer: int, views: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = f"{layer}."
+    return {name.removeprefix(prefix): view for name, view in views.items() if name.startswith(prefix)}
 
 
 def build_views(
@@ -124,54 +140,66 @@ def _linear_views(anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConf
 
 
 class RoutedBank:
-    """A bank's views with a route bound: what the wrappers in the backbone call.
+    """A bank's views with a route bound: what the wrappers in the backbone call. `at` gives that of one block.
 
-    `update`, `layer_norm` and `per_row` alone compute with the slots' parameters: a subclass may do it otherwise.
+    `update`, `adapt`, `layer_norm` and `per_row` alone compute with the slots' parameters: a subclass may do it
+    otherwise.
     """
 
     def __init__(self, views: Views, route: Route, *, is_training: bool = False) -> None:
-        self._views, self._route = views, route
+        self._views, self._route, self._is_training = views, route, is_training
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
+        self._blocks: list[RoutedBank] = []
+        self._layer = -1
+
+    def at(self, layer: int) -> RoutedBank:
+        """The same for the wrappers of one block."""
+        block = self._block(self._views.at(layer))
+        block._layer = layer
+        self._blocks.append(block)
+        return block
+
+    def _block(self, views: Views) -> RoutedBank:
+        return RoutedBank(views, self._route, is_training=self._is_training)
 
     @property
     def pack(self) -> Pack | None:
         """Where the rows lie, if they are packed."""
         return self._route.pack
 
-    @property
-    def prefix(self) -> Prefix | None:
-        """What is known of the lower layers."""
-        return self._route.prefix
+    def enter(self, hidden: Tensor) -> Tensor | None:
+        """What this block reads: `hidden`, or what was known of it before; None if the pass begins above."""
+        prefix = self._route.prefix
+        if prefix is None or self._layer > prefix.first_layer:
+            return hidden
+        return prefix.states if self._layer == prefix.first_layer else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""
-        assert self._route.pack is not None
-        return attend(q, k, v, self._route.pack, **options)
+        return kernels.attend(q, k, v, self._route, **options)
 
     def rewrite(self, key: str, output: Tensor) -> Tensor:
         """A sublayer's output with what the adapters there add."""
         sequential, parallel = self._views.sequential.get(key), self._views.parallel.get(key)
-        result = output
-        if sequential is not None:
-            result = result + self.update(key, output, sequential)
+        result = output if sequential is None else self.adapt(key, output, sequential)
         if parallel is not None:
             result = result + self.update(key, self._inputs.pop(key), parallel)
         return result
 
-    def normalize(self, norm_key: str, site_key: str | None, inner: Any, x: Tensor) -> Tensor:
+    def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor:
         """A layer norm with each slot's scale and shift, around Pfeiffer's adapter where one stands there."""
-        weights = None if site_key is None else self._views.sequential.get(site_key)
-        if weights is not None and site_key is not None:
-            x = x + self.update(site_key, self._norm(norm_key, inner, x), weights)
-        return self._norm(norm_key, inner, x)
+        weights = None if place is None else self._views.sequential.get(place)
+        if weights is not None and place is not None:
+            x = x + self.update(place, self._norm(name, inner, x), weights)
+        return self._norm(name, inner, x)
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
         """A linear layer with each slot's update, bias and factor."""
         for part in parts:
             if part.reads is not None and part.reads in self._views.parallel:
                 self._inputs[part.reads] = x
-        views = [self._views.linears.get(part.key) for part in parts]
+        views = [self._views.linears.get(part.name) for part in parts]
         if not any(views):
             return inner(x)
         for part, view in zip(parts, views, strict=True):
@@ -186,6 +214,8 @@ class RoutedBank:
 
     def settle(self) -> None:
         """Move the running statistics by what batch norm saw since the route was bound."""
+        for block in self._blocks:
+            block.settle()
         for key, seen in (self._moments or {}).items():
             weights = self._views.sequential.get(key) or self._views.parallel[key]
             assert weights.running is not None
@@ -196,8 +226,15 @@ class RoutedBank:
 
     def update(self, key: str, h: Tensor, weights: kernels.Bottleneck) -> Tensor:
         """What each row's own bottleneck at `key` makes of h."""
-        moments = None if self._moments is None or weights.running is None else self._moments.setdefault(key, [])
-        return self._unlay(kernels.bottleneck_update(self._lay(h), weights, self._route, moments))
+        return self._unlay(kernels.bottleneck_update(self._lay(h), weights, self._route, self._noted(key, weights)))
+
+    def adapt(self, key: str, h: Tensor, weights: kernels.Bottleneck) -> Tensor:
+        """h with what its own bottleneck makes of it added."""
+        return self._unlay(kernels.adapted(self._lay(h), weights, self._route, self._noted(key, weights)))
+
+    def _noted(self, key: str, weights: kernels.Bottleneck) -> list[kernels.Moments] | None:
+        """Where batch norm notes what it sees while it trains."""
+        return None if self._moments is None or weights.running is None else self._moments.setdefault(key, [])
 
     def _norm(self, key: str, inner: Any, x: Tensor) -> Tensor:
         if key not in self._views.norms:
@@ -212,7 +249,7 @@ class RoutedBank:
         if view is None:
             return y
         if view.lora is not None:
-            y = y + self.update(part.key, x, view.lora)
+            y = y + self.update(part.name, x, view.lora)
         if view.bias_SD is not None:
             y = (y + self.per_row(view.bias_SD - inner.bias[part.start : part.stop], y)).to(y.dtype)
         if view.factor_SD is not None and not scales_input(part):

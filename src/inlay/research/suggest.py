@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.data.encode import Encoded, encode
+from inlay.data.encode import Encoded
 from inlay.data.metrics import METRICS, score
+from inlay.data.once import encode_once
 from inlay.data.splits import find_strata, group_keys
 from inlay.data.tasks import Task
+from inlay.data.windows import Reading
 from inlay.errors import InlayError, Unsupported
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
@@ -95,7 +97,8 @@ def suggest(
     candidates, refused = _load(_choose(store, backbone, references), backbone, store, task.digest)
     rows = sample_rows(task, settings.num_rows)
     part = task.train.take(rows)
-    encoded = encode(backbone.tokenizer, part.texts, part.pairs, min(settings.max_length, backbone.max_length))
+    whole = Reading("classify", min(settings.max_length, backbone.max_length))
+    encoded = encode_once(backbone.tokenizer, part, whole)
     everyone = [_Candidate("", None, {}), *candidates]
     assert part.targets is not None
     scored = []

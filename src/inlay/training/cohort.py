@@ -13,13 +13,15 @@ import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from inlay.data.encode import Encoded
 from inlay.data.metrics import is_better
-from inlay.data.windows import Reading, encode_split
+from inlay.data.once import encode_once
+from inlay.data.windows import Reading
 from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
@@ -49,6 +51,9 @@ class CohortSettings:
 class Watcher:
     """Hears how training goes. This one is deaf; the command line's draws progress."""
 
+    def on_encode(self, num_done: int, num_rows: int) -> None:
+        """So many rows of a set are tokenised; nothing is heard of a set that is known already."""
+
     def on_start(self, cohort: Cohort) -> None:
         """Training is about to begin, or to go on."""
 
@@ -65,14 +70,16 @@ class Watcher:
 class Cohort:
     """The bank, optimizer and members of runs trained together."""
 
-    def __init__(self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings) -> None:
+    def __init__(
+        self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings, watch: Watcher | None = None
+    ) -> None:
         self.backbone, self.settings = backbone, settings
         self.bank = Bank(backbone, len(runs), trainable=True)
         for slot, run in enumerate(runs):
             self.bank.initialise(slot, run.spec, run.config.train.seed)
             if run.start.tensors:
                 self.bank.put(slot, run.spec, {**self.bank.read(slot), **run.start.tensors})
-        encoder = _Encoder(backbone)
+        encoder = _Encoder(backbone, watch or Watcher())
         self.members = [
             Member(run, slot, encoder.encode(run, "train"), encoder.encode(run, "dev"), backbone.device)
             for slot, run in enumerate(runs)
@@ -195,15 +202,16 @@ def _has_diverged(member: Member, loss: float, norm: float) -> bool:
 class _Encoder:
     """Tokenises each (task, split, length) once, however many runs share it."""
 
-    def __init__(self, backbone: Backbone) -> None:
-        self._backbone = backbone
+    def __init__(self, backbone: Backbone, watch: Watcher) -> None:
+        self._backbone, self._watch = backbone, watch
         self._known: dict[tuple[str, str, Reading], Encoded] = {}
 
     def encode(self, run: Run, split: str) -> Encoded:
         key = (run.task.digest, split, run.reading)
         if key not in self._known:
             rows = run.task.train if split == "train" else run.task.dev
-            self._known[key] = encode_split(self._backbone.tokenizer, rows, run.reading)
+            progress = partial(self._watch.on_encode, num_rows=len(rows))
+            self._known[key] = encode_once(self._backbone.tokenizer, rows, run.reading, progress)
         return self._known[key]
 
 

@@ -19,8 +19,9 @@ from inlay.data.answers import tune_threshold
 from inlay.data.calibration import calibration_error, fit_temperature
 from inlay.data.encode import Encoded
 from inlay.data.metrics import score_all
+from inlay.data.once import encode_once
 from inlay.data.tasks import Split
-from inlay.data.windows import IGNORED, Reading, align_targets, encode_split
+from inlay.data.windows import IGNORED, Reading, align_targets
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.heads import HeadSpec, Output, collect_outputs, find_head, find_output_passages
@@ -163,7 +164,7 @@ def judge_split(
     on_batch: Callable[[int], None] | None = None,
 ) -> Judged:
     """The outputs of every labelled row, and how honest their probabilities are."""
-    encoded = encode_split(backbone.tokenizer, split, reading)
+    encoded = encode_once(backbone.tokenizer, split, reading)
     outputs = _collect(split, encoded, _infer(spec, tensors, backbone, encoded, on_batch))
     decisions = _decisions(spec.head.kind, outputs, split, encoded)
     ece = None if decisions is None else calibration_error(*decisions, spec.head.temperature)
@@ -179,7 +180,7 @@ def predict_split(
     stride: int = Reading.stride,
 ) -> list[Tensor]:
     """All logits of every row of a split, as one vector each."""
-    encoded = encode_split(backbone.tokenizer, split, Reading(spec.head.kind, max_length, stride))
+    encoded = encode_once(backbone.tokenizer, split, Reading(spec.head.kind, max_length, stride))
     return [output.flat for output in _collect(split, encoded, _infer(spec, tensors, backbone, encoded))]
 
 
@@ -201,7 +202,7 @@ def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[O
 
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
     """A split's rows for slot 0, ready for `infer`, each text or pair whole."""
-    encoded = encode_split(backbone.tokenizer, split, Reading("classify", max_length))
+    encoded = encode_once(backbone.tokenizer, split, Reading("classify", max_length))
     return [Row(ids, 0, segments) for ids, segments in encoded]
 
 

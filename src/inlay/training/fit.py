@@ -116,7 +116,7 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: Fit
         chosen = replace(stopped.settings, token_budget=settings.token_budget or stopped.settings.token_budget)
         write_membership(place, runs, chosen)
     with _own_randomness(backbone, runs), _own_threads(chosen.num_threads):
-        cohort = Cohort(runs, backbone, chosen)
+        cohort = Cohort(runs, backbone, chosen, watch)
         if stopped is not None:
             load_state(place, cohort)
             for member in cohort.members:

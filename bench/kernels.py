@@ -1,0 +1,234 @@
+"""What the fused bottleneck buys on this GPU against the same composed of grouped products, in turns in one process.
+
+    python bench/kernels.py [--shape cohort …] [--repeats 5] [--tile 64] [--launched] [--out bench/kernels.json]
+
+Times are medians in microseconds of work replayed from a CUDA graph, so that launches cost nothing, as in a captured
+step; `--launched` times it as Python launches it. `×` is a way's time over the fused kernel's: a kernel that is not
+at least 1.1 times faster than the best other way has no place. GB/s counts what must be moved at least: tokens read
+and written once, weights of the slots visited, gradients of weights written once.
+
+Ways: `fused` reads float32 weights; `fused, copies` reads copies in bf16, whose making is part of its time; `linear`
+is composed of `segment_linear`; `grouped_mm` of torch's own grouped product with explicit casts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inlay.model.fused import Stacks, bottleneck
+from inlay.model.grouped import segment_linear
+from inlay.model.launch import is_available
+from inlay.model.tiles import Tiles, make_tiles, tile_capacity
+from inlay.training.publish import current_commit
+
+DEVICE = torch.device("cuda")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A site's bottlenecks and the tokens of a step."""
+
+    width: int
+    size: int
+    num_slots: int
+    """visited, each with as many tokens"""
+    tokens_per_slot: int
+    num_held: int = 0
+    """slots in the stacks, if there are more; in bf16, for inference"""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_slots * self.tokens_per_slot
+
+
+SHAPES = {
+    "cohort": Shape(768, 64, 32, 1216),
+    "large": Shape(1024, 64, 16, 1216),
+    "single": Shape(768, 64, 1, 1216),
+    "inference": Shape(768, 64, 256, 38, num_held=2000),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """The tensors of one shape. The slots visited are spread evenly over those held."""
+
+    h: Tensor
+    stacks: Stacks
+    tiles: Tiles
+    visited: Tensor
+    slots: Tensor
+    """of each token, among those visited"""
+    ends: Tensor
+    """where the tokens of each slot visited end"""
+
+
+def make_work(shape: Shape, tile: int) -> Work:
+    torch.manual_seed(0)
+    num_held, is_trained = shape.num_held or shape.num_slots, not shape.num_held
+    dtype = torch.float32 if is_trained else torch.bfloat16
+
+    def draw(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
+        return (torch.randn(*sizes, device=DEVICE) * 0.05).to(dtype).requires_grad_(is_trained)
+
+    visited = torch.arange(shape.num_slots) * (num_held // shape.num_slots)
+    starts = torch.arange(shape.num_slots + 1) * shape.tokens_per_slot
+    segments = list(zip(visited.tolist(), starts[:-1].tolist(), starts[1:].tolist(), strict=True))
+    capacity = tile_capacity(shape.num_tokens, shape.num_slots, tile)
+    stacks = Stacks(
+        draw(num_held, shape.width, shape.size),
+        draw(num_held, shape.size, shape.width),
+        torch.ones(num_held, device=DEVICE),
+        draw(num_held, shape.size),
+        draw(num_held, shape.width),
+    )
+    return Work(
+        draw(shape.num_tokens, shape.width, dtype=torch.bfloat16),
+        stacks,
+        make_tiles(segments, num_held, tile, capacity, DEVICE),
+        visited.to(DEVICE),
+        torch.arange(shape.num_slots, device=DEVICE).repeat_interleave(shape.tokens_per_slot),
+        starts[1:].to(DEVICE, torch.int32),
+    )
+
+
+def fused(work: Work) -> Tensor:
+    return bottleneck(work.h, work.stacks, work.tiles, "gelu")
+
+
+def fused_with_copies(work: Work) -> Tensor:
+    stacks = work.stacks
+    copies = stacks.down_SDR.detach().bfloat16(), stacks.up_SRE.detach().bfloat16()
+    with_copies = Stacks(stacks.down_SDR, stacks.up_SRE, stacks.scale_S, stacks.down_bias_SR, stacks.up_bias_SE, copies)
+    return bottleneck(work.h, with_copies, work.tiles, "gelu")
+
+
+def linear(work: Work) -> Tensor:
+    stacks = work.stacks
+    z = F.gelu(segment_linear(work.h, stacks.down_SDR, stacks.down_bias_SR, work.tiles), approximate="tanh")
+    return work.h + segment_linear(z, stacks.up_SRE, stacks.up_bias_SE, work.tiles)
+
+
+def grouped_mm(work: Work) -> Tensor:
+    stacks = work.stacks
+    weights = (stacks.down_SDR, stacks.up_SRE, stacks.down_bias_SR, stacks.up_bias_SE)
+    if len(stacks.down_SDR) > len(work.visited):
+        weights = tuple(stack[work.visited] for stack in weights)
+    down, up, down_bias, up_bias = (weight.bfloat16() for weight in weights)
+    z = F.gelu(torch._grouped_mm(work.h, down, offs=work.ends) + down_bias[work.slots], approximate="tanh")
+    return work.h + torch._grouped_mm(z, up, offs=work.ends) + up_bias[work.slots]
+
+
+WAYS: dict[str, Callable[[Work], Tensor]] = {
+    "fused": fused,
+    "fused, copies": fused_with_copies,
+    "linear": linear,
+    "linear, compiled": torch.compile(linear, dynamic=False),
+    "grouped_mm": grouped_mm,
+    "grouped_mm, compiled": torch.compile(grouped_mm, dynamic=False),
+}
+
+
+def forward_of(way: Callable[[Work], Tensor], work: Work) -> Callable[[], None]:
+    def call() -> None:
+        with torch.no_grad():
+            way(work)
+
+    return call
+
+
+def step_of(way: Callable[[Work], Tensor], work: Work) -> Callable[[], None]:
+    stacks, grad = work.stacks, torch.randn_like(work.h)
+    leaves = [work.h, stacks.down_SDR, stacks.up_SRE, stacks.down_bias_SR, stacks.up_bias_SE]
+
+    def call() -> None:
+        torch.autograd.grad(way(work), leaves, grad)
+
+    return call
+
+
+def moved_bytes(shape: Shape, *, is_step: bool) -> int:
+    """What must be moved at least: tokens of bf16, weights as they are held."""
+    tokens, weights = shape.num_tokens * shape.width * 2, shape.num_slots * shape.width * shape.size * 2
+    forward = 2 * tokens + weights * (2 if shape.num_held else 4)
+    return forward + (3 * tokens + 2 * weights * 4 if is_step else 0)
+
+
+def measure(calls: dict[str, Callable[[], None]], repeats: int, *, is_launched: bool) -> dict[str, float]:
+    """Median microseconds of each call, measured in turns."""
+    from triton.testing import do_bench, do_bench_cudagraph
+
+    clock = do_bench if is_launched else do_bench_cudagraph
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():  # compiled before anything is captured
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            times[name].append(clock(call, rep=50, return_mode="median") * 1e3)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def show(title: str, times: dict[str, float], least_bytes: int) -> None:
+    print(f"\n{title}")
+    print(f"  {'way':<24}{'µs':>10}{'×':>8}{'GB/s':>10}")
+    for name, time in times.items():
+        print(f"  {name:<24}{time:>10.1f}{time / times['fused']:>8.2f}{least_bytes / time / 1e3:>10.0f}")
+
+
+def bench(name: str, options: argparse.Namespace) -> list[dict[str, object]]:
+    """Times of every way for one shape, forward and, where it is trained, forward and backward."""
+    shape, findings = SHAPES[name], []
+    work = make_work(shape, options.tile)
+    for title, prepare in {"forward": forward_of, "forward and backward": step_of}.items():
+        is_step = prepare is step_of
+        if is_step and shape.num_held:
+            continue
+        calls = {way: prepare(function, work) for way, function in WAYS.items()}
+        times = measure(calls, options.repeats, is_launched=options.launched)
+        least = moved_bytes(shape, is_step=is_step)
+        show(f"{name}: {title} {asdict(shape)}", times, least)
+        findings.append({"shape": name, **asdict(shape), "pass": title, "least_bytes": least, "microseconds": times})
+    return findings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tile", type=int, default=64, choices=(16, 32, 64, 128))
+    parser.add_argument("--launched", action="store_true", help="time as Python launches, not as a graph replays")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if not torch.cuda.is_available() or not is_available(DEVICE):
+        parser.exit(1, "the kernels run on a CUDA device with triton; there is none here\n")
+    import triton
+
+    head = {
+        "commit": current_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "tile": options.tile,
+        "timed": "launched" if options.launched else "replayed",
+    }
+    print(json.dumps(head))
+    findings = [finding for name in options.shape for finding in bench(name, options)]
+    if options.out:
+        options.out.write_text(json.dumps({**head, "findings": findings}, indent=1) + "\n", encoding="utf8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""The fused bottleneck on packed tokens: scale·up(act(down(h))) and its residual in one kernel, gradients in two.
+
+`kernels.py` has the definition; tests hold this equal to it. The programs are Triton's and are imported when first
+launched, so this file imports without triton. `bottleneck` is an operator of torch with a fake and an autograd formula:
+a compiler traces a step with it whole. A launch depends on shapes only and never waits for the device.
+
+Shape letters: N packed tokens, D width read, R bottleneck (at most MAX_SIZE), E width written, S slots, M tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay.model.launch import HAS_TRITON, Cut, block_of, chunks_of, dense, is_available, on_device_of, splits_of
+from inlay.model.tiles import Tiles
+
+__all__ = ["HAS_TRITON", "MAX_SIZE", "Stacks", "bottleneck", "is_available"]
+
+MAX_SIZE = 128
+"""the widest bottleneck whose activations a program keeps; wider ones are composed of `grouped.segment_linear`"""
+
+# Bytes of one number of h -> how the programs are cut. Exact float32 products use no matrix units and need the room.
+FORWARD = {2: Cut(64, 4, 3), 4: Cut(32, 4, 2)}
+BACKWARD_TOKENS = {2: Cut(64, 4, 3), 4: Cut(32, 4, 2)}
+BACKWARD_WEIGHTS = {2: Cut(128, 4, 3), 4: Cut(32, 4, 2)}
+WEIGHTS_BLOCK_N = {2: 64, 4: 32}
+"""tokens a program of the weights' gradients adds at once"""
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The stacked weights of one site's bottlenecks, zero beyond a slot's own size. `scale_S` gets no gradient."""
+
+    down_SDR: Tensor
+    up_SRE: Tensor
+    scale_S: Tensor
+    down_bias_SR: Tensor | None = None
+    up_bias_SE: Tensor | None = None
+    copies: tuple[Tensor, Tensor] | None = None
+    """down and up in h's type, read in their stead where they are float32; the gradients are still theirs"""
+
+
+def bottleneck(
+    h_ND: Tensor, stacks: Stacks, tiles: Tiles, activation: str | None = None, *, residual: bool = True
+) -> Tensor:
+    """h + scale·up(act(down(h))), each token through its slot; without `residual` the update alone [N, E]."""
+    assert stacks.down_SDR.shape[-1] <= MAX_SIZE, stacks.down_SDR.shape
+    trained = (h_ND, stacks.down_SDR, stacks.up_SRE, stacks.down_bias_SR, stacks.up_bias_SE)
+    is_kept = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in trained)
+    down_copy, up_copy = stacks.copies or (None, None)
+    out_NE, _ = _bottleneck(
+        h_ND,
+        stacks.down_SDR,
+        stacks.up_SRE,
+        stacks.scale_S,
+        stacks.down_bias_SR,
+        stacks.up_bias_SE,
+        down_copy,
+        up_copy,
+        *tiles.tensors,
+        tiles.tile,
+        activation or "none",
+        residual,
+        is_kept,
+    )
+    return out_NE
+
+
+@torch.library.custom_op("inlay::bottleneck", mutates_args=())
+def _bottleneck(
+    h: Tensor,
+    down: Tensor,
+    up: Tensor,
+    scale: Tensor,
+    down_bias: Tensor | None,
+    up_bias: Tensor | None,
+    down_copy: Tensor | None,
+    up_copy: Tensor | None,
+    slots: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    begins: Tensor,
+    ends: Tensor,
+    tile: int,
+    activation: str,
+    residual: bool,
+    is_kept: bool,
+) -> tuple[Tensor, Tensor]:
+    from inlay.model.fused_programs import bottleneck_forward
+
+    h, cut = h.contiguous(), FORWARD[h.element_size()]
+    size_D, size_R, size_E = *down.shape[1:], up.shape[-1]
+    out, z = _forward_shapes(h, size_R, size_E, is_kept)
+    with on_device_of(h):
+        bottleneck_forward[(len(slots),)](
+            h,
+            (down if down_copy is None else down_copy).contiguous(),
+            dense(down_bias),
+            (up if up_copy is None else up_copy).contiguous(),
+            dense(up_bias),
+            scale.contiguous(),
+            slots,
+            starts,
+            stops,
+            out,
+            z if is_kept else None,
+            size_D,
+            size_R,
+            size_E,
+            ACTIVATION=activation,
+            RESIDUAL=residual,
+            BLOCK_N=tile,
+            BLOCK_D=cut.block,
+            BLOCK_R=block_of(size_R),
+            **cut.options(is_wide=tile > 64),
+        )
+    return out, z
+
+
+@torch.library.custom_op("inlay::bottleneck_backward", mutates_args=())
+def _bottleneck_backward(
+    grad: Tensor,
+    h: Tensor,
+    z: Tensor,
+    down: Tensor,
+    up: Tensor,
+    scale: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    begins: Tensor,
+    ends: Tensor,
+    tile: int,
+    activation: str,
+    residual: bool,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor]:
+    """The gradient of h, and those of down, up and their biases end to end; `needs`: whether h's, whether theirs."""
+    from inlay.model.fused_programs import bottleneck_backward_tokens
+
+    grad, h, down, up, scale = (tensor.contiguous() for tensor in (grad, h, down, up, scale))
+    widths = size_D, size_R, size_E = (*down.shape[1:], up.shape[-1])
+    dh, _ = _backward_shapes(h, widths, len(begins), needs)
+    a, dz = torch.empty_like(z), torch.empty_like(z)
+    cut = BACKWARD_TOKENS[h.element_size()]
+    with on_device_of(h):
+        bottleneck_backward_tokens[(len(slots),)](
+            grad,
+            z,
+            down,
+            up,
+            scale,
+            slots,
+            starts,
+            stops,
+            a,
+            dz,
+            dh if needs[0] else None,
+            size_D,
+            size_R,
+            size_E,
+            ACTIVATION=activation,
+            RESIDUAL=residual,
+            BLOCK_N=tile,
+            BLOCK_D=cut.block,
+            BLOCK_R=block_of(size_R),
+            **cut.options(is_wide=tile > 64),
+        )
+        weights = _weight_gradients((h, dz, a, grad), scale, (begins, ends), widths) if needs[1] else h.new_empty(0)
+    return dh, weights.float()
+
+
+def _weight_gradients(
+    tokens: tuple[Tensor, Tensor, Tensor, Tensor],
+    scale: Tensor,
+    ranges: tuple[Tensor, Tensor],
+    widths: tuple[int, int, int],
+) -> Tensor:
+    """The gradients of down, up, down's bias and up's bias, end to end."""
+    from inlay.model.fused_programs import bottleneck_backward_weights
+
+    size_D, size_R, size_E = widths
+    cut, block_n = BACKWARD_WEIGHTS[tokens[0].element_size()], WEIGHTS_BLOCK_N[tokens[0].element_size()]
+    num_chunks, num_slots = chunks_of(size_D, cut.block) + chunks_of(size_E, cut.block), len(ranges[0])
+    num_splits = splits_of(num_chunks * num_slots, len(tokens[0]))
+    sizes = weight_sizes(widths, num_slots)
+    parts = torch.empty(num_splits, sum(sizes), dtype=torch.float32, device=scale.device)
+    down, up, down_bias, up_bias = parts[0].split(sizes)
+    bottleneck_backward_weights[(num_chunks, num_slots, num_splits)](
+        *tokens,
+        scale,
+        *ranges,
+        down,
+        down_bias,
+        up,
+        up_bias,
+        sum(sizes),
+        size_D,
+        size_R,
+        size_E,
+        BLOCK_N=block_n,
+        BLOCK_D=cut.block,
+        BLOCK_R=block_of(size_R),
+        **cut.options(is_wide=size_R > 64),
+    )
+    return parts[0] if num_splits == 1 else parts.sum(0)
+
+
+def _forward_shapes(h: Tensor, size_R: int, size_E: int, is_kept: bool) -> tuple[Tensor, Tensor]:
+    return h.new_empty(len(h), size_E), h.new_empty(len(h) if is_kept else 0, size_R)
+
+
+def _backward_shapes(
+    h: Tensor, widths: tuple[int, int, int], num_slots: int, needs: list[bool]
+) -> tuple[Tensor, Tensor]:
+    size = sum(weight_sizes(widths, num_slots)) if needs[1] else 0
+    return h.new_empty(h.shape if needs[0] else (0,)), h.new_empty(size, dtype=torch.float32)
+
+
+def weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
+    """How many numbers the gradients of down, up and their biases are."""
+    size_D, size_R, size_E = widths
+    return [num_slots * size for size in (size_D * size_R, size_R * size_E, size_R, size_E)]
+
+
+@_bottleneck.register_fake
+def _(h, down, up, *args):  # type: ignore[no-untyped-def]
+    return _forward_shapes(h, down.shape[-1], up.shape[-1], args[-1])
+
+
+@_bottleneck_backward.register_fake
+def _(grad, h, z, down, up, scale, *args):  # type: ignore[no-untyped-def]
+    return _backward_shapes(h, (*down.shape[1:], up.shape[-1]), len(down), args[-1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    h, down, up, scale, down_bias, up_bias, down_copy, up_copy, *tiles, tile, activation, residual, _ = inputs
+    down_read, up_read = down if down_copy is None else down_copy, up if up_copy is None else up_copy
+    ctx.save_for_backward(h, output[1], down_read, up_read, scale, *tiles)
+    ctx.flags = (tile, activation, residual)
+    ctx.dtypes = [None if weight is None else weight.dtype for weight in (down, up, down_bias, up_bias)]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    _h, _z, down, up, *_rest = ctx.saved_tensors
+    needs = [ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:6])]
+    dh, weights = _bottleneck_backward(grad, *ctx.saved_tensors, *ctx.flags, needs)
+    d_weights: list[Tensor | None] = [None] * 4
+    if needs[1]:
+        num_slots, size_D, size_R = down.shape
+        size_E = up.shape[-1]
+        shapes = [down.shape, up.shape, (num_slots, size_R), (num_slots, size_E)]
+        flat = weights.split(weight_sizes((size_D, size_R, size_E), num_slots))
+        d_weights = [
+            None if dtype is None else part.view(shape).to(dtype)
+            for part, shape, dtype in zip(flat, shapes, ctx.dtypes, strict=True)
+        ]
+    d_down, d_up, d_down_bias, d_up_bias = d_weights
+    return dh if needs[0] else None, d_down, d_up, None, d_down_bias, d_up_bias, *[None] * 11
+
+
+_bottleneck.register_autograd(_gradients, setup_context=_keep)

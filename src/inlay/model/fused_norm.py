@@ -1,0 +1,163 @@
+"""Layer norm with each slot's scale and shift, its residual added in the same pass, on packed tokens.
+
+`kernels.py` has the definition; tests hold this equal to it. Statistics, scale, shift and their gradients are float32,
+everything else has x's dtype. The gradients of scale and shift are summed by program and then by slot in a fixed
+order: the same bits every time. Tokens that no tile covers are left undefined.
+
+The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
+on shapes only and never waits for the device.
+
+Shape letters: S slots, N packed tokens, D width, M tiles, P programs that sum the gradients of their tokens.
+"""
+
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+BLOCK_ELEMENTS = 4096
+"""numbers a program holds at once: 32 for each thread of four warps"""
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4096, 2048
+"""about so many programs at most; fewer in backward, where each writes two sums as wide as a token"""
+SUMS_WIDTH, SUMS_BLOCK = 32, 64
+"""columns and programs' sums that one program of the reduction adds at once"""
+
+
+class TokenTiles(Protocol):
+    """What is needed of a pack's tiles: tile m covers tokens starts to stops, all of one slot. int32, on the device."""
+
+    @property
+    def slots_M(self) -> Tensor: ...
+    @property
+    def starts_M(self) -> Tensor: ...
+    @property
+    def stops_M(self) -> Tensor: ...
+    @property
+    def tile(self) -> int:
+        """The most tokens of one tile, a power of two."""
+
+
+def layer_norm(
+    x_ND: Tensor,
+    residual_ND: Tensor | None,
+    scale_SD: Tensor,
+    shift_SD: Tensor | None,
+    eps: float,
+    tiles: TokenTiles,
+) -> Tensor:
+    """LN(x + residual)·scale + shift, with the scale and shift of each token's slot, in x's dtype."""
+    given = (x_ND, residual_ND, scale_SD, shift_SD)
+    is_kept = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
+    return _norm(*given, tiles.slots_M, tiles.starts_M, tiles.stops_M, tiles.tile, eps, is_kept)[0]
+
+
+@torch.library.custom_op("inlay::layer_norm", mutates_args=())
+def _norm(
+    x: Tensor,
+    residual: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    slots: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    tile: int,
+    eps: float,
+    is_kept: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y; x + residual if backward will read it; mean and 1/deviation [N, 2]."""
+    from inlay.model.norm_programs import norm_forward
+
+    x, scale, residual, shift = x.contiguous(), scale.contiguous(), _contiguous(residual), _contiguous(shift)
+    y, total, moments = _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept)
+    sizes = _sizes(x.shape[-1], tile, len(slots), FORWARD_PROGRAMS)
+    with torch.cuda.device_of(x):
+        norm_forward[len(slots), tile // sizes["SPAN"]](
+            *(x, residual, scale, shift, y, total if total.numel() else None, moments),
+            *(slots, starts, stops, eps),
+            **sizes,
+        )
+    return y, total, moments
+
+
+@_norm.register_fake
+def _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept):
+    total = x.new_empty(x.shape if is_kept and residual is not None else (0,))
+    return x.new_empty(x.shape), total, x.new_empty((len(x), 2), dtype=torch.float32)
+
+
+@torch.library.custom_op("inlay::layer_norm_backward", mutates_args=())
+def _norm_backward(
+    dy: Tensor,
+    total: Tensor,
+    moments: Tensor,
+    scale: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    tile: int,
+    has_sums: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x + residual and, with `has_sums`, of scale and shift in float32."""
+    from inlay.model.norm_programs import norm_backward, norm_sums
+
+    dy, total, scale = dy.contiguous(), total.contiguous(), scale.contiguous()
+    dx, dscale, dshift = _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums)
+    sizes = _sizes(dy.shape[-1], tile, len(slots), BACKWARD_PROGRAMS)
+    parts, width = tile // sizes["SPAN"], dy.shape[-1]
+    sums_2PD = dy.new_empty((2, len(slots) * parts, width), dtype=torch.float32) if has_sums else None
+    with torch.cuda.device_of(dy):
+        norm_backward[len(slots), parts](dy, total, moments, scale, dx, sums_2PD, slots, starts, stops, **sizes)
+        if has_sums:
+            norm_sums[len(scale), -(-width // SUMS_WIDTH)](
+                *(sums_2PD, dscale, dshift, slots, starts, stops, len(slots)),
+                PARTS=parts,
+                SPAN=sizes["SPAN"],
+                D=width,
+                WIDE=SUMS_WIDTH,
+                BLOCK=SUMS_BLOCK,
+            )
+    return dx, dscale, dshift
+
+
+@_norm_backward.register_fake
+def _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums):
+    shape = scale.shape if has_sums else (0,)
+    dscale, dshift = (scale.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    return dy.new_empty(dy.shape), dscale, dshift
+
+
+def _keep(ctx, inputs, output):
+    x, residual, scale, shift, *places, _, _ = inputs
+    _, total, moments = output
+    ctx.has_residual, ctx.shift_dtype = residual is not None, None if shift is None else shift.dtype
+    *tensors, ctx.tile = places
+    ctx.save_for_backward(x if residual is None else total, moments, scale, *tensors)
+
+
+def _differentiate(ctx, dy, dtotal, dmoments):
+    total, moments, scale, *places = ctx.saved_tensors
+    needs_scale, needs_shift = ctx.needs_input_grad[2:4]
+    has_sums = needs_scale or needs_shift
+    dx, dscale, dshift = _norm_backward(dy, total, moments, scale, *places, ctx.tile, has_sums)
+    dscale = dscale.to(scale.dtype) if needs_scale else None
+    dshift = dshift.to(ctx.shift_dtype) if needs_shift else None
+    return dx, dx if ctx.has_residual else None, dscale, dshift, *[None] * 6
+
+
+_norm.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _sizes(width: int, tile: int, num_tiles: int, num_programs: int) -> dict[str, int]:
+    """The constants of a launch: few tokens to a program while that makes no more than `num_programs`."""
+    wide = 1 << (width - 1).bit_length()
+    span = next((span for span in (8, 16, 32) if span < tile and num_tiles * tile // span <= num_programs), tile)
+    rows = min(span, max(1, BLOCK_ELEMENTS // wide))
+    return {"D": width, "WIDE": wide, "ROWS": rows, "SPAN": span}
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()

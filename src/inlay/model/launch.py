@@ -1,0 +1,58 @@
+"""How Triton programs are cut and launched: from shapes alone, so that a captured launch is right for every route."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+PROGRAMS = 264
+"""sums over a slot's tokens are split until about so many programs run: two for each processor of an H100 or H200"""
+TOKENS_OF_A_SPLIT = 128
+
+
+class Cut(NamedTuple):
+    """How one kind of program is cut: the chunk of the width it works on at once, its warps and its pipeline."""
+
+    block: int
+    num_warps: int
+    num_stages: int
+
+    def options(self, *, is_wide: bool) -> dict[str, int]:
+        """Warps and stages as a launch takes them; a wide tile has twice the warps."""
+        return {"num_warps": self.num_warps * (2 if is_wide else 1), "num_stages": self.num_stages}
+
+
+def is_available(device: torch.device) -> bool:
+    """Whether the kernels run there: triton is installed, and the device is a GPU or Triton interprets."""
+    return HAS_TRITON and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+def block_of(size: int, most: int = 128) -> int:
+    """The power of two that holds a width, up to `most`; matrix products want 16 at least."""
+    return min(most, max(16, 1 << (size - 1).bit_length()))
+
+
+def chunks_of(size: int, block: int) -> int:
+    """How many blocks cover a width."""
+    return -(-size // block)
+
+
+def splits_of(num_programs: int, num_tokens: int) -> int:
+    """Into how many shares a slot's tokens are split."""
+    return max(1, min(round(PROGRAMS / num_programs), num_tokens // TOKENS_OF_A_SPLIT))
+
+
+def dense(tensor: Tensor | None) -> Tensor | None:
+    """The tensor without gaps, as programs read it."""
+    return None if tensor is None else tensor.contiguous()
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Launches inside go to the tensor's GPU, whichever is current."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -1,0 +1,78 @@
+"""All slots in one launch equal the loop over segments, in Triton's interpreter: whole backbones, every method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig
+from inlay.model import launch
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.heads import HeadSpec
+from inlay.model.route import Row, collate
+
+pytestmark = pytest.mark.triton
+
+ROWS = [(3, 2), (21, 0), (1, 0), (17, 2), (17, 2), (2, 1), (5, 1)]
+METHODS = [
+    *[{"name": name} for name in ("houlsby", "pfeiffer", "parallel", "lora", "ia3", "bitfit", "norms", "head")],
+    *[{"depth": 3}, {"inner_norm": "layer"}, {"combine": "multiply"}, {"activation": "swish"}, {"scale": 0.3}],
+    *[{"size": 200}, {"form": "parallel"}, {"sharing": "all"}],
+]
+
+
+def fill(backbone, methods, *, trainable):
+    bank = Bank(backbone, len(methods), trainable=trainable)
+    for slot, method in enumerate(methods):
+        spec = SlotSpec(method, HeadSpec("classify", 2 + slot, "mean"))
+        bank.initialise(slot, spec, seed=slot)
+        noise = torch.Generator().manual_seed(slot)
+        tensors = {key: t + 0.2 * torch.rand(t.shape, generator=noise) for key, t in bank.read(slot).items()}
+        bank.put(slot, spec, tensors)
+    return bank
+
+
+def run(backbone, methods, *, trainable, is_padded=False):
+    bank = fill(backbone, methods, trainable=trainable)
+    rows = [Row([5 + (3 * i) % 50 for i in range(length)], slot) for length, slot in ROWS]
+    batch = collate(rows, backbone.pad_id) if is_padded else backbone.collate(rows)
+    if not trainable:
+        with torch.inference_mode(), bank.routed(batch.route):
+            return bank.logits(batch), None
+    flat = bank.flatten()
+    with bank.routed(batch.route):
+        logits = bank.logits(batch)
+        torch.cat([part.flatten() for part in logits]).pow(3).sum().backward()
+    return logits, flat.take_grads()
+
+
+PAIRS = [*[("bert", kind) for kind in METHODS], ("mpnet", METHODS[0]), ("modernbert", METHODS[0])]
+
+
+@pytest.mark.parametrize(("family", "kind"), PAIRS, ids=str)
+def test_a_trained_batch_in_tiles_equals_the_loop(backbone_of, monkeypatch, family, kind):
+    backbone = backbone_of(family)
+    has_size = kind.get("name", "houlsby") not in ("ia3", "bitfit", "norms", "head")
+    methods = [MethodConfig(**({"size": size} if has_size else {}) | kind) for size in (8, 3, 16)]
+    tiled, grads = run(backbone, methods, trainable=True)
+    monkeypatch.setattr(launch, "is_available", lambda device: False)
+    loop, expected = run(backbone, methods, trainable=True)
+    for one, other in zip(tiled, loop, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    scale = expected.abs().max()
+    torch.testing.assert_close(grads / scale, expected / scale, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_slots_of_every_kind_in_one_serving_bank_equal_the_loop(backbone_of, monkeypatch, family):
+    backbone = backbone_of(family)
+    kinds = [{"activation": "tanh"}, {"depth": 2, "inner_norm": "batch"}, {"name": "lora"}]
+    for _ in range(2):
+        methods = [MethodConfig(**kind) for kind in kinds]
+        with monkeypatch.context() as patch:
+            tiled, _ = run(backbone, methods, trainable=False, is_padded=True)
+            patch.setattr(launch, "is_available", lambda device: False)
+            loop, _ = run(backbone, methods, trainable=False, is_padded=True)
+        for one, other in zip(tiled, loop, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+        kinds = [{"name": "pfeiffer"}, {"combine": "multiply", "inner_norm": "layer"}, {"name": "ia3"}]

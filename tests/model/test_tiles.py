@@ -1,0 +1,48 @@
+"""Tiles cover every token once, each within its slot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inlay.model.tiles import TILE_SIZES, make_tiles, tile_capacity
+
+
+def lay_out(lengths, order):
+    starts = {}
+    start = 0
+    for slot in order:
+        starts[slot], start = start, start + lengths[slot]
+    return [(slot, starts[slot], starts[slot] + lengths[slot]) for slot in order if lengths[slot]]
+
+
+@given(st.data(), st.lists(st.integers(0, 200), min_size=1, max_size=8), st.sampled_from(TILE_SIZES))
+def test_tiles_cover_every_token_once_and_none_crosses_a_slot(data, lengths, tile):
+    segments = lay_out(lengths, data.draw(st.permutations(range(len(lengths)))))
+    tiles = make_tiles(segments, len(lengths), tile, tile_capacity(sum(lengths), len(lengths), tile), "cpu")
+    found = [-1] * sum(lengths)
+    for slot, start, stop in zip(*(tensor.tolist() for tensor in tiles.tensors[:3]), strict=True):
+        assert 0 <= stop - start <= tile
+        for token in range(start, stop):
+            assert found[token] == -1
+            found[token] = slot
+    assert found == [slot for slot, start, stop in segments for _ in range(start, stop)]
+    ranges = list(zip(tiles.begins_S.tolist(), tiles.ends_S.tolist(), strict=True))
+    assert all(ranges[slot] == (start, stop) for slot, start, stop in segments)
+    assert all(begin == end for slot, (begin, end) in enumerate(ranges) if not lengths[slot])
+
+
+def test_more_tiles_than_the_capacity_are_refused():
+    with pytest.raises(AssertionError, match="3 tiles do not fit 2"):
+        make_tiles([(0, 0, 40)], 1, 16, 2, "cpu")
+
+
+def test_a_copy_changes_the_contents_and_not_the_addresses():
+    mine, theirs = make_tiles([(0, 0, 40)], 2, 16, 4, "cpu"), make_tiles([(1, 0, 30), (0, 30, 40)], 2, 16, 4, "cpu")
+    addresses = [tensor.data_ptr() for tensor in mine.tensors]
+    mine.copy_(theirs)
+    assert all(torch.equal(a, b) for a, b in zip(mine.tensors, theirs.tensors, strict=True))
+    assert [tensor.data_ptr() for tensor in mine.tensors] == addresses
+    assert all(tensor.dtype == torch.int32 for tensor in mine.tensors)

@@ -1,0 +1,174 @@
+"""The fused bottleneck and the grouped products on a GPU, in bf16 and float32, against float64.
+
+Deselected by `make test`; run with `pytest -m gpu tests/test_gpu_kernels.py`. With INLAY_KERNEL_LOG=PATH every case's
+errors are written there, a line of JSON for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from banked_formulas import Case, composed_bottleneck, distance, errors, fused_bottleneck, gradients, tiles_of
+from inlay.model.fused import Stacks, bottleneck
+from inlay.model.grouped import slot_vectors
+from inlay.model.kernels import ACTIVATIONS
+
+pytestmark = pytest.mark.gpu
+KERNELS = {"fused": fused_bottleneck, "composed": composed_bottleneck}
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
+RAGGED = Case([1216, 0, 37, 700, 1], [64, 64, 8, 48, 1], 768, tile=64, device="cuda")
+CASES = {
+    "ragged": RAGGED,
+    "order": replace(RAGGED, order=[3, 0, 4, 2, 1]),
+    "tile-16": replace(RAGGED, tile=16),
+    "tile-32": replace(RAGGED, tile=32),
+    "tile-128": replace(RAGGED, tile=128),
+    "no-biases": replace(RAGGED, has_biases=False),
+    "one-slot": replace(RAGGED, lengths=[1216], sizes=[64]),
+    "cohort": replace(RAGGED, lengths=[1216] * 32, sizes=[64] * 32),
+    "large": replace(RAGGED, lengths=[1216] * 16, sizes=[64] * 16, width=1024),
+    "many-slots": replace(RAGGED, lengths=[38] * 256, sizes=[64] * 256),
+    "sizes-1-to-128": replace(RAGGED, lengths=[100] * 8, sizes=[1, 7, 8, 16, 33, 64, 100, 128]),
+    "size-1": replace(RAGGED, lengths=[130, 5], sizes=[1, 1]),
+    "size-128-tile-128": replace(RAGGED, sizes=[128] * 5, tile=128),
+    "odd-widths": replace(RAGGED, width=331),
+    "wide-in": replace(RAGGED, width=3072, width_out=768, residual=False),
+    "wide-out": replace(RAGGED, width_out=3072, residual=False, activation=None),
+    **{f"activation-{name}": replace(RAGGED, activation=name) for name in ACTIVATIONS},
+}
+WIDE = {f"size-{size}": replace(RAGGED, sizes=[size, size, 8, 200, 1]) for size in (200, 256, 512)}
+NAMED = [("fused", name) for name in CASES] + [("composed", name) for name in (*CASES, *WIDE)]
+
+
+@pytest.fixture(scope="module")
+def log():
+    """Lines for INLAY_KERNEL_LOG, written at the end."""
+    lines = []
+    yield lines
+    if path := os.environ.get("INLAY_KERNEL_LOG"):
+        import triton
+
+        machine = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "tolerance": {str(dtype): bound for dtype, bound in TOLERANCE.items()},
+        }
+        Path(path).write_text("".join(json.dumps(line) + "\n" for line in [machine, *lines]), encoding="utf8")
+
+
+def shape_of(case):
+    shown = {
+        **asdict(case),
+        "tokens": sum(case.lengths),
+        "dtype": str(case.dtype),
+        "weight_dtype": str(case.weight_dtype),
+    }
+    many = len(case.lengths) > 8
+    return {**shown, "lengths": f"{len(case.lengths)} × {case.lengths[0]}", "sizes": case.sizes[0]} if many else shown
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=["masters", "bf16-weights"])
+@pytest.mark.parametrize(("kernel", "name"), NAMED, ids=lambda value: value)
+def test_bf16_is_within_a_hundredth_of_float64(kernel, name, weight_dtype, log):
+    check(replace({**CASES, **WIDE}[name], dtype=torch.bfloat16, weight_dtype=weight_dtype), kernel, name, log)
+
+
+@pytest.mark.parametrize(("kernel", "name"), NAMED, ids=lambda value: value)
+def test_float32_is_within_a_hundred_thousandth_of_float64(kernel, name, log):
+    check({**CASES, **WIDE}[name], kernel, name, log)
+
+
+def check(case, kernel, name, log):
+    found = errors(case, KERNELS[kernel])
+    log.append({"case": name, "kernel": kernel, "errors": found, **shape_of(case)})
+    assert max(found.values()) < TOLERANCE[case.dtype], found
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["h", "down", "up_bias", "grad"])
+def test_nan_in_one_slot_reaches_no_other(kernel, poison, where):
+    case = replace(RAGGED, lengths=[100, 77, 130], sizes=[64, 64, 64], dtype=torch.bfloat16)
+    clean = case.in_kernel_types(case.make())
+    spoilt = {name: tensor.clone() for name, tensor in clean.items()}
+    _, start, stop = case.segments[1]
+    spoilt[where][slice(start, stop) if where in ("h", "grad") else 1] = poison
+    expected, got = gradients(KERNELS[kernel](case), clean), gradients(KERNELS[kernel](case), spoilt)
+    for name in expected:
+        is_token = name in ("out", "d_h")
+        others = [*range(start), *range(stop, len(expected[name]))] if is_token else [0, 2]
+        assert torch.equal(got[name][others], expected[name][others]), name
+
+
+def test_copies_of_the_weights_give_what_the_weights_give():
+    case = replace(RAGGED, dtype=torch.bfloat16)
+    inputs = case.in_kernel_types(case.make())
+
+    def with_copies(h, down, up, scale, down_bias, up_bias):
+        copies = down.detach().bfloat16(), up.detach().bfloat16()
+        return bottleneck(h, Stacks(down, up, scale, down_bias, up_bias, copies), case.tiles, case.activation)
+
+    expected, got = gradients(fused_bottleneck(case), inputs), gradients(with_copies, inputs)
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        assert distance(got[name], tensor.double()) < 1e-3
+
+
+def test_a_captured_graph_follows_the_route_that_is_copied_into_its_tensors():
+    before = replace(RAGGED, lengths=[200, 0, 56, 300], sizes=[64] * 4, dtype=torch.bfloat16)
+    after = replace(before, lengths=[10, 320, 0, 226])
+    inputs = before.in_kernel_types(before.make())
+    h, down, up = (inputs[name].requires_grad_() for name in ("h", "down", "up"))
+    stacks, tiles = Stacks(down, up, inputs["scale"], inputs["down_bias"], inputs["up_bias"]), before.tiles
+
+    def step(tiles):
+        out = bottleneck(h, stacks, tiles, "gelu")
+        return out, *torch.autograd.grad(out, [h, down, up], inputs["grad"])
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(tiles)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(tiles)
+    for case in (before, after):
+        tiles.copy_(case.tiles)
+        graph.replay()
+        assert all(torch.equal(got, expected) for got, expected in zip(captured, step(case.tiles), strict=True))
+
+
+def test_a_compiled_step_equals_the_eager_one():
+    case = replace(RAGGED, dtype=torch.bfloat16)
+    inputs = case.in_kernel_types(case.make())
+    tiles = case.tiles
+
+    def step(h, down, up, scale, down_bias, up_bias):
+        return bottleneck(h * 0.5, Stacks(down, up, scale, down_bias, up_bias), tiles, "gelu") * 2.0
+
+    expected, got = gradients(step, inputs), gradients(torch.compile(step, fullgraph=True), inputs)
+    for name, tensor in expected.items():
+        assert distance(got[name], tensor.double()) < 1e-3, name
+
+
+def test_slot_vectors_are_gathered_and_their_gradients_summed(log):
+    lengths, order = [1216, 0, 37, 700], [2, 0, 3, 1]
+    tiles = tiles_of(lengths, 64, "cuda", order)
+    slots = torch.cat([torch.full((lengths[slot],), slot, device="cuda") for slot in order])
+    stack = torch.randn(4, 768, device="cuda", requires_grad=True)
+    out = slot_vectors(stack, tiles, len(slots), torch.bfloat16)
+    assert torch.equal(out, stack[slots].bfloat16())
+    grad = torch.randn(len(slots), 768, device="cuda").bfloat16()
+    out.backward(grad)
+    expected = torch.zeros(4, 768, dtype=torch.float64, device="cuda").index_add(0, slots, grad.double())
+    log.append({"case": "slot-vectors", "errors": {"d_stack": distance(stack.grad, expected)}})
+    assert distance(stack.grad, expected) < 1e-5
+    assert not stack.grad[1].any()

@@ -27,10 +27,10 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import infer
 from inlay.model.methods import first_layer
-from inlay.model.route import Row
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.member import Member
 from inlay.training.optimizer import SlotOptimizer, learning_rate
+from inlay.training.prefix import PrefixCache
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
 from inlay.training.steps import Stepper
 
@@ -56,6 +56,12 @@ class Watcher:
 
     def on_start(self, cohort: Cohort) -> None:
         """Training is about to begin, or to go on."""
+
+    def on_prefix(self, num_done: int, num_texts: int) -> None:
+        """The frozen layers of so many texts of those to come are computed, before the first step."""
+
+    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
+        """Memory and file are full: the frozen layers of some texts are computed whenever they are needed."""
 
     def on_step(self, cohort: Cohort, num_rows: int) -> None:
         """One step was taken."""
@@ -108,6 +114,11 @@ class Cohort:
         with self.backbone.training(train.dropout, self.first_layer, attention_dropout=train.attention_dropout):
             yield
 
+    def reuse(self, prefixes: PrefixCache) -> None:
+        """Compute what lies below the lowest trained layer once per text, here and now."""
+        for member in self.active:
+            member.reuse(prefixes, self.first_layer)
+
     def step(self) -> int:
         """One step of every active run; returns the number of rows seen."""
         active = self.active
@@ -134,8 +145,7 @@ class Cohort:
         ended = [member for member in self.active if member.progress.cursor == member.steps_per_epoch]
         if not ended:
             return []
-        rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in member.dev]
-        logits = iter(infer(self.bank, rows))
+        logits = iter(infer(self.bank, [row for member in ended for row in member.dev_rows()]))
         records = []
         for member in ended:
             verdict = score_dev(member.run, member.dev, [next(logits) for _ in member.dev.ids])

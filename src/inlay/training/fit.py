@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from inlay.model.backbone import Backbone
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
 from inlay.training.member import Member
+from inlay.training.prefix import Limits, PrefixCache
 from inlay.training.resume import (
     cohort_id,
     drop_state,
@@ -58,6 +59,21 @@ class FitSettings:
     """steps between resume states"""
     restart: bool = False
     """begin anew where an unfinished state is found"""
+    reuse_prefix: bool = True
+    """compute the layers below the lowest trained one once per text"""
+    prefix_bytes: int | None = None
+    """memory for what is reused; default: a quarter of what is free"""
+    prefix_file_bytes: int | None = None
+    """disk for what exceeds it; default: half of what is free"""
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """How cohorts are trained: as asked, heard by whom, with what is kept for all of them."""
+
+    settings: FitSettings
+    watch: Watcher
+    prefixes: PrefixCache
 
 
 class Interrupted(KeyboardInterrupt):
@@ -77,12 +93,16 @@ def fit(
     says so; it stops no other.
     """
     unique = list({run.id: run for run in runs}.values())
-    for members in _group(unique, settings.max_cohort):
-        if not _unfinished(members, folder):
-            while stopped := find_stopped(folder / "cohorts", members, []):  # killed just before the clean-up
-                drop_state(folder / "cohorts" / cohort_id(stopped.runs))
-        else:
-            _fit_cohort(members, backbone, folder, settings, watch or Watcher())
+    watch = watch or Watcher()
+    limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
+    with closing(PrefixCache(backbone, folder, watch, limits)) as prefixes:
+        ways = _Ways(settings, watch, prefixes)
+        for members in _group(unique, settings.max_cohort):
+            if not _unfinished(members, folder):
+                while stopped := find_stopped(folder / "cohorts", members, []):  # killed just before the clean-up
+                    drop_state(folder / "cohorts" / cohort_id(stopped.runs))
+            else:
+                _fit_cohort(members, backbone, folder, ways)
     results = {run.id: read_result(folder / run.id) for run in unique}
     return [result for run in runs if (result := results[run.id]) is not None]
 
@@ -100,7 +120,8 @@ def _group(runs: list[Run], max_cohort: int) -> Iterator[list[Run]]:
             yield group[start : start + max_cohort]
 
 
-def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: FitSettings, watch: Watcher) -> None:
+def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) -> None:
+    settings, watch = ways.settings, ways.watch
     stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
     place = folder / "cohorts" / cohort_id(runs)
@@ -121,6 +142,8 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: Fit
             load_state(place, cohort)
             for member in cohort.members:
                 write_history(folder / member.run.id, member.progress.history)
+        if settings.reuse_prefix and sum(run.config.train.epochs for run in runs) > 1:  # texts are read again
+            cohort.reuse(ways.prefixes)
         _train(cohort, place, folder, watch)
     drop_state(place)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head
 from inlay.model.route import Row
 from inlay.training.evaluate import Targets
+from inlay.training.prefix import Kept, PrefixCache
 from inlay.training.run import Run
 
 
@@ -50,6 +51,7 @@ class Member:
         self._head = find_head(run.task.kind)
         self._targets = Targets(run.task.train, train, run.spec.head, device)
         self._weights = _class_weights(run, device) * self._targets.weights
+        self._kept: dict[str, Kept] = {}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -73,9 +75,27 @@ class Member:
             self._batches = (progress.epoch, batches)
         return self._batches[1][progress.cursor]
 
-    def row(self, index: int) -> Row:
-        segments = None if self.train.segments is None else self.train.segments[index]
-        return Row(self.train.ids[index], self.slot, segments)
+    def reuse(self, cache: PrefixCache, first_layer: int) -> None:
+        """Compute what lies below `first_layer` once and keep it, unless the head reads those layers too."""
+        if first_layer > 0 and self.run.spec.head.features == "last":
+            self._kept = {"train": cache.keep(first_layer, self.train), "dev": cache.keep(first_layer, self.dev)}
+
+    def rows(self, windows: Iterable[int]) -> list[Row]:
+        """The rows of a step, with their prefixes where these are reused."""
+        chosen, (ids, segments) = list(map(int, windows)), (self.train.ids, self.train.segments)
+        kept = self._kept["train"].take(chosen) if self._kept else [None] * len(chosen)
+        return [
+            Row(ids[window], self.slot, None if segments is None else segments[window], prefix)
+            for window, prefix in zip(chosen, kept, strict=True)
+        ]
+
+    def dev_rows(self) -> list[Row]:
+        """All dev rows, with the prefixes that are kept."""
+        kept = self._kept.get("dev")
+        return [
+            Row(ids, self.slot, segments, None if kept is None else kept.find(window))
+            for window, (ids, segments) in enumerate(self.dev)
+        ]
 
     def loss(self, logits: Tensor, indices: Sequence[int], batch: np.ndarray) -> Tensor:
         """The part of the step's loss that the rows `indices` of `batch` make; the parts add up to the mean."""

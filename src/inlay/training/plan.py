@@ -133,8 +133,7 @@ def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
     def step() -> None:
-        rows = [member.row(int(index)) for index in member.next_batch()]
-        batch = collate(rows, backbone.pad_id, backbone.device)
+        batch = collate(member.rows(member.next_batch()), backbone.pad_id, backbone.device)
         hidden = model(input_ids=batch.input_ids_BT, attention_mask=batch.mask_BT).last_hidden_state
         hidden.float().square().mean().backward()
         optimizer.step()

@@ -18,8 +18,8 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +37,7 @@ _MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since trainin
 # A product of few tokens is rounded otherwise than one of many (on two threads, below 200): a smaller batch repeats its
 # rows, so that a text's states do not depend on the texts beside it.
 _FEWEST_TOKENS = 512
+_TEXTS_PER_REPORT = 100
 
 Key = tuple[int, bytes]
 """a layer, and a digest of a window's tokens"""
@@ -78,11 +79,8 @@ class _Chunk:
 
     shelf: _Shelf
     states_ND: Tensor
-    keys: list[Key]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.states_ND.nbytes
+    keys: list[Key] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
 
 class Kept:
@@ -115,11 +113,15 @@ class PrefixCache:
 
     def __init__(self, backbone: Backbone, folder: Path, listener: Listener, limits: Limits = Limits()) -> None:
         self._backbone, self._bank, self._listener = backbone, Bank(backbone, 1), listener
-        self._shelves = _make_shelves(backbone.device, folder, limits)
+        self._folder, self._limits = folder, limits
         self._chunks: list[_Chunk] = []
         self._places: dict[Key, tuple[_Chunk, int]] = {}
         self._users: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._has_told = False
+
+    @cached_property
+    def _shelves(self) -> list[_Shelf]:
+        return _make_shelves(self._backbone.device, self._folder, self._limits)
 
     def keep(self, first_layer: int, encoded: Encoded) -> Kept:
         """The states of a text set at a layer; those that are not there yet are computed."""
@@ -129,28 +131,34 @@ class PrefixCache:
             self._drop_unused()  # perhaps some of these very texts
             new = self._find_new(keys)
         # Longest first, as they go through the backbone.
-        left, num_done = new[np.argsort(-encoded.lengths[new], kind="stable")], 0
+        left = new[np.argsort(-encoded.lengths[new], kind="stable")]
         for shelf in self._shelves:
             sizes = np.cumsum(encoded.lengths[left]) * self._token_bytes
             fitting = left[: np.searchsorted(sizes, shelf.room_bytes, side="right")]
             chunk = self._reserve(shelf, self._num_bytes(encoded, fitting))
-            if chunk is None:
-                continue
-            ends = np.cumsum(encoded.lengths[fitting]).tolist()
-            for position, states_TD in self.compute(first_layer, _rows(encoded, fitting)):
-                chunk.states_ND[ends[position] - len(states_TD) : ends[position]] = states_TD
-                num_done += 1
-                self._listener.on_prefix(num_done, len(new))
-            for window, end in zip(fitting, ends, strict=True):
-                chunk.keys.append(keys[window])
-                self._places[keys[window]] = chunk, end - int(encoded.lengths[window])
-            left = left[len(fitting) :]
+            if chunk is not None:
+                for num_done in self._fill(chunk, first_layer, encoded, fitting):
+                    self._listener.on_prefix(len(new) - len(left) + num_done, len(new))
+                chunk.keys = [keys[window] for window in fitting]
+                self._places |= {key: (chunk, start) for key, start in zip(chunk.keys, chunk.starts, strict=True)}
+                left = left[len(fitting) :]
         if len(left) and not self._has_told:
             self._has_told = True
             self._listener.on_prefix_full(len(left), len(encoded))
         kept = Kept(self, first_layer, encoded, [self._places.get(key) for key in keys])
         self._users.add(kept)
         return kept
+
+    def _fill(self, chunk: _Chunk, first_layer: int, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
+        """Compute the states of some windows into a chunk with room for them; tells now and then how many are done."""
+        ends = np.cumsum(encoded.lengths[windows])
+        chunk.starts = (ends - encoded.lengths[windows]).tolist()
+        states = self.compute(first_layer, _rows(encoded, windows))
+        for num_done, (position, states_TD) in enumerate(states, start=1):
+            start = chunk.starts[position]
+            chunk.states_ND[start : start + len(states_TD)] = states_TD
+            if num_done % _TEXTS_PER_REPORT == 0 or num_done == len(windows):
+                yield num_done
 
     def compute(self, first_layer: int, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
         """What layer `first_layer` reads of each row [T, D], with the row's position."""
@@ -195,7 +203,7 @@ class PrefixCache:
         except (OSError, RuntimeError):  # somebody else took what was free when the limit was set
             shelf.limit_bytes = shelf.used_bytes
             return None
-        chunk = _Chunk(shelf, memory.view(self._backbone.dtype).view(-1, self._backbone.hidden_size), [])
+        chunk = _Chunk(shelf, memory.view(self._backbone.dtype).view(-1, self._backbone.hidden_size))
         shelf.used_bytes += num_bytes
         self._chunks.append(chunk)
         return chunk
@@ -206,13 +214,13 @@ class PrefixCache:
         for chunk in [chunk for chunk in self._chunks if chunk not in used]:
             for key in chunk.keys:
                 del self._places[key]
-            chunk.shelf.used_bytes -= chunk.num_bytes
+            chunk.shelf.used_bytes -= chunk.states_ND.nbytes
             self._chunks.remove(chunk)
 
 
 def _rows(encoded: Encoded, windows: Iterable[int]) -> list[Row]:
-    segments = encoded.segments
-    return [Row(encoded.ids[window], 0, None if segments is None else segments[window]) for window in windows]
+    ids, segments = encoded.ids, encoded.segments
+    return [Row(ids[window], 0, None if segments is None else segments[window]) for window in windows]
 
 
 def _digest(first_layer: int, row: Row) -> Key:
@@ -248,8 +256,11 @@ def _make_shelves(device: torch.device, folder: Path, limits: Limits) -> list[_S
 def _map_file(folder: Path, num_bytes: int) -> Tensor:
     """A mapped file without a name: it is gone when nothing refers to it, however that comes about."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        # All of it now: writing to a mapped page that the disk has no room for would end the process.
-        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        if hasattr(os, "posix_fallocate"):
+            # All of it now: writing to a mapped page that the disk has no room for would end the process.
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        else:
+            file.truncate(num_bytes)
         return torch.frombuffer(mmap.mmap(file.fileno(), num_bytes), dtype=torch.uint8)
 
 

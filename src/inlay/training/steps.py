@@ -31,7 +31,7 @@ class Stepper:
         backbone = self._bank.backbone
         members = {member.slot: member for member in active}
         picks = [(member.slot, int(index)) for member in active for index in batches[member.slot]]
-        rows = [members[slot].row(index) for slot, index in picks]
+        rows = [row for member in active for row in member.rows(batches[member.slot])]
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
         losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
         for chunk in self._chunks(rows):

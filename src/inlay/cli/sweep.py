@@ -25,6 +25,7 @@ from inlay.cli.train import (
     NameOption,
     PublishOption,
     ResumeOption,
+    ReuseOption,
     fit_runs,
     prepare,
     publish_run,
@@ -60,6 +61,7 @@ def sweep(
     name: NameOption = None,
     resume: ResumeOption = True,
     token_budget: BudgetOption = None,
+    reuse: ReuseOption = True,
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -80,7 +82,8 @@ def sweep(
     for text in ready.run.start.notes:
         screen.note(text)
     screen.note(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
-    results = fit_runs(runs, ready, FitSettings(token_budget=token_budget, restart=not resume))
+    settings = FitSettings(token_budget=token_budget, restart=not resume, reuse_prefix=reuse)
+    results = fit_runs(runs, ready, settings)
     ranking = rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)

@@ -42,6 +42,10 @@ BudgetOption = Annotated[
     int | None,
     typer.Option("--token-budget", metavar="N", min=1, help="tokens of a forward pass; fewer need less memory"),
 ]
+ReuseOption = Annotated[
+    bool,
+    typer.Option("--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep that"),
+]
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ def train(
     name: NameOption = None,
     resume: ResumeOption = True,
     token_budget: BudgetOption = None,
+    reuse: ReuseOption = True,
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -82,7 +87,8 @@ def train(
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
-    result = fit_runs([ready.run], ready, FitSettings(token_budget=token_budget, restart=not resume))[0]
+    settings = FitSettings(token_budget=token_budget, restart=not resume, reuse_prefix=reuse)
+    result = fit_runs([ready.run], ready, settings)[0]
     if not result.tensors or result.status == "diverged":
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
     version = publish_run(ready, result, name) if publish else None

@@ -1,5 +1,10 @@
 """Token ids without padding, and batches that are a pure function of their arguments."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -236,6 +241,29 @@ def test_tokens_are_those_of_transformers_own_call(kind, pairs, side, monkeypatc
             assert found.num_truncated == sum(bool(encoding.overflowing) for encoding in wanted.encodings)
             if with_offsets:
                 assert [list(map(tuple, row.tolist())) for row in found.places] == wanted["offset_mapping"]
+
+
+FORKED = """
+import os, sys; sys.path.insert(0, sys.argv[1])
+from conftest import make_tokenizer
+os.environ.pop("TOKENIZERS_PARALLELISM")  # set by conftest
+from inlay.data.encode import encode
+tokenizer, texts = make_tokenizer("bert"), ["the cat sat on the mat"] * 1000
+encode(tokenizer, texts, None, 32)
+child = os.fork()
+if child == 0:
+    encode(tokenizer, texts, None, 32)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_forked_after_tokenising_in_threads_can_tokenise_too():
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "RAYON_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", FORKED, str(root / "tests")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "7", done.stderr
 
 
 def test_encoded_rows_are_iterated_with_their_segments():

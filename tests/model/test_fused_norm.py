@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from inlay.model.fused_norm import layer_norm
+from inlay.model.tiles import Tiles, make_tiles, tile_capacity
 
 pytestmark = pytest.mark.triton
 EPS = 1e-5
 
 
-class Tiles(NamedTuple):
-    slots_M: Tensor
-    starts_M: Tensor
-    stops_M: Tensor
-    tile: int = 64
-
-
-def make_tiles(lengths: list[int], spare: int = 2) -> Tiles:
-    """Tiles of slots with so many tokens each, laid end to end, and a few unused ones."""
-    found, begin = [], 0
-    for slot, length in enumerate(lengths):
-        found += [(slot, start, min(start + 64, begin + length)) for start in range(begin, begin + length, 64)]
-        begin += length
-    found += [(0, 0, 0)] * spare
-    return Tiles(*(torch.tensor(column, dtype=torch.int32) for column in zip(*found, strict=True)))
+def tiles_of(lengths: list[int], tile: int = 64) -> Tiles:
+    """Tiles of slots with so many tokens each, laid end to end, and two that are not used."""
+    ends = np.cumsum(lengths).tolist()
+    segments = [(slot, end - length, end) for slot, (length, end) in enumerate(zip(lengths, ends, strict=True))]
+    return make_tiles(segments, len(lengths), tile, tile_capacity(sum(lengths), len(lengths), tile) + 2, "cpu")
 
 
 def plain(x, residual, scale, shift, lengths):
@@ -55,7 +45,7 @@ def both(lengths: list[int], width: int, absent: tuple[int, ...] = ()) -> tuple[
     results = []
     for dtype in (torch.float32, torch.float64):
         own = [None if i in absent else t.to(dtype, copy=True).requires_grad_() for i, t in enumerate(inputs)]
-        y = layer_norm(*own, EPS, make_tiles(lengths)) if dtype is torch.float32 else plain(*own, lengths)
+        y = layer_norm(*own, EPS, tiles_of(lengths)) if dtype is torch.float32 else plain(*own, lengths)
         y.backward(dy.to(dtype))
         results.append([y.detach(), *(t.grad for t in own if t is not None)])
     return results[0], results[1]
@@ -67,6 +57,14 @@ def test_output_and_gradients_equal_the_formula(lengths, width):
     for found, expected in zip(*both(lengths, width), strict=True):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("tile", [16, 32, 128])
+def test_tiles_may_have_any_size(tile):
+    lengths = [70, 3, 129]
+    *inputs, _ = leaves(lengths, 16)
+    found, expected = (layer_norm(*inputs, EPS, tiles_of(lengths, size)) for size in (tile, 64))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("absent", [(1,), (3,), (1, 3)], ids=["residual", "shift", "both"])
@@ -84,7 +82,7 @@ def test_a_slot_without_tokens_gets_exact_zeros():
 def test_one_tensor_may_be_both_x_and_residual():
     x, _, scale, shift, dy = leaves([6, 5], 16)
     x.requires_grad_()
-    layer_norm(x, x, scale, shift, EPS, make_tiles([6, 5])).backward(dy)
+    layer_norm(x, x, scale, shift, EPS, tiles_of([6, 5])).backward(dy)
     exact = x.detach().double().requires_grad_()
     plain(exact, exact, scale.double(), shift.double(), [6, 5]).backward(dy.double())
     torch.testing.assert_close(x.grad.double(), exact.grad, atol=2e-5, rtol=2e-5)
@@ -97,8 +95,8 @@ def test_nan_in_one_slot_stays_in_its_tokens_and_gradients():
     with torch.no_grad():
         own[0][68], own[2][1, 3] = torch.nan, torch.nan
         dy[70] = torch.nan
-    layer_norm(*own, EPS, make_tiles(lengths)).backward(dy)
-    y = layer_norm(*own, EPS, make_tiles(lengths)).detach()
+    layer_norm(*own, EPS, tiles_of(lengths)).backward(dy)
+    y = layer_norm(*own, EPS, tiles_of(lengths)).detach()
     others = torch.cat([torch.arange(66), torch.arange(71, 74)])
     assert y[others].isfinite().all()
     assert all(tensor.grad[others].isfinite().all() for tensor in own[:2])
@@ -111,7 +109,7 @@ def test_bf16_tokens_are_normed_in_float32():
     *inputs, dy = (tensor.bfloat16() for tensor in leaves(lengths, 32))
     own = [tensor.clone().requires_grad_() for tensor in inputs]
     exact = [tensor.double().requires_grad_() for tensor in inputs]
-    y = layer_norm(*own, EPS, make_tiles(lengths))
+    y = layer_norm(*own, EPS, tiles_of(lengths))
     y.backward(dy)
     expected = plain(*exact, lengths)
     expected.backward(dy.double())
@@ -124,7 +122,7 @@ def test_bf16_tokens_are_normed_in_float32():
 def test_scale_in_float32_keeps_its_precision_under_bf16_tokens():
     x, _, scale, _, dy = leaves([8], 32)
     scale = (1 + 1e-4 * scale).requires_grad_()
-    y = layer_norm(x.bfloat16(), None, scale, None, EPS, make_tiles([8]))
+    y = layer_norm(x.bfloat16(), None, scale, None, EPS, tiles_of([8]))
     y.backward(dy.bfloat16())
     assert scale.grad.dtype == torch.float32
     exact = scale.detach().double().requires_grad_()
@@ -139,14 +137,15 @@ def test_nothing_is_kept_for_backward_without_gradients(monkeypatch):
     inner = fused_norm._norm
     monkeypatch.setattr(fused_norm, "_norm", lambda *given: kept.append(inner(*given)) or kept[-1])
     x, residual, scale, shift, _ = leaves([6], 16)
-    layer_norm(x, residual, scale, shift, EPS, make_tiles([6]))
-    layer_norm(x, residual, scale.requires_grad_(), shift, EPS, make_tiles([6]))
+    layer_norm(x, residual, scale, shift, EPS, tiles_of([6]))
+    layer_norm(x, residual, scale.requires_grad_(), shift, EPS, tiles_of([6]))
     assert [total.numel() for _, total, _ in kept] == [0, x.numel()]
 
 
 def test_operators_hold_what_torch_compile_assumes_of_them():
     x, residual, scale, shift, _ = (tensor.requires_grad_() for tensor in leaves([5, 3], 16))
-    places = make_tiles([5, 3])
+    tiles = tiles_of([5, 3])
+    places = (*tiles.tensors[:3], tiles.tile)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(
         torch.ops.inlay.layer_norm, (x, residual, scale, shift, *places, EPS, True), test_utils=checks
@@ -160,7 +159,7 @@ def test_the_norm_compiles_whole():
     def loss(*tensors):
         return layer_norm(*tensors, EPS, tiles).square().sum()
 
-    tiles = make_tiles([5, 3])
+    tiles = tiles_of([5, 3])
     found, expected = ([tensor.clone().requires_grad_() for tensor in leaves([5, 3], 16)[:4]] for _ in range(2))
     torch.compile(loss, fullgraph=True, backend="aot_eager")(*found).backward()
     loss(*expected).backward()

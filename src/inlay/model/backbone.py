@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.attention import register as register_attention
 from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weight_files
 from inlay.model.route import Batch, Pack, Row, collate, pack
+from inlay.model.rung import Rung
 from inlay.model.sites import find_family, mount, survey
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -191,6 +192,33 @@ class Backbone:
             return (sums_BD / pack.lengths_B.unsqueeze(1)).to(hidden_ND.dtype)
         first_B1D = hidden_ND[pack.starts_B].unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
+
+    def pool_rung(self, hidden_ND: Tensor, rung: Rung, pooling: str) -> Tensor:
+        """One vector for every row of a rung, those of padding and the empty ones included."""
+        starts_B, stops_B = rung.parts["starts"], rung.parts["stops"]
+        if pooling == "mean":
+            rows_N = rung.parts["rows"]
+            sums_BD = hidden_ND.new_zeros(len(starts_B), hidden_ND.shape[-1], dtype=torch.float32)
+            sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
+            return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
+        first_B1D = hidden_ND[starts_B].unsqueeze(1)
+        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, None)
+
+    @contextmanager
+    def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
+        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung."""
+        blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
+        try:
+            for block in blocks:
+                block._compiled_call_impl = torch.compile(
+                    block._call_impl, backend=backend, dynamic=False, fullgraph=True
+                )
+            with warnings.catch_warnings():  # the compiler looks for gradients where there are none
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+                yield
+        finally:
+            for block in blocks:
+                block._compiled_call_impl = None
 
     def _pretrained_pooler(self, hidden_BTD: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
         prefix = f"{find_family(self.anatomy.family).pooler}."

@@ -179,11 +179,13 @@ class Bank:
         """
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
-        views = Views() if self.is_solo(route.segments[0].slot) else self._views
+        is_solo = bool(route.segments) and self.is_solo(route.segments[0].slot)
+        views = Views() if is_solo else self._views
         device = self.backbone.device
         if launch.is_available(device) and route.tiling is None:
             width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
             route = route.tiled(self.num_slots, width, device)
+        views.renew_copies()
         operations = RoutedBank(views, route, is_training=is_training)
         with self.backbone.mount.routed(operations):
             yield
@@ -306,7 +308,10 @@ class Bank:
     def _refresh(self) -> None:
         """Rebuild the views the forward pass reads; stacks may have been replaced."""
         methods = [None if spec is None else resolve_method(spec.method) for spec in self.specs]
-        self._views = build_views(self.anatomy, self.stacks, methods, is_expanded=not self.is_trainable)
+        views = build_views(self.anatomy, self.stacks, methods, is_expanded=not self.is_trainable)
+        if launch.is_available(self.backbone.device):
+            views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
+        self._views = views
 
 
 def _as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:

@@ -18,13 +18,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inlay.model.launch import block_of, chunks_of, dense, on_device_of
+
 PROGRAMS = 2048
 """with so many heads and rows a program takes a whole row; with fewer, each block of a row has a program of its own"""
-WHOLE_ROW = 128
-"""longest rows of which one program may take the whole"""
-LARGEST_BLOCK = {2: 64, 4: 32}
+SHORT = 128
+"""rows of so many tokens may be one program's, and have too few blocks to fetch one while another is worked on"""
+LARGEST_BLOCK = {2: 64, 4: 16}
 """bytes of one number of q -> tokens of a block; exact float32 products use no matrix units and need the room"""
-SMALLEST_BLOCK = 16  # of a Triton product
+WIDEST = 256
+"""widest head that fits the registers"""
 
 
 def segment_attention(
@@ -46,6 +49,7 @@ def segment_attention(
     """
     assert bias_HW is None or min(bias_HW.shape[1] // 2 + 1, (bias_HW.shape[1] + 1) // 2) >= max_length
     assert not dropout or seed is not None
+    assert q_NHd.shape[-1] <= WIDEST, q_NHd.shape
     places, settings = (starts_B, stops_B), (scaling, max_length, dropout)
     return _attention(q_NHd, k_NHd, v_NHd, *places, bias_HW, seed if dropout else None, *settings)[0]
 
@@ -66,10 +70,10 @@ def _attention(
     """o, and the logarithm of each softmax's denominator [H, N]."""
     from inlay.model.attention_programs import attention_forward
 
-    q, k, v, bias = _unit_stride(q), _unit_stride(k), _unit_stride(v), None if bias is None else bias.contiguous()
+    q, k, v, bias = _unit_stride(q), _unit_stride(k), _unit_stride(v), dense(bias)
     o, lse = _attention_like(q, k, v, starts, stops, bias, seed, scaling, max_length, dropout)
-    sizes = _sizes(q, max_length)
-    with torch.cuda.device_of(q):
+    sizes = {**_sizes(q, max_length), "num_stages": 1 if max_length <= SHORT else 2}
+    with on_device_of(q):
         attention_forward[_grid(q, starts, max_length, sizes["BLOCK"])](
             *(q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout),
             *(stride for tensor in (q, k, v, o) for stride in tensor.stride()[:2]),
@@ -104,17 +108,17 @@ def _attention_backward(
     from inlay.model.attention_programs import attention_backward
 
     q, k, v, do = _unit_stride(q), _unit_stride(k), _unit_stride(v), _unit_stride(do)
-    o, bias = o.contiguous(), None if bias is None else bias.contiguous()
-    gradients = (q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape))
-    sizes = _sizes(q, max_length)
-    with torch.cuda.device_of(q):
+    o, bias = o.contiguous(), dense(bias)
+    dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
+    sizes = {**_sizes(q, max_length), "num_stages": 1}  # two would not fit the registers
+    with on_device_of(q):
         attention_backward[_grid(q, starts, max_length, sizes["BLOCK"])](
-            *(q, k, v, o, lse, do, *gradients, starts, stops, bias, seed, scaling, dropout),
+            *(q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout),
             *(stride for tensor in (q, k, v, do, o) for stride in tensor.stride()[:2]),
             *(len(q), 0 if bias is None else bias.shape[1]),
             **sizes,
         )
-    return gradients
+    return dq, dk, dv
 
 
 @_attention_backward.register_fake
@@ -137,28 +141,15 @@ _attention.register_autograd(_differentiate, setup_context=_keep)
 
 def _sizes(q: Tensor, max_length: int) -> dict[str, int]:
     """The constants of a launch."""
-    width, block = q.shape[-1], LARGEST_BLOCK[q.element_size()]
-    block = max(SMALLEST_BLOCK, min(block, _power_of_two(max_length)))
-    return {
-        "MAX_LENGTH": max_length,
-        "D": width,
-        "WIDE": max(SMALLEST_BLOCK, _power_of_two(width)),
-        "BLOCK": block,
-        "num_warps": 4,
-        "num_stages": 2,
-    }
+    width, block = q.shape[-1], block_of(max_length, LARGEST_BLOCK[q.element_size()])
+    return {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "BLOCK": block, "num_warps": 4}
 
 
 def _grid(q: Tensor, starts: Tensor, max_length: int, block: int) -> tuple[int, int, int]:
     """Heads innermost: those of a row lie side by side in memory."""
     num_heads, num_rows = q.shape[1], len(starts)
-    is_whole = max_length <= WHOLE_ROW and num_heads * num_rows >= PROGRAMS
-    return num_heads, num_rows, 1 if is_whole else -(-max_length // block)
-
-
-def _power_of_two(number: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << (number - 1).bit_length()
+    is_whole = max_length <= SHORT and num_heads * num_rows >= PROGRAMS
+    return num_heads, num_rows, 1 if is_whole else chunks_of(max_length, block)
 
 
 def _unit_stride(x: Tensor) -> Tensor:

@@ -14,31 +14,27 @@ Shape letters: S slots, N packed tokens, D width, M tiles, P programs that sum t
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 4096
-"""numbers a program holds at once: 32 for each thread of four warps"""
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 4096, 2048
-"""about so many programs at most; fewer in backward, where each writes two sums as wide as a token"""
+from inlay.model.launch import chunks_of, dense, on_device_of
+from inlay.model.tiles import Tiles
+
+
+class Launch(NamedTuple):
+    """How programs are cut: the numbers one holds at once, and how many there are at most, while tokens allow."""
+
+    block: int
+    programs: int
+
+
+FORWARD = Launch(4096, 4096)
+BACKWARD = Launch(2048, 2048)
+"""smaller blocks, as the sums take registers too; fewer programs, as each writes two sums as wide as a token"""
 SUMS_WIDTH, SUMS_BLOCK = 32, 64
 """columns and programs' sums that one program of the reduction adds at once"""
-
-
-class TokenTiles(Protocol):
-    """What is needed of a pack's tiles: tile m covers tokens starts to stops, all of one slot. int32, on the device."""
-
-    @property
-    def slots_M(self) -> Tensor: ...
-    @property
-    def starts_M(self) -> Tensor: ...
-    @property
-    def stops_M(self) -> Tensor: ...
-    @property
-    def tile(self) -> int:
-        """The most tokens of one tile, a power of two."""
 
 
 def layer_norm(
@@ -47,7 +43,7 @@ def layer_norm(
     scale_SD: Tensor,
     shift_SD: Tensor | None,
     eps: float,
-    tiles: TokenTiles,
+    tiles: Tiles,
 ) -> Tensor:
     """LN(x + residual)·scale + shift, with the scale and shift of each token's slot, in x's dtype."""
     given = (x_ND, residual_ND, scale_SD, shift_SD)
@@ -71,10 +67,10 @@ def _norm(
     """y; x + residual if backward will read it; mean and 1/deviation [N, 2]."""
     from inlay.model.norm_programs import norm_forward
 
-    x, scale, residual, shift = x.contiguous(), scale.contiguous(), _contiguous(residual), _contiguous(shift)
+    x, scale, residual, shift = x.contiguous(), scale.contiguous(), dense(residual), dense(shift)
     y, total, moments = _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept)
-    sizes = _sizes(x.shape[-1], tile, len(slots), FORWARD_PROGRAMS)
-    with torch.cuda.device_of(x):
+    sizes = _sizes(x.shape[-1], tile, len(slots), FORWARD)
+    with on_device_of(x):
         norm_forward[len(slots), tile // sizes["SPAN"]](
             *(x, residual, scale, shift, y, total if total.numel() else None, moments),
             *(slots, starts, stops, eps),
@@ -106,19 +102,15 @@ def _norm_backward(
 
     dy, total, scale = dy.contiguous(), total.contiguous(), scale.contiguous()
     dx, dscale, dshift = _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums)
-    sizes = _sizes(dy.shape[-1], tile, len(slots), BACKWARD_PROGRAMS)
+    sizes = _sizes(dy.shape[-1], tile, len(slots), BACKWARD)
     parts, width = tile // sizes["SPAN"], dy.shape[-1]
     sums_2PD = dy.new_empty((2, len(slots) * parts, width), dtype=torch.float32) if has_sums else None
-    with torch.cuda.device_of(dy):
+    with on_device_of(dy):
         norm_backward[len(slots), parts](dy, total, moments, scale, dx, sums_2PD, slots, starts, stops, **sizes)
         if has_sums:
-            norm_sums[len(scale), -(-width // SUMS_WIDTH)](
+            norm_sums[len(scale), chunks_of(width, SUMS_WIDTH)](
                 *(sums_2PD, dscale, dshift, slots, starts, stops, len(slots)),
-                PARTS=parts,
-                SPAN=sizes["SPAN"],
-                D=width,
-                WIDE=SUMS_WIDTH,
-                BLOCK=SUMS_BLOCK,
+                *(parts, sizes["SPAN"], width, SUMS_WIDTH, SUMS_BLOCK),
             )
     return dx, dscale, dshift
 
@@ -151,13 +143,9 @@ def _differentiate(ctx, dy, dtotal, dmoments):
 _norm.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _sizes(width: int, tile: int, num_tiles: int, num_programs: int) -> dict[str, int]:
-    """The constants of a launch: few tokens to a program while that makes no more than `num_programs`."""
+def _sizes(width: int, tile: int, num_tiles: int, launch: Launch) -> dict[str, int]:
+    """The constants of a launch: few tokens to a program while that makes no more programs than `launch` says."""
     wide = 1 << (width - 1).bit_length()
-    span = next((span for span in (8, 16, 32) if span < tile and num_tiles * tile // span <= num_programs), tile)
-    rows = min(span, max(1, BLOCK_ELEMENTS // wide))
+    span = next((span for span in (8, 16, 32) if span < tile and num_tiles * tile // span <= launch.programs), tile)
+    rows = min(span, max(1, launch.block // wide))
     return {"D": width, "WIDE": wide, "ROWS": rows, "SPAN": span}
-
-
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()

@@ -12,8 +12,7 @@ bottleneck, L labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -64,42 +63,11 @@ class Bottleneck:
     """scale and shift [S, R] of the norm inside"""
     running: tuple[Tensor, Tensor] | None = None
     """mean and variance [S, R] that batch norm uses outside of training"""
+    copies: tuple[Tensor, Tensor] | None = None
+    """down and up in the type of the tokens, where a device reads them faster so; the gradients are still theirs"""
 
-    @cached_property
-    def tiled(self) -> tiled.TiledBottleneck:
-        """The same with what differs between slots as tensors."""
-        device, shapes = self.down_SDR.device, self.shapes
-
-        def kinds(of: Callable[[Shape], Any]) -> tiled.Kinds:
-            return tiled.make_kinds([None if shape is None else of(shape) for shape in shapes], device)
-
-        activations, inner_norms = (
-            kinds(lambda shape: shape.activation or "none"),
-            kinds(lambda shape: shape.inner_norm),
-        )
-        multiplies = kinds(lambda shape: shape.multiplies)
-        is_plain = len(activations.names) == 1 and inner_norms.names == ("none",) and multiplies.names == (False,)
-        is_plain = is_plain and not self.hidden and self.down_SDR.shape[-1] <= tiled.fused.MAX_SIZE
-        scales = [0.0 if shape is None else shape.scale for shape in shapes]
-        sizes = [1 if shape is None else shape.size for shape in shapes]
-        return tiled.TiledBottleneck(
-            tiled.fused.Stacks(
-                self.down_SDR,
-                self.up_SRE,
-                torch.tensor(scales, device=device),
-                self.down_bias_SR,
-                self.up_bias_SE,
-            ),
-            activations,
-            torch.tensor(sizes, dtype=torch.int32, device=device),
-            kinds(lambda shape: shape.depth),
-            inner_norms,
-            multiplies,
-            self.hidden,
-            self.norm,
-            self.running,
-            is_plain,
-        )
+    tiled: tiled.TiledBottleneck | None = None
+    """the same with what differs between slots as tensors, where routes have tilings"""
 
 
 class Moments(NamedTuple):
@@ -110,12 +78,51 @@ class Moments(NamedTuple):
     var_R: Tensor
 
 
+def in_tiles(weights: Bottleneck) -> Bottleneck:
+    """Bottlenecks ready for routes that have a tiling."""
+    device, shapes = weights.down_SDR.device, weights.shapes
+
+    def kinds(of: Callable[[Shape], Any]) -> tiled.Kinds:
+        return tiled.make_kinds([None if shape is None else of(shape) for shape in shapes], device)
+
+    activations, inner_norms = (
+        kinds(lambda shape: shape.activation or "none"),
+        kinds(lambda shape: shape.inner_norm),
+    )
+    multiplies = kinds(lambda shape: shape.multiplies)
+    is_plain = len(activations.names) == 1 and inner_norms.names == ("none",) and multiplies.names == (False,)
+    is_plain = is_plain and not weights.hidden and weights.down_SDR.shape[-1] <= tiled.fused.MAX_SIZE
+    scales = [0.0 if shape is None else shape.scale for shape in shapes]
+    sizes = [1 if shape is None else shape.size for shape in shapes]
+    found = tiled.TiledBottleneck(
+        tiled.fused.Stacks(
+            weights.down_SDR,
+            weights.up_SRE,
+            torch.tensor(scales, device=device),
+            weights.down_bias_SR,
+            weights.up_bias_SE,
+            weights.copies,
+        ),
+        activations,
+        torch.tensor(sizes, dtype=torch.int32, device=device),
+        kinds(lambda shape: shape.depth),
+        inner_norms,
+        multiplies,
+        weights.hidden,
+        weights.norm,
+        weights.running,
+        is_plain,
+    )
+    return replace(weights, tiled=found)
+
+
 def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None) -> Tensor:
     """scale·up(act(down(h))), the rows of each segment through its slot; zero where a slot has no bottleneck here.
 
     With `moments`, batch norm is training: it uses the tokens at hand and notes what it saw of them.
     """
     if route.tiling is not None and moments is None:
+        assert weights.tiled is not None
         return _by_token(h_BTD, tiled.update(h_BTD.flatten(0, -2), weights.tiled, route.tiling))
     pieces = []
     by_slot = _BySlot(weights)
@@ -133,6 +140,7 @@ def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments:
 def adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None) -> Tensor:
     """h + scale·up(act(down(h)))."""
     if route.tiling is not None and moments is None:
+        assert weights.tiled is not None
         return tiled.adapt(h_BTD.flatten(0, -2), weights.tiled, route.tiling).view_as(h_BTD)
     return h_BTD + bottleneck_update(h_BTD, weights, route, moments)
 

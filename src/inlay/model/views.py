@@ -7,7 +7,7 @@ slot changes. `RoutedBank` binds a route to them: it is what the wrappers call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,38 @@ class Views:
     """scale and shift [S, D]; None: the backbone's own"""
     linears: Mapping[str, LinearView] = field(default_factory=dict)
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
+    _copied: dict[int, kernels.Bottleneck] = field(default_factory=dict, repr=False)
+    """by the address of what was copied: sites that share an adapter share its copy"""
+
+    def in_tiles(self, dtype: torch.dtype | None) -> Views:
+        """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another."""
+        copied: dict[int, kernels.Bottleneck] = {}
+
+        def prepare(weights: kernels.Bottleneck) -> kernels.Bottleneck:
+            if dtype is None or weights.down_SDR.dtype == dtype:
+                return kernels.in_tiles(weights)
+            address = weights.down_SDR.data_ptr()
+            if address not in copied:
+                copies = (_empty(weights.down_SDR, dtype), _empty(weights.up_SRE, dtype))
+                copied[address] = replace(weights, copies=copies)
+            return kernels.in_tiles(replace(weights, copies=copied[address].copies))
+
+        linears = {
+            key: view if view.lora is None else replace(view, lora=prepare(view.lora))
+            for key, view in self.linears.items()
+        }
+        sequential, parallel = (
+            {key: prepare(weights) for key, weights in found.items()} for found in (self.sequential, self.parallel)
+        )
+        return Views(sequential, parallel, self.norms, linears, _copied=copied)
+
+    @torch.no_grad()
+    def renew_copies(self) -> None:
+        """Bring the copies up to what was copied."""
+        for weights in self._copied.values():
+            assert weights.copies is not None
+            weights.copies[0].copy_(weights.down_SDR)
+            weights.copies[1].copy_(weights.up_SRE)
 
     def at(self, layer: int) -> Views:
         """Those of one block."""
@@ -54,6 +86,10 @@ class Views:
                 _within(layer, self.linears),
             )
         return self._layers[layer]
+
+
+def _empty(stack: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(stack.shape, dtype=dtype, device=stack.device)
 
 
 def _within(layer: int, views: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,12 +27,13 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import infer
 from inlay.model.methods import first_layer
+from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.member import Member
 from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.prefix import PrefixCache
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
-from inlay.training.steps import Stepper
+from inlay.training.steps import Seen, Stepper
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 
@@ -94,7 +95,8 @@ class Cohort:
             _check_budget(member, settings.token_budget)
         self.flat = self.bank.flatten()
         self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs])
-        self.stepper = Stepper(self.bank, self.flat, settings.token_budget)
+        kind = CompiledStepper if can_compile(self.bank, self.members) else Stepper
+        self.stepper = kind(self.bank, self.flat, self.optimizer, settings.token_budget)
         self.num_steps = 0
         self.seconds = 0.0
 
@@ -123,20 +125,16 @@ class Cohort:
         """One step of every active run; returns the number of rows seen."""
         active = self.active
         batches = {member.slot: member.next_batch() for member in active}
-        losses_S, grads_SP = self.stepper.differentiate(active, batches)
-        norms_S = self.optimizer.clip(grads_SP)
-        losses, norms = torch.stack([losses_S, norms_S]).tolist()
-        rates = {}
+        rates = {m.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active}
+        limits = {member.slot: _loss_limit(member) for member in active}
+        seen = self.stepper.step(active, batches, rates, limits)
         for member in active:
-            progress, loss, norm = member.progress, losses[member.slot], norms[member.slot]
-            if _has_diverged(member, loss, norm):
+            progress, found = member.progress, seen[member.slot]
+            if _has_diverged(member, found, limits[member.slot]):
                 continue
-            rates[member.slot] = learning_rate(member.run.config.train, progress.step, member.num_steps)
             progress.step, progress.cursor = progress.step + 1, progress.cursor + 1
-            progress.loss_sum += loss
-            progress.losses.append(round(loss, 5))
-        if rates:
-            self.optimizer.step(grads_SP, rates)
+            progress.loss_sum += found.loss
+            progress.losses.append(round(found.loss, 5))
         self.num_steps += 1
         return sum(len(batch) for batch in batches.values())
 
@@ -193,16 +191,21 @@ def _check_budget(member: Member, token_budget: int) -> None:
         )
 
 
-def _has_diverged(member: Member, loss: float, norm: float) -> bool:
+def _loss_limit(member: Member) -> float:
+    """A loss above this will not come back."""
+    first = member.progress.first_loss
+    return math.inf if first is None else _EXPLODED * max(1.0, first)
+
+
+def _has_diverged(member: Member, seen: Seen, limit: float) -> bool:
     progress = member.progress
-    if progress.first_loss is None and math.isfinite(loss):
-        progress.first_loss = loss
-    if not math.isfinite(loss) or not math.isfinite(norm):
-        reason = f"loss {loss:g}, gradient norm {norm:g}"
-    elif loss > _EXPLODED * max(1.0, progress.first_loss or 0.0):
-        reason = f"loss {loss:g} after a first loss of {progress.first_loss:g}"
-    else:
+    if progress.first_loss is None and math.isfinite(seen.loss):
+        progress.first_loss = seen.loss
+    if seen.is_sound(limit):
         return False
+    reason = f"loss {seen.loss:g}, gradient norm {seen.norm:g}"
+    if math.isfinite(seen.loss) and math.isfinite(seen.norm):
+        reason = f"loss {seen.loss:g} after a first loss of {progress.first_loss:g}"
     progress.status = DIVERGED
     progress.message = f"diverged at step {progress.step + 1}: {reason}; try a smaller learning rate than "
     progress.message += f"{member.run.config.train.lr:g}"

@@ -36,7 +36,10 @@ class Targets:
     def __init__(self, split: Split, encoded: Encoded, head: HeadSpec, device: torch.device | str = "cpu") -> None:
         assert split.targets is not None
         aligned = align_targets(head.kind, encoded, split.targets)
-        self._whole = None if aligned is not None else _as_numbers(split.targets, head).to(device)
+        whole = None if aligned is not None else _as_numbers(split.targets, head)
+        self.numbers = None if whole is None else whole.numpy()
+        """the targets of whole rows, on the host"""
+        self._whole = None if whole is None else whole.to(device)
         self._tokens = [torch.as_tensor(target) for target in aligned or ()]  # padded here, sent batch by batch
         entry = find_head(head.kind)
         weights = [entry.weight(target) for target in self._tokens] if aligned is not None else np.ones(len(encoded))

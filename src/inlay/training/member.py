@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head
-from inlay.model.route import Row
+from inlay.model.route import Prefix, Row
 from inlay.training.evaluate import Targets
 from inlay.training.prefix import Kept, PrefixCache
 from inlay.training.run import Run
@@ -51,6 +51,7 @@ class Member:
         self._head = find_head(run.task.kind)
         self._targets = Targets(run.task.train, train, run.spec.head, device)
         self._weights = _class_weights(run, device) * self._targets.weights
+        self._numbers, self._row_weights = self._targets.numbers, self._weights.cpu().numpy()
         self._kept: dict[str, Kept] = {}
 
     @property
@@ -75,18 +76,37 @@ class Member:
             self._batches = (progress.epoch, batches)
         return self._batches[1][progress.cursor]
 
+    def batch_after_next(self) -> np.ndarray:
+        """Row numbers of the step after the next, which must be of the same epoch."""
+        self.next_batch()
+        return self._batches[1][self.progress.cursor + 1]
+
+    def targets_of(self, batch: np.ndarray) -> np.ndarray:
+        """The targets of whole rows as numbers: classes, numbers on the head's scale, or which labels apply."""
+        assert self._numbers is not None, "a head that reads tokens has targets of tokens"
+        return self._numbers[batch]
+
+    def weights_of(self, batch: np.ndarray) -> np.ndarray:
+        """How much each row of a batch counts in its mean loss."""
+        weights = self._row_weights[batch]
+        return weights / weights.sum()
+
     def reuse(self, cache: PrefixCache, first_layer: int) -> None:
         """Compute what lies below `first_layer` once and keep it, unless the head reads those layers too."""
         if first_layer > 0 and self.run.spec.head.features == "last":
             self._kept = {"train": cache.keep(first_layer, self.train), "dev": cache.keep(first_layer, self.dev)}
 
-    def rows(self, windows: Iterable[int]) -> list[Row]:
+    def prefixes(self, windows: Iterable[int]) -> list[Prefix]:
+        """What is known of the lower layers of the rows of a step; nothing, if they are not reused."""
+        return self._kept["train"].take(list(map(int, windows))) if self._kept else []
+
+    def rows(self, windows: Sequence[int] | np.ndarray) -> list[Row]:
         """The rows of a step, with their prefixes where these are reused."""
-        chosen, (ids, segments) = list(map(int, windows)), (self.train.ids, self.train.segments)
-        kept = self._kept["train"].take(chosen) if self._kept else [None] * len(chosen)
+        ids, segments = self.train.ids, self.train.segments
+        prefixes: Sequence[Prefix | None] = self.prefixes(windows) or [None] * len(windows)
         return [
-            Row(ids[window], self.slot, None if segments is None else segments[window], prefix)
-            for window, prefix in zip(chosen, kept, strict=True)
+            Row(ids[int(window)], self.slot, None if segments is None else segments[int(window)], prefix)
+            for window, prefix in zip(windows, prefixes, strict=True)
         ]
 
     def dev_rows(self) -> list[Row]:

@@ -9,6 +9,7 @@ Shape letters: S slots, P parameters of a slot, side by side.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,12 +76,55 @@ class SlotOptimizer:
             for tensor, changed in zip(stored, (p, m, v), strict=True):
                 tensor[index] = changed
 
+    def columns(self, rates: Mapping[int, float], limits: Mapping[int, float]) -> list[list[float]]:
+        """The rows of COLUMNS for a step of the slots named in `rates`, which counts as taken."""
+        found = [[0.0, 0.0, 1.0, 1.0, 1.0, 0.0, math.inf, math.inf] for _ in self._settings]
+        for slot, rate in rates.items():
+            self.num_steps[slot] += 1
+            train = self._settings[slot]
+            variant = VARIANTS[train.optimizer]
+            corrections = (self._correction(slot, beta, variant) for beta in (_BETA1, _BETA2))
+            clip = train.clip_norm or math.inf
+            found[slot] = [1.0, rate, variant.eps, *corrections, train.weight_decay, clip, limits[slot]]
+        return [list(column) for column in zip(*found, strict=True)]
+
+    def take_back(self, slot: int) -> None:
+        """A step that was counted and did not move its slot."""
+        self.num_steps[slot] -= 1
+
     def _correction(self, slot: int, beta: float, variant: Variant) -> float:
         return 1 - beta ** self.num_steps[slot] if variant.corrects_bias else 1.0
 
     def _columns(self, *columns: list[float]) -> Tensor:
         """Numbers of the slots that take part, each list as a column [s, 1]."""
         return torch.tensor(columns, device=self.first_SP.device).unsqueeze(-1)
+
+
+COLUMNS = ("moves", "rate", "eps", "correct1", "correct2", "decay", "clip", "limit")
+"""What `advance` reads of every slot."""
+
+
+def advance(
+    stored: tuple[Tensor, Tensor, Tensor], grads_SP: Tensor, losses_S: Tensor, columns_CS: Tensor, decays_P: Tensor
+) -> Tensor:
+    """The step of `SlotOptimizer` and the clipping before it, of tensors alone: for a compiled or captured step.
+
+    `stored` are values and moments, changed in place; `columns_CS` has the rows of COLUMNS. A slot whose loss or norm
+    is not finite, or whose loss is above its limit, does not move. Returns the norms [S] before clipping.
+    """
+    moves, rate, eps, correct1, correct2, decay, clip, limit = columns_CS.unsqueeze(-1)
+    norms_S1 = grads_SP.square().sum(1, keepdim=True).sqrt()
+    loss_S1 = losses_S.unsqueeze(1)
+    moves = (moves > 0) & norms_S1.isfinite() & loss_S1.isfinite() & (loss_S1 <= limit)
+    g = grads_SP * torch.where(norms_S1 > clip, clip / norms_S1, 1.0)
+    p, m, v = stored
+    m_new = torch.lerp(m, g, 1 - _BETA1)
+    v_new = v * _BETA2 + (1 - _BETA2) * g * g
+    update = (m_new / correct1) / ((v_new / correct2).sqrt() + eps)
+    p_new = p * (1 - rate * decay * decays_P) - update * rate
+    for old, new in zip(stored, (p_new, m_new, v_new), strict=True):
+        old.copy_(torch.where(moves, new, old))
+    return norms_S1.squeeze(1)
 
 
 def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:

@@ -1,12 +1,16 @@
-"""The gradients of a step: every active run's batch through one backbone forward, or several where memory is small.
+"""The steps of a cohort: every active run's batch through one backbone forward, its gradients, its optimizer step.
 
-What always holds: the losses and gradients of a run do not depend on who is trained beside it.
+`Stepper` is the definition, and what runs on a CPU; `compiled.py` has the one for GPUs. What always holds: a run's
+losses, gradients and steps do not depend on who is trained beside it, and a run whose loss or gradient is not finite,
+or whose loss is above its limit, is not moved.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,14 +20,45 @@ from inlay.model.bank import Bank, FlatBank
 from inlay.model.inference import batches_by_length
 from inlay.model.route import Row
 from inlay.training.member import Member
+from inlay.training.optimizer import SlotOptimizer
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a step saw of one run."""
+
+    loss: float
+    norm: float
+    """of the gradient, before it was clipped"""
+
+    def is_sound(self, limit: float) -> bool:
+        """Whether the run was moved by it."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm) and self.loss <= limit
 
 
 class Stepper:
-    """Forward and backward passes of a training bank."""
+    """Forward and backward passes of a training bank, and its optimizer's steps."""
 
-    def __init__(self, bank: Bank, flat: FlatBank, token_budget: int) -> None:
-        self._bank, self._flat = bank, flat
+    def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
+        self._bank, self._flat, self._optimizer = bank, flat, optimizer
         self.token_budget = token_budget
+
+    def step(
+        self,
+        active: Sequence[Member],
+        batches: Mapping[int, np.ndarray],
+        rates: Mapping[int, float],
+        limits: Mapping[int, float],
+    ) -> dict[int, Seen]:
+        """One step of every active run at its rate; a loss above its limit moves nothing."""
+        losses_S, grads_SP = self.differentiate(active, batches)
+        norms_S = self._optimizer.clip(grads_SP)
+        losses, norms = torch.stack([losses_S, norms_S]).tolist()
+        seen = {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in active}
+        sound = {slot: rates[slot] for slot, found in seen.items() if found.is_sound(limits[slot])}
+        if sound:
+            self._optimizer.step(grads_SP, sound)
+        return seen
 
     def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
         """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot."""

@@ -1,0 +1,302 @@
+"""Compiled steps for GPUs: forward, backward, clipping and Adam of a whole cohort as one program of fixed shapes.
+
+A cohort's rows are packed into a rung of the ladder (model/rung.py). A block of the backbone is compiled once and
+serves all blocks; whatever the mix of runs, nothing is compiled again within a rung. Small steps are captured as CUDA
+graphs: what they read lies at fixed addresses and is written by two copies. While the GPU works on a step, the host
+lays out the next one. `steps.Stepper` is the definition, and takes over wherever a step does not fit: gradients that
+need several passes, heads that read tokens or a mix of layers, batch norm.
+
+Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, L labels, C columns of the optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inlay.model import grouped, launch
+from inlay.model.bank import Bank, FlatBank
+from inlay.model.route import Prefix
+from inlay.model.rung import Capacity, Laid, Rung, climb
+from inlay.training.member import Member
+from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
+from inlay.training.steps import Seen, Stepper
+
+BACKEND: str | Callable[..., Any] = "inductor"
+"""What compiles; a test counts with one of its own."""
+KINDS = ("classify", "multilabel", "regress")
+"""Kinds of heads whose losses a program computes for all slots at once."""
+MOST_GRAPHED = 65536
+"""Tokens of a captured step at most: beyond, launches are no cost worth the memory a capture holds."""
+
+
+def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
+    """Whether programs can step these runs: packed rows on a device with kernels, heads that read one vector."""
+    heads = [member.run.spec.head for member in members]
+    method = members[0].run.spec.method
+    return (
+        launch.is_available(bank.backbone.device)
+        and bank.backbone.packs
+        and not members[0].run.spec.is_solo
+        and method.inner_norm != "batch"
+        and all(head.kind in KINDS and head.features == "last" and head.hidden == "none" for head in heads)
+        and len({head.pooling for head in heads}) == 1
+    )
+
+
+class Program:
+    """One step on one rung: its inputs at fixed addresses, and what it computes."""
+
+    def __init__(self, rung: Rung, prefix: Prefix | None, heads: tuple[tuple[str, ...], str], num_labels: int) -> None:
+        self.rung, (self.kinds, self.pooling) = rung, heads
+        self.batch = replace(rung.batch, route=replace(rung.route, prefix=prefix))
+        device = rung.batch.input_ids_BT.device
+        num_rows, num_slots = rung.capacity.all_rows, rung.capacity.num_slots
+        self._sizes = [num_rows, num_rows, num_rows * num_labels, len(COLUMNS) * num_slots, 3 * num_slots]
+        self._host = torch.zeros(sum(self._sizes), pin_memory=device.type == "cuda")
+        self._there = torch.zeros_like(self._host, device=device)
+        targets, weights, labels, columns, by_slot = self._there.split(self._sizes)
+        self.targets_B, self.weights_B = targets, weights
+        """a class or a number of each row, and how much it counts; 0 for rows of padding"""
+        self.labels_BL = labels.view(num_rows, num_labels)
+        """which labels apply, for heads that give several"""
+        self.columns_CS = columns.view(len(COLUMNS), num_slots)
+        self.kinds_S, self.num_outputs_S, self.dropout_S = by_slot.view(3, num_slots)
+        self.seen_2S = torch.zeros(2, num_slots, device=device)
+        """losses and norms of the last step"""
+        self.graph: Any = None
+
+    def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
+        """Write a step's rows and what is known of each slot; no copy waits."""
+        numbers = ready.numbers
+        self.rung.fill(ready.rows)
+        if self.batch.prefix is not None:
+            ready.write_states(self.batch.prefix.states[0])
+        self._host[: len(numbers)].copy_(torch.from_numpy(numbers))
+        self._host[-by_slot.size :].copy_(torch.from_numpy(by_slot.ravel()))
+        self._there.copy_(self._host, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step laid out on the host."""
+
+    key: tuple[tuple[str, int, int], ...]
+    """(run, epoch, cursor) of every run it is for"""
+    program: Program
+    rows: dict[str, np.ndarray]
+    numbers: np.ndarray
+    """float32: targets, weights and labels of the rows"""
+    states: list[Tensor]
+    """what is known of each row's lower layers [T, D]; empty if nothing is"""
+
+    def write_states(self, into_ND: Tensor) -> None:
+        """Lay the states end to end; padding keeps what was there."""
+        num_tokens = sum(map(len, self.states))
+        pieces = self.states
+        if len({piece.device for piece in pieces}) > 1:  # some are kept on the GPU, some in the host's memory
+            pieces = [piece.to(into_ND.device, non_blocking=True) for piece in pieces]
+        into_ND[:num_tokens].copy_(torch.cat(pieces), non_blocking=True)
+
+
+class CompiledStepper(Stepper):
+    """Steps as compiled programs, one for each rung that occurs."""
+
+    def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
+        super().__init__(bank, flat, optimizer, token_budget)
+        self.on_compile: Callable[[str], None] = lambda what: None
+        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._next: Prepared | None = None
+        self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
+        self._pool: Any = None
+        self._longest = 0
+        self._most_rows = 0
+
+    def step(
+        self,
+        active: Sequence[Member],
+        batches: Mapping[int, np.ndarray],
+        rates: Mapping[int, float],
+        limits: Mapping[int, float],
+    ) -> dict[int, Seen]:
+        """As `Stepper.step`, in one program."""
+        if not can_compile(self._bank, active) or self._count(active, batches) > self.token_budget:
+            return super().step(active, batches, rates, limits)
+        ready, self._next = self._next, None
+        if ready is None or ready.key != _key(active):
+            ready = self._prepare(active, batches)
+        program = ready.program
+        program.fill(ready, self._by_slot(active, rates, limits))
+        self._launch(program)
+        self._look_ahead(active)
+        losses, norms = program.seen_2S.tolist()  # waits for the step
+        seen = {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in active}
+        for slot, found in seen.items():
+            if not found.is_sound(limits[slot]):
+                self._optimizer.take_back(slot)
+        return seen
+
+    def _count(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> int:
+        return climb(sum(int(member.train.lengths[batches[member.slot]].sum()) for member in active))
+
+    def _look_ahead(self, active: Sequence[Member]) -> None:
+        """Lay out the next step while the device works on this one, if nothing happens in between."""
+        if any(member.progress.cursor + 1 >= member.steps_per_epoch for member in active):
+            return
+        batches = {member.slot: member.batch_after_next() for member in active}
+        if self._count(active, batches) <= self.token_budget:
+            self._next = self._prepare(active, batches, ahead=1)
+
+    def _prepare(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], ahead: int = 0) -> Prepared:
+        parts = [member.train.gather(batches[member.slot]) for member in active]
+        lengths = np.concatenate([part.lengths for part in parts])
+        slots = np.repeat([member.slot for member in active], [len(part.lengths) for part in parts])
+        types = [part.segments if part.segments is not None else np.zeros_like(part.ids) for part in parts]
+        laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
+        prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
+        begins_at = prefixes[0].first_layer if len(prefixes) == len(lengths) else None
+        program = self._find_program(len(laid.ids), lengths, begins_at)
+        numbers = self._numbers(active, batches, program.rung.capacity.all_rows)
+        states = [prefix.states for prefix in prefixes]
+        return Prepared(_key(active, ahead), program, program.rung.lay(laid), numbers, states)
+
+    def _numbers(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], num_rows: int) -> np.ndarray:
+        num_labels = self._num_labels
+        targets, weights = np.zeros((2, num_rows), np.float32)
+        labels = np.zeros((num_rows, num_labels), np.float32)
+        start = 0
+        for member in active:
+            batch = batches[member.slot]
+            stop = start + len(batch)
+            own = member.targets_of(batch)
+            if own.ndim == 1:
+                targets[start:stop] = own
+            else:
+                labels[start:stop, : own.shape[1]] = own
+            weights[start:stop] = member.weights_of(batch)
+            start = stop
+        return np.concatenate([targets, weights, labels.ravel()])
+
+    def _by_slot(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
+        known = np.zeros((len(COLUMNS) + 3, self._bank.num_slots), np.float32)
+        known[: len(COLUMNS)] = self._optimizer.columns(rates, limits)
+        for member in active:
+            head = member.run.spec.head
+            known[-3:, member.slot] = KINDS.index(head.kind), head.num_outputs, member.run.config.train.head_dropout
+        return known
+
+    @property
+    def _num_labels(self) -> int:
+        return self._bank.stacks["head.weight"].shape[1]
+
+    def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: int | None) -> Program:
+        """The program for a step. Rows and the longest row only ever grow, so steps of one size share a program."""
+        self._longest = max(self._longest, max(16, 1 << (int(lengths.max()) - 1).bit_length()))
+        self._most_rows = max(self._most_rows, len(lengths))
+        capacity, heads = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest), self._heads
+        if (capacity, heads, begins_at) not in self._programs:
+            backbone, prefix = self._bank.backbone, None
+            rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
+            if begins_at is not None:
+                shape = (1, capacity.num_tokens, backbone.hidden_size)
+                prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
+            self._programs[capacity, heads, begins_at] = Program(rung, prefix, heads, self._num_labels)
+        return self._programs[capacity, heads, begins_at]
+
+    def _launch(self, program: Program) -> None:
+        """Run a step: captured where that pays, compiled on its first use."""
+        if program.graph is not None:
+            program.graph.replay()
+            return
+        is_captured = self._bank.backbone.device.type == "cuda" and program.rung.capacity.num_tokens <= MOST_GRAPHED
+        with self._bank.backbone.compiled(BACKEND):
+            if not is_captured:
+                self._compute(program)
+                return
+            self.on_compile(f"compiling steps of up to {program.rung.capacity.num_tokens:,} tokens")
+            program.graph = self._capture(program)
+            program.graph.replay()
+
+    def _capture(self, program: Program) -> Any:
+        """Warm up on steps that move nothing, then capture one."""
+        columns = program.columns_CS.clone()
+        program.columns_CS[0] = 0.0
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._compute(program)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._compute(program)
+        program.columns_CS.copy_(columns)
+        return graph
+
+    def _compute(self, program: Program) -> None:
+        """The step itself, of tensors alone: nothing here knows which runs it is for."""
+        self._flat.drop_grads()
+        with self._bank.routed(program.batch.route):
+            losses_S = self._losses(program)
+            losses_S.sum().backward()
+        grads_SP = self._flat.take_grads()
+        stored = (self._flat.values_SP, self._optimizer.first_SP, self._optimizer.second_SP)
+        losses_S = losses_S.detach()
+        norms_S = self._advance(stored, grads_SP, losses_S, program.columns_CS, self._flat.decays_P)
+        program.seen_2S.copy_(torch.stack([losses_S, norms_S]))
+
+    def _losses(self, program: Program) -> Tensor:
+        rung, stacks = program.rung, self._bank.stacks
+        rows_S = rung.parts["row_slots"]
+        hidden_ND = self._bank.backbone.hidden(program.batch)[0]
+        pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling).float()
+        rate_B1 = program.dropout_S[rows_S].unsqueeze(1)
+        pooled_BD = pooled_BD * (torch.rand_like(pooled_BD) >= rate_B1) / (1 - rate_B1)
+        weight_SDL = stacks["head.weight"].transpose(1, 2)
+        logits_BL = grouped.segment_linear(pooled_BD, weight_SDL, stacks["head.bias"], rung.row_tiles)
+        losses_B = self._row_losses(program, logits_BL, rows_S)
+        # Not times the weight: a row of padding counts nothing, whatever its loss is.
+        losses_B = torch.where(program.weights_B > 0, losses_B * program.weights_B, 0.0)
+        return losses_B.new_zeros(self._bank.num_slots).index_add(0, rows_S, losses_B)
+
+    def _row_losses(self, program: Program, logits_BL: Tensor, rows_S: Tensor) -> Tensor:
+        """The loss of each row by its slot's kind of head; labels beyond a slot's own count nothing."""
+        num_labels = logits_BL.shape[1]
+        own_BL = torch.arange(num_labels, device=logits_BL.device) < program.num_outputs_S[rows_S].unsqueeze(1)
+        kinds_B = program.kinds_S[rows_S]
+        masked_BL = logits_BL.masked_fill(~own_BL, -math.inf)
+        classes_B = program.targets_B.long().clamp(0, num_labels - 1)  # other kinds' numbers are no classes
+        by_kind = {
+            "classify": lambda: F.cross_entropy(masked_BL, classes_B, reduction="none"),
+            "regress": lambda: (logits_BL[:, 0] - program.targets_B).square(),
+            "multilabel": lambda: _mean_own(
+                F.binary_cross_entropy_with_logits(logits_BL, program.labels_BL, reduction="none"), own_BL
+            ),
+        }
+        losses_B = by_kind[program.kinds[0]]()
+        for kind in program.kinds[1:]:
+            losses_B = torch.where(kinds_B == KINDS.index(kind), by_kind[kind](), losses_B)
+        return losses_B
+
+    @property
+    def _heads(self) -> tuple[tuple[str, ...], str]:
+        """The kinds of heads in the bank, and how they pool."""
+        heads = [spec.head for spec in self._bank.specs if spec is not None]
+        kinds = {head.kind for head in heads}
+        return tuple(kind for kind in KINDS if kind in kinds), heads[0].pooling
+
+
+def _mean_own(values_BL: Tensor, own_BL: Tensor) -> Tensor:
+    return torch.where(own_BL, values_BL, 0.0).sum(1) / own_BL.sum(1)
+
+
+def _key(active: Sequence[Member], ahead: int = 0) -> tuple[tuple[str, int, int], ...]:
+    return tuple((member.run.id, member.progress.epoch, member.progress.cursor + ahead) for member in active)

@@ -1,0 +1,92 @@
+"""Compiled steps equal the definition, and nothing is compiled twice: in the interpreter, compiled by a counter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.training import compiled
+from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.prefix import PrefixCache
+from inlay.training.run import make_run
+from inlay.training.steps import Stepper
+
+pytestmark = pytest.mark.triton
+
+SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
+QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 4, "max_length": 16, "epochs": 6}
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """The graphs that were compiled, in order."""
+    found = []
+
+    def count(graph, inputs):
+        found.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled, "BACKEND", count)
+    return found
+
+
+def make_runs(backbone, toy_task, **more):
+    tasks = [
+        (toy_task("two", num_labels=2, num_rows=22), 8, {"lr": 1e-3}),
+        (toy_task("five", num_labels=5, num_rows=19, seed=1), 16, {"lr": 3e-3, "weight_decay": 0.1, "seed": 1}),
+        (toy_task("number", kind="regress", num_rows=20, seed=2), 3, {"optimizer": "bert-adam", "schedule": "bert"}),
+        (toy_task("several", kind="multilabel", num_labels=3, num_rows=21, seed=3), 8, {"clip_norm": 0.05}),
+    ]
+    return [
+        make_run(task, RunConfig(method=MethodConfig(size=size), train=TrainConfig(**QUIET | own | more)), backbone)
+        for task, size, own in tasks
+    ]
+
+
+def take(cohort, num_steps):
+    losses = []
+    with cohort.training():
+        for _ in range(num_steps):
+            cohort.step()
+            cohort.backbone.model.eval()
+            cohort.finish_epochs()
+            cohort.backbone.model.train()
+            losses.append([member.progress.losses[-1:] for member in cohort.members])
+    return losses
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_compiled_step_equals_the_definition(backbone_of, toy_task, compilations, pooling):
+    backbone = backbone_of("bert")
+    runs = make_runs(backbone, toy_task, pooling=pooling)
+    ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
+    assert isinstance(ours.stepper, compiled.CompiledStepper)
+    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    for one, other in zip(take(ours, 8), take(plain, 8), strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.flat.values_SP, plain.flat.values_SP, atol=1e-4, rtol=1e-3)
+    assert compilations
+
+
+@pytest.mark.parametrize("layers", ["1:", "2:"])
+def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, tmp_path, compilations, layers):
+    backbone = backbone_of("bert")
+    runs = [
+        make_run(run.task, run.config.override([f"method.layers={layers}"]), backbone)
+        for run in make_runs(backbone, toy_task)
+    ]
+    ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
+    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    ours.reuse(PrefixCache(backbone, tmp_path, Watcher()))
+    below = []
+    handle = backbone._blocks[int(layers[0]) - 1].inner.register_forward_hook(lambda *_: below.append(1))
+    try:
+        losses = take(ours, 8)
+    finally:
+        handle.remove()
+    assert not below
+    for one, other in zip(losses, take(plain, 8), strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.flat.values_SP, plain.flat.values_SP, atol=1e-4, rtol=1e-3)

@@ -17,7 +17,7 @@ from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
 from inlay.model.inference import infer
 from inlay.model.sites import FAMILIES
-from inlay.training import FitSettings, fit, make_run
+from inlay.training import FitSettings, fit, make_run, plan
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.prefix import Limits, PrefixCache
 
@@ -358,3 +358,18 @@ def test_filling_is_told_from_the_first_text_to_the_last(tiny_bert, toy_task, tm
     texts = [len(set(task.train.texts)), len(set(task.dev.texts) - set(task.train.texts))]
     assert [pair for pair in told if pair[0] == pair[1]] == [(n, n) for n in texts]
     assert told == sorted(told, key=lambda pair: (-pair[1], pair[0]))
+
+
+def test_a_plan_counts_the_frozen_layers_once(tiny_bert, toy_task, monkeypatch):
+    run = make(tiny_bert, toy_task(), layers="1:", epochs=10)
+    seconds = {"_step_at": 3.0, "_prefix_at": 1.0}
+    for name, value in seconds.items():
+        monkeypatch.setattr(plan, name, lambda *args, value=value: value)
+    monkeypatch.setattr(plan, "_measure_dev", lambda *args: 2.0)
+    lengths = [
+        int(encode_split(tiny_bert.tokenizer, split, Reading("classify", 32)).lengths.sum())
+        for split in (run.task.train, run.task.dev)
+    ]
+    once, dev_once = 6 * 1.0, 6 * 1.0 * lengths[1] / lengths[0]  # an epoch is six steps
+    expected = once + dev_once + 10 * ((6 * 3.0 - once) + max(0.0, 2.0 - dev_once))
+    assert plan.make_plan(run, tiny_bert).inlay.seconds == pytest.approx(expected)

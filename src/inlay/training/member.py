@@ -96,6 +96,10 @@ class Member:
         if first_layer > 0 and self.run.spec.head.features == "last":
             self._kept = {"train": cache.keep(first_layer, self.train), "dev": cache.keep(first_layer, self.dev)}
 
+    @property
+    def is_reusing(self) -> bool:
+        return bool(self._kept)
+
     def prefixes(self, windows: Iterable[int]) -> list[Prefix]:
         """What is known of the lower layers of the rows of a step; nothing, if they are not reused."""
         return self._kept["train"].take(list(map(int, windows))) if self._kept else []

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.attention import register as register_attention
@@ -29,6 +30,7 @@ from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weig
 from inlay.model.route import Batch, Pack, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import find_family, mount, survey
+from inlay.world import find_place
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
@@ -201,19 +203,26 @@ class Backbone:
             sums_BD = hidden_ND.new_zeros(len(starts_B), hidden_ND.shape[-1], dtype=torch.float32)
             sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
             return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
-        first_B1D = hidden_ND[starts_B].unsqueeze(1)
+        first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, None)
 
     @contextmanager
     def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
-        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung."""
+        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
+
+        What was compiled is kept between processes, in torch's cache (`$TORCHINDUCTOR_CACHE_DIR`) or beside ours.
+        """
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inlay" / "compiled"))
         blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
         try:
             for block in blocks:
                 block._compiled_call_impl = torch.compile(
                     block._call_impl, backend=backend, dynamic=False, fullgraph=True
                 )
-            with warnings.catch_warnings():  # the compiler looks for gradients where there are none
+            # Every rung and bank has its own shapes, and all blocks of a process share one limit of compilations.
+            with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
+                # The compiler looks for gradients where there are none.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
                 yield
         finally:
@@ -252,6 +261,21 @@ class Backbone:
         return self.model.get_parameter(f"{find_family(self.anatomy.family).pooler}.dense.{rest.rpartition('.')[2]}")
 
     @contextmanager
+    def checkpointed(self, first_layer: int = 0) -> Iterator[None]:
+        """Inside the block, layers from `first_layer` on keep no activations: backward computes them again.
+
+        Call `backward` inside it, and where the route is bound.
+        """
+        blocks = [_Block(block) for block in self._blocks[first_layer:]]
+        try:
+            for item in blocks:
+                item.block.forward = item.recompute
+            yield
+        finally:
+            for item in blocks:
+                item.block.__dict__.pop("forward", None)
+
+    @contextmanager
     def training(
         self, dropout: float | None, first_layer: int = 0, *, attention_dropout: float | None = 0.0
     ) -> Iterator[None]:
@@ -286,6 +310,29 @@ class _Reached(Exception):
         self.states = states
 
 
+class _Block(nn.Module):
+    """A block as it was before its activations were no longer kept."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.compute = block, block.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compute(*args, **kwargs)
+
+    def recompute(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's output; what backward needs is computed again then, with the weights of now.
+
+        Not the block's own: a slot's copy of them (`full`, `top`) stands in the block only during the forward pass.
+        """
+        weights: dict[str, Tensor] = {f"block.{name}": tensor for name, tensor in self.block.named_parameters()}
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self, weights, args, kwargs)
+
+        return checkpoint(compute, *args, use_reentrant=False, **kwargs)
+
+
 @contextmanager
 def _collecting(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """What every block reads, in a list that fills during the forward pass.
@@ -316,7 +363,7 @@ def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, floa
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
     """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says."""
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _own_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     folder = find_folder(name)
     transformers = _quiet_transformers()
@@ -340,6 +387,14 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
             f"the files of the backbone `{name}` in `{folder}` cannot be read: {_first_line(error)}",
             "a download may have been cut short: fetch the folder again",
         ) from None
+
+
+def _own_device(device: torch.device) -> torch.device:
+    """Where several processes were started, `cuda` is for each a GPU of its own, as far as they go round."""
+    place = find_place()
+    if device != torch.device("cuda") or place.size == 1:
+        return device
+    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
 
 
 def _load_tokenizer(folder: Path) -> Any:

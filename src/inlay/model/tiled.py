@@ -39,9 +39,9 @@ class Kinds:
         return result
 
 
-def make_kinds(kinds: Sequence[Any], device: torch.device) -> Kinds:
-    """The kinds of slots; a slot of the kind None takes any."""
-    names = tuple(dict.fromkeys(kind for kind in kinds if kind is not None)) or ("none",)
+def make_kinds(kinds: Sequence[Any], default: Any, device: torch.device) -> Kinds:
+    """The kinds of slots; a slot of the kind None takes any, `default` if no other has one."""
+    names = tuple(dict.fromkeys(kind for kind in kinds if kind is not None)) or (default,)
     numbers = [0 if kind is None else names.index(kind) for kind in kinds]
     return Kinds(names, torch.tensor(numbers, dtype=torch.int32, device=device))
 
@@ -61,6 +61,10 @@ class TiledBottleneck:
     running: tuple[Tensor, Tensor] | None = None
     is_plain: bool = field(default=True)
     """one fused program does it: no norm inside, no further layers, one activation, at most `fused.MAX_SIZE` wide"""
+
+    @property
+    def all_kinds(self) -> tuple[Kinds, Kinds, Kinds, Kinds]:
+        return self.activations, self.depths, self.inner_norms, self.multiplies
 
 
 def adapt(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:

@@ -72,6 +72,8 @@ class Program:
         self.seen_2S = torch.zeros(2, num_slots, device=device)
         """losses and norms of the last step"""
         self.graph: Any = None
+        self.views: Any = None
+        """the bank's when it was captured; a run that enters a slot brings others, at other addresses"""
 
     def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
         """Write a step's rows and what is known of each slot; no copy waits."""
@@ -111,7 +113,6 @@ class CompiledStepper(Stepper):
 
     def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
         super().__init__(bank, flat, optimizer, token_budget)
-        self.on_compile: Callable[[str], None] = lambda what: None
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
@@ -162,7 +163,7 @@ class CompiledStepper(Stepper):
         laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
         prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
         begins_at = prefixes[0].first_layer if len(prefixes) == len(lengths) else None
-        program = self._find_program(len(laid.ids), lengths, begins_at)
+        program = self._find_program(len(laid.ids), lengths, self._heads(active), begins_at)
         numbers = self._numbers(active, batches, program.rung.capacity.all_rows)
         states = [prefix.states for prefix in prefixes]
         return Prepared(_key(active, ahead), program, program.rung.lay(laid), numbers, states)
@@ -196,11 +197,13 @@ class CompiledStepper(Stepper):
     def _num_labels(self) -> int:
         return self._bank.stacks["head.weight"].shape[1]
 
-    def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: int | None) -> Program:
+    def _find_program(
+        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: int | None
+    ) -> Program:
         """The program for a step. Rows and the longest row only ever grow, so steps of one size share a program."""
         self._longest = max(self._longest, max(16, 1 << (int(lengths.max()) - 1).bit_length()))
         self._most_rows = max(self._most_rows, len(lengths))
-        capacity, heads = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest), self._heads
+        capacity = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest)
         if (capacity, heads, begins_at) not in self._programs:
             backbone, prefix = self._bank.backbone, None
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
@@ -212,7 +215,7 @@ class CompiledStepper(Stepper):
 
     def _launch(self, program: Program) -> None:
         """Run a step: captured where that pays, compiled on its first use."""
-        if program.graph is not None:
+        if program.graph is not None and program.views is self._bank.views:
             program.graph.replay()
             return
         is_captured = self._bank.backbone.device.type == "cuda" and program.rung.capacity.num_tokens <= MOST_GRAPHED
@@ -221,7 +224,7 @@ class CompiledStepper(Stepper):
                 self._compute(program)
                 return
             self.on_compile(f"compiling steps of up to {program.rung.capacity.num_tokens:,} tokens")
-            program.graph = self._capture(program)
+            program.graph, program.views = self._capture(program), self._bank.views
             program.graph.replay()
 
     def _capture(self, program: Program) -> Any:
@@ -256,7 +259,7 @@ class CompiledStepper(Stepper):
     def _losses(self, program: Program) -> Tensor:
         rung, stacks = program.rung, self._bank.stacks
         rows_S = rung.parts["row_slots"]
-        hidden_ND = self._bank.backbone.hidden(program.batch)[0]
+        hidden_ND = self._bank.backbone.hidden(program.batch).squeeze(0)
         pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling).float()
         rate_B1 = program.dropout_S[rows_S].unsqueeze(1)
         pooled_BD = pooled_BD * (torch.rand_like(pooled_BD) >= rate_B1) / (1 - rate_B1)
@@ -286,12 +289,10 @@ class CompiledStepper(Stepper):
             losses_B = torch.where(kinds_B == KINDS.index(kind), by_kind[kind](), losses_B)
         return losses_B
 
-    @property
-    def _heads(self) -> tuple[tuple[str, ...], str]:
-        """The kinds of heads in the bank, and how they pool."""
-        heads = [spec.head for spec in self._bank.specs if spec is not None]
-        kinds = {head.kind for head in heads}
-        return tuple(kind for kind in KINDS if kind in kinds), heads[0].pooling
+    def _heads(self, active: Sequence[Member]) -> tuple[tuple[str, ...], str]:
+        """The kinds of heads in the bank, and how those at work pool: a run that ended may have pooled otherwise."""
+        kinds = {spec.head.kind for spec in self._bank.specs if spec is not None}
+        return tuple(kind for kind in KINDS if kind in kinds), active[0].run.spec.head.pooling
 
 
 def _mean_own(values_BL: Tensor, own_BL: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head
 from inlay.model.route import Prefix, Row
 from inlay.training.evaluate import Targets
-from inlay.training.prefix import Kept, PrefixCache
 from inlay.training.run import Run
+
+if TYPE_CHECKING:
+    from inlay.training.prefix import Kept, PrefixCache
 
 
 @dataclass
@@ -36,6 +38,8 @@ class Progress:
     """the last epoch with a better score than any before, which patience counts from; a tie is no gain"""
     status: str = ""
     message: str = ""
+    began: float = 0.0
+    """seconds its cohort had trained when it entered"""
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -61,6 +65,17 @@ class Member:
     @property
     def num_steps(self) -> int:
         return self.steps_per_epoch * self.run.config.train.epochs
+
+    @property
+    def fewest_tokens(self) -> int:
+        """Of a forward pass that its rows fit in: the longest row, or with batch norm, which sees it whole, a batch."""
+        train, longest = self.run.config.train, int(self.train.lengths.max())
+        return longest * (train.batch_size if self.run.config.method.inner_norm == "batch" else 1)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one step, with padding."""
+        return self.run.config.train.batch_size * int(self.train.lengths.max())
 
     @property
     def is_active(self) -> bool:

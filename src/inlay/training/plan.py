@@ -20,8 +20,15 @@ from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
-from inlay.training.fit import TOKEN_BUDGET
 from inlay.training.member import Member
+from inlay.training.memory import (
+    MAX_COHORT,
+    TOKEN_BUDGET,
+    available_bytes,
+    choose_slots,
+    count_slot_bytes,
+    find_budget,
+)
 from inlay.training.prefix import Limits, PrefixCache
 from inlay.training.run import Run
 
@@ -55,6 +62,10 @@ class Plan:
     full: Cost
     frozen_norms: dict[str, str]
     """layer norms that stay frozen, and why"""
+    token_budget: int
+    """tokens of a forward pass that fit in the memory that is free now"""
+    max_together: int
+    """runs like this one that would train at a time"""
 
     @property
     def trained_share(self) -> float:
@@ -74,7 +85,9 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
     stored_bytes = 4 * sum(math.prod(item.shape) for item in run.spec.layout(backbone.anatomy))
     settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
+        free_bytes = available_bytes(backbone.device)
         cohort = Cohort([run], backbone, settings)
+        cohort.use_budget(find_budget(cohort, free_bytes))
         member = cohort.members[0]
         # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
         cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
@@ -104,6 +117,8 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
             peak + _TRAINED_BYTES * backbone_total,
         ),
         frozen_norms=dict(backbone.anatomy.frozen_norms),
+        token_budget=cohort.settings.token_budget,
+        max_together=1 if run.spec.is_solo else choose_slots(MAX_COHORT, count_slot_bytes([run], backbone), free_bytes),
     )
 
 

@@ -32,6 +32,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET, batches_by_length
 from inlay.model.route import Batch, Prefix, Row
+from inlay.training.memory import available_bytes
 
 _MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since training needs the rest; half of the free disk
 # A product of few tokens is rounded otherwise than one of many (on two threads, below 200): a smaller batch repeats its
@@ -118,6 +119,13 @@ class PrefixCache:
         self._places: dict[Key, tuple[_Chunk, int]] = {}
         self._users: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._has_told = False
+
+    def leave(self, free_bytes: int | None) -> int | None:
+        """What remains of so much free memory, however much is kept."""
+        if free_bytes is None:
+            return None
+        limit = self._limits.memory_bytes
+        return free_bytes - (free_bytes // _MEMORY_SHARE if limit is None else min(limit, free_bytes))
 
     @cached_property
     def _shelves(self) -> list[_Shelf]:
@@ -243,7 +251,7 @@ def _make_shelves(device: torch.device, folder: Path, limits: Limits) -> list[_S
     reserved = {device: {"device": device}, host: {"pin_memory": is_cuda}}
     memories = [
         _Shelf(
-            _free_bytes(kind) // _MEMORY_SHARE if limits.memory_bytes is None else limits.memory_bytes,
+            (available_bytes(kind) or 0) // _MEMORY_SHARE if limits.memory_bytes is None else limits.memory_bytes,
             partial(torch.empty, dtype=torch.uint8, **options),  # type: ignore[arg-type]
         )
         for kind, options in reserved.items()
@@ -262,9 +270,3 @@ def _map_file(folder: Path, num_bytes: int) -> Tensor:
         else:
             file.truncate(num_bytes)
         return torch.frombuffer(mmap.mmap(file.fileno(), num_bytes), dtype=torch.uint8)
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,7 +7,8 @@ import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import compiled
-from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.prefix import PrefixCache
 from inlay.training.run import make_run
 from inlay.training.steps import Stepper
 
@@ -67,3 +68,25 @@ def test_a_compiled_step_equals_the_definition(backbone_of, toy_task, compilatio
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(ours.flat.values_SP, plain.flat.values_SP, atol=1e-4, rtol=1e-3)
     assert compilations
+
+
+@pytest.mark.parametrize("layers", ["1:", "2:"])
+def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, tmp_path, compilations, layers):
+    backbone = backbone_of("bert")
+    runs = [
+        make_run(run.task, run.config.override([f"method.layers={layers}"]), backbone)
+        for run in make_runs(backbone, toy_task)
+    ]
+    ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
+    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    ours.reuse(PrefixCache(backbone, tmp_path, Watcher()))
+    below = []
+    handle = backbone._blocks[int(layers[0]) - 1].inner.register_forward_hook(lambda *_: below.append(1))
+    try:
+        losses = take(ours, 8)
+    finally:
+        handle.remove()
+    assert not below
+    for one, other in zip(losses, take(plain, 8), strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.flat.values_SP, plain.flat.values_SP, atol=1e-4, rtol=1e-3)

@@ -26,6 +26,7 @@ from inlay.cli.train import (
     NameOption,
     PublishOption,
     ResumeOption,
+    ReuseOption,
     SpreadOption,
     fit_runs,
     prepare,
@@ -66,6 +67,7 @@ def sweep(
         typer.Option("--max-cohort", metavar="N", min=1, help="runs trained at a time; default: what fits in memory"),
     ] = None,
     token_budget: BudgetOption = None,
+    reuse: ReuseOption = True,
     checkpointing: CheckpointingOption = False,
     spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
@@ -89,7 +91,9 @@ def sweep(
     for text in ready.run.start.notes:
         screen.note(text)
     screen.note(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
-    settings = FitSettings(max_cohort, token_budget, checkpointing, restart=not resume, spread=spread)
+    settings = FitSettings(
+        max_cohort, token_budget, checkpointing, restart=not resume, spread=spread, reuse_prefix=reuse
+    )
     results = fit_runs(runs, ready, settings)
     if not screen.is_heard():  # the first process has the last word
         return

@@ -53,6 +53,10 @@ SpreadOption = Annotated[
         help="what the processes of torchrun share: whole runs, or rows of every batch; auto: rows if runs are too few",
     ),
 ]
+ReuseOption = Annotated[
+    bool,
+    typer.Option("--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep that"),
+]
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ def train(
     name: NameOption = None,
     resume: ResumeOption = True,
     token_budget: BudgetOption = None,
+    reuse: ReuseOption = True,
     checkpointing: CheckpointingOption = False,
     spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
@@ -95,7 +100,9 @@ def train(
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
-    settings = FitSettings(token_budget=token_budget, checkpointing=checkpointing, restart=not resume, spread=spread)
+    settings = FitSettings(
+        token_budget=token_budget, checkpointing=checkpointing, restart=not resume, spread=spread, reuse_prefix=reuse
+    )
     result = fit_runs([ready.run], ready, settings)[0]
     if not screen.is_heard():  # the first process has the last word
         return

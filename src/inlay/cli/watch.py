@@ -14,6 +14,7 @@ from inlay.training.cohort import Cohort, Watcher
 from inlay.training.member import Member
 from inlay.training.run import DIVERGED, STOPPED_EARLY
 
+_MANY_TEXTS = 500  # fewer go through the backbone's lower layers before a bar could be read
 _MANY_ROWS = 10_000  # fewer are tokenised before a bar could be read
 
 
@@ -30,6 +31,16 @@ class ScreenWatcher(Watcher):
     def on_encode(self, num_done: int, num_rows: int) -> None:
         if num_rows >= _MANY_ROWS:
             self._meter.update(num_done, title="tokenising", total=num_rows)
+
+    def on_prefix(self, num_done: int, num_texts: int) -> None:
+        if num_texts >= _MANY_TEXTS:
+            self._meter.update(num_done, title="computing the frozen layers once", total=num_texts)
+
+    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
+        self._meter.say(
+            f"memory and disk hold the frozen layers of {num_texts - num_left:,} of {num_texts:,} texts: "
+            "those of the others are computed in every epoch"
+        )
 
     def on_compile(self, what: str) -> None:
         self._meter.say(what)

@@ -130,19 +130,50 @@ class Backbone:
     def hidden_layers(
         self, batch: Batch, weights: Mapping[str, Tensor] | None = None, *, all_layers: bool = False
     ) -> list[Tensor]:
-        """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name."""
+        """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name.
+
+        A batch with a prefix begins at its layer: call it inside `Bank.routed(batch.route)`.
+        """
+        assert batch.prefix is None or not all_layers, "the states of lower layers were not kept"
+        if batch.prefix is not None and batch.prefix.first_layer == self.anatomy.num_layers:
+            return [batch.prefix.states]
+        with _collecting(self._blocks if all_layers else []) as layers:
+            last = self._run(self._inputs(batch), weights).last_hidden_state
+        return [*layers, last]
+
+    def prefix(self, batch: Batch, first_layer: int) -> Tensor:
+        """What block `first_layer` reads of a batch [B, T, D], or [1, N, D] if packed; nothing above is computed.
+
+        Beyond the last block, the last hidden states. Call it inside `Bank.routed(batch.route)`.
+        """
+        if first_layer == self.anatomy.num_layers:
+            return self.hidden(batch)
+
+        def stop(module: nn.Module, args: tuple[Any, ...]) -> None:
+            raise _Reached(args[0])
+
+        handle = self._blocks[first_layer].register_forward_pre_hook(stop)
+        try:
+            self._run(self._inputs(batch))
+        except _Reached as reached:
+            return reached.states
+        finally:
+            handle.remove()
+        raise AssertionError("no block was reached")
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor | None]:
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
         if self.takes_token_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
         if batch.positions_BT is not None:
             inputs["position_ids"] = batch.positions_BT
-        with _collecting(self._blocks if all_layers else []) as layers:
-            if weights is None:
-                last = self.model(**inputs).last_hidden_state
-            else:
-                own = {self._mounted_names[name]: tensor.to(self.dtype) for name, tensor in weights.items()}
-                last = functional_call(self.model, own, kwargs=inputs).last_hidden_state
-        return [*layers, last]
+        return inputs
+
+    def _run(self, inputs: dict[str, Tensor | None], weights: Mapping[str, Tensor] | None = None) -> Any:
+        if weights is None:
+            return self.model(**inputs)
+        own = {self._mounted_names[name]: tensor.to(self.dtype) for name, tensor in weights.items()}
+        return functional_call(self.model, own, kwargs=inputs)
 
     def pool(
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
@@ -183,8 +214,9 @@ class Backbone:
         """
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inlay" / "compiled"))
+        blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
         try:
-            for block in self._blocks:
+            for block in blocks:
                 block._compiled_call_impl = torch.compile(
                     block._call_impl, backend=backend, dynamic=False, fullgraph=True
                 )
@@ -194,7 +226,7 @@ class Backbone:
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
                 yield
         finally:
-            for block in self._blocks:
+            for block in blocks:
                 block._compiled_call_impl = None
 
     def _pretrained_pooler(self, hidden_BTD: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
@@ -268,6 +300,14 @@ class Backbone:
             self.model.eval()
             for _, module, name, rate in rates:
                 setattr(module, name, rate)
+
+
+class _Reached(Exception):
+    """A pass has come as far as it should; what it came with."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__("reached")
+        self.states = states
 
 
 class _Block(nn.Module):

@@ -49,10 +49,11 @@ def infer(
 
 
 def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]]:
-    """Indices in batches of similar length; the rows of a slot with its own weights go alone."""
-    groups: dict[int | None, list[int]] = {}
+    """Indices in batches of similar length; rows with a prefix, and those of a slot with its own weights, go apart."""
+    groups: dict[tuple[int | None, bool], list[int]] = {}
     for index, row in enumerate(rows):
-        groups.setdefault(row.slot if bank.is_solo(row.slot) else None, []).append(index)
+        group = (row.slot if bank.is_solo(row.slot) else None, row.prefix is not None)
+        groups.setdefault(group, []).append(index)
     for indices in groups.values():
         lengths = [len(rows[index].ids) for index in indices]
         for batch in batches_by_length(lengths, budget, packs=bank.backbone.packs):

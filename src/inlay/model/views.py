@@ -208,11 +208,13 @@ class RoutedBank:
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
         self._blocks: list[RoutedBank] = []
+        self._layer = -1
 
     def at(self, layer: int) -> RoutedBank:
         """The same for the wrappers of one block."""
         block = self._block(self._views.at(layer))
         block._seed = None if self._seeds is None else self._seeds[layer : layer + 1]
+        block._layer = layer
         self._blocks.append(block)
         return block
 
@@ -223,6 +225,13 @@ class RoutedBank:
     def pack(self) -> Pack | None:
         """Where the rows lie, if they are packed."""
         return self._route.pack
+
+    def enter(self, hidden: Tensor) -> Tensor | None:
+        """What this block reads: `hidden`, or what was known of it before; None if the pass begins above."""
+        prefix = self._route.prefix
+        if prefix is None or self._layer > prefix.first_layer:
+            return hidden
+        return prefix.states if self._layer == prefix.first_layer else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""

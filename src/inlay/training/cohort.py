@@ -28,13 +28,13 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer
-from inlay.model.route import Row
 from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.member import Member
 from inlay.training.memory import first_line, is_out_of_memory, release_memory
 from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.parallel import World
+from inlay.training.prefix import PrefixCache
 from inlay.training.queue import Parked, Queue
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
 from inlay.training.steps import Seen, Stepper
@@ -69,6 +69,12 @@ class Watcher:
     def on_start(self, cohort: Cohort) -> None:
         """Training is about to begin, or to go on."""
 
+    def on_prefix(self, num_done: int, num_texts: int) -> None:
+        """The frozen layers of so many texts of those to come are computed, before the first step."""
+
+    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
+        """Memory and file are full: the frozen layers of some texts are computed whenever they are needed."""
+
     def on_step(self, cohort: Cohort, num_rows: int) -> None:
         """One step was taken."""
 
@@ -99,6 +105,7 @@ class Cohort:
     ) -> None:
         self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
         self._world = world or World()
+        self._prefixes: PrefixCache | None = None
         num_slots = min(settings.num_slots or len(runs), len(runs))
         self.bank = Bank(backbone, num_slots, trainable=True)
         for run in runs:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
@@ -149,6 +156,12 @@ class Cohort:
         with self.backbone.training(train.dropout, lowest, attention_dropout=train.attention_dropout), recomputed:
             yield
 
+    def reuse(self, prefixes: PrefixCache) -> None:
+        """Compute what lies below the lowest trained layer once per text: now, and as runs enter."""
+        self._prefixes = prefixes
+        for member in self.active:
+            member.reuse(prefixes, self.first_layer)
+
     def refill(self) -> list[Member]:
         """Give the slots of ended runs to those that wait; returns who entered."""
         entered = []
@@ -182,6 +195,8 @@ class Cohort:
             with torch.no_grad():
                 for name, stored_SP in self.stored.items():
                     stored_SP[slot] = entering.rows[name].to(stored_SP)
+        if self._prefixes is not None and member.is_active:
+            member.reuse(self._prefixes, self.first_layer)
         return member
 
     @property
@@ -274,7 +289,7 @@ class Cohort:
         ended = [member for member in self.active if member.progress.cursor == member.steps_per_epoch]
         if not ended:
             return []
-        rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in member.dev]
+        rows = [row for member in ended for row in member.dev_rows()]
         budget = min(self.stepper.token_budget, TOKEN_BUDGET[self.backbone.device.type])
         logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget)))
         records = []

@@ -6,7 +6,7 @@ It can be killed and resumed at any point. A finished run is never trained again
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from inlay.training.memory import (
     release_memory,
 )
 from inlay.training.parallel import World, spread_over
+from inlay.training.prefix import Limits, PrefixCache
 from inlay.training.queue import longest_first
 from inlay.training.resume import cohort_id, drop_state, find_stopped, has_state, load_state
 from inlay.training.run import Result, Run, is_finished, read_result
@@ -58,6 +59,12 @@ class FitSettings:
     """begin anew where an unfinished state is found"""
     spread: str = "auto"
     """what the processes of `torchrun` share: `cohorts`, `rows` of every batch, or `auto`: rows if runs are too few"""
+    reuse_prefix: bool = True
+    """compute the layers below the lowest trained one once per text"""
+    prefix_bytes: int | None = None
+    """memory for what is reused; default: a quarter of what is free"""
+    prefix_file_bytes: int | None = None
+    """disk for what exceeds it; default: half of what is free"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,12 @@ class _Ways:
     settings: FitSettings
     watch: Watcher
     world: World
+    prefixes: PrefixCache
+
+    def find_prefixes(self, runs: Sequence[Run]) -> PrefixCache | None:
+        """Where the lower layers of these runs' texts are kept; not for texts that are read once."""
+        is_worth_it = self.settings.reuse_prefix and sum(run.config.train.epochs for run in runs) > 1
+        return self.prefixes if is_worth_it else None
 
 
 def fit(
@@ -83,14 +96,17 @@ def fit(
     theirs together.
     """
     unique = list({run.id: run for run in runs}.values())
+    limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
     with spread_over(unique, backbone.device, settings.spread) as part:
-        ways = _Ways(settings, (watch if part.world.is_first else None) or Watcher(), part.world)
-        for group in _group(part.runs):
-            if not _unfinished(group, folder):
-                while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
-                    drop_state(folder / "cohorts" / cohort_id(stopped.runs))
-            else:
-                _fit_cohort(group, backbone, folder, ways)
+        heard = (watch if part.world.is_first else None) or Watcher()
+        with closing(PrefixCache(backbone, folder, heard, limits)) as prefixes:
+            ways = _Ways(settings, heard, part.world, prefixes)
+            for group in _group(part.runs):
+                if not _unfinished(group, folder):
+                    while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
+                        drop_state(folder / "cohorts" / cohort_id(stopped.runs))
+                else:
+                    _fit_cohort(group, backbone, folder, ways)
     results = {run.id: _read_back(folder / run.id) for run in unique}
     return [results[run.id] for run in runs]
 
@@ -124,7 +140,7 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) 
     settings, world = ways.settings, ways.world
     stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
-    desk = Desk(folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world)
+    desk = Desk(folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs))
     world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
     if stopped is None:
         desk.begin()
@@ -174,12 +190,15 @@ def _attempt(desk: Desk, backbone: Backbone, chosen: CohortSettings, *, is_measu
             free_bytes = available_bytes(backbone.device)
             cohort = Cohort(desk.runs, backbone, chosen, desk.watch, world=desk.world)
             if not is_measured:
-                cohort.use_budget(find_budget(cohort, free_bytes))
+                left_bytes = free_bytes if desk.prefixes is None else desk.prefixes.leave(free_bytes)
+                cohort.use_budget(find_budget(cohort, left_bytes))
             desk.write_membership(cohort.settings)
             if has_state(desk.place):
                 load_state(desk.place, cohort)
                 for member in cohort.members:
                     desk.write_history(member)
+            if desk.prefixes is not None:
+                cohort.reuse(desk.prefixes)
             desk.world.start_alike(desk.place.name, cohort.num_steps, list(cohort.stored.values()))
             train(cohort, desk)
     except (OutOfMemory, RuntimeError, MemoryError) as error:

@@ -20,6 +20,7 @@ from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_b
 from inlay.training.curve import draw_curve
 from inlay.training.member import Member
 from inlay.training.parallel import World
+from inlay.training.prefix import PrefixCache
 from inlay.training.resume import drop_state, save_state, write_membership
 from inlay.training.run import Result, Run, is_finished, write_history, write_result, write_start, write_tensors
 
@@ -39,6 +40,8 @@ class Desk:
     runs: list[Run]
     watch: Watcher
     world: World = field(default_factory=World)
+    prefixes: PrefixCache | None = None
+    """what is kept for all cohorts, if texts are read more than once"""
     fallbacks: list[str] = field(default_factory=list)
 
     def begin(self) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from inlay.data.encode import epoch_batches
 from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
-from inlay.training.cohort import Cohort, CohortSettings, peak_memory_bytes
+from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.member import Member
 from inlay.training.memory import (
     MAX_COHORT,
@@ -27,6 +29,7 @@ from inlay.training.memory import (
     count_slot_bytes,
     find_budget,
 )
+from inlay.training.prefix import Limits, PrefixCache
 from inlay.training.run import Run
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -86,13 +89,18 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         cohort = Cohort([run], backbone, settings)
         cohort.use_budget(find_budget(cohort, free_bytes))
         member = cohort.members[0]
+        # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
+        cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
         steps = _Steps(member)
         with cohort.training():
             epoch_seconds = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
+            once_seconds = steps.estimate(lambda cursor: _prefix_at(member, cursor, backbone.device))
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member)
         full_seconds = steps.estimate(_full_step(member, backbone))
     epochs, backbone_total = run.config.train.epochs, backbone.num_parameters
+    dev_once_seconds = once_seconds * float(member.dev.lengths.sum() / member.train.lengths.sum())
+    upper_seconds = max(0.0, epoch_seconds - once_seconds) + max(0.0, dev_seconds - dev_once_seconds)
     return Plan(
         run_id=run.id,
         parameters_by_part=by_part,
@@ -101,7 +109,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         num_dev=len(run.task.dev),
         num_steps=member.num_steps,
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
-        inlay=Cost(total, stored_bytes, epochs * (epoch_seconds + dev_seconds), peak),
+        inlay=Cost(total, stored_bytes, once_seconds + dev_once_seconds + epochs * upper_seconds, peak),
         full=Cost(
             backbone_total + by_part["head"],
             4 * (backbone_total + by_part["head"]),
@@ -142,14 +150,19 @@ def _step_at(cohort: Cohort, member: Member, cursor: int, device: torch.device) 
     return _timed(cohort.step, device)
 
 
+def _prefix_at(member: Member, cursor: int, device: torch.device) -> float:
+    """Seconds for the layers of a batch that are computed once; none if there are none."""
+    member.progress.cursor = cursor
+    return _timed(lambda: member.prefixes(member.next_batch()), device) if member.is_reusing else 0.0
+
+
 def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
     """One step of fine-tuning a copy of the whole backbone, on the same batch."""
     model = copy.deepcopy(backbone.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
     def step() -> None:
-        rows = [member.row(int(index)) for index in member.next_batch()]
-        batch = collate(rows, backbone.pad_id, backbone.device)
+        batch = collate(member.rows(member.next_batch()), backbone.pad_id, backbone.device)
         hidden = model(input_ids=batch.input_ids_BT, attention_mask=batch.mask_BT).last_hidden_state
         hidden.float().square().mean().backward()
         optimizer.step()

@@ -75,7 +75,7 @@ class Stepper:
         members = {member.slot: member for member in active}
         shares = {member.slot: self._world.share(batches[member.slot], member.slot) for member in active}
         picks = [(member.slot, int(index)) for member in active for index in shares[member.slot]]
-        rows = [members[slot].row(index) for slot, index in picks]
+        rows = [row for member in active for row in member.rows(shares[member.slot])]
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
         losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
         for chunk in self._chunks(rows):

@@ -26,6 +26,12 @@ class InlayError(Exception):
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"
 
+    def at(self, path: str | Path, line: int) -> InlayError:
+        """The same error, saying which line of which file it is about."""
+        same = type(self).__new__(type(self))  # their constructors differ, what they keep does not
+        same.__dict__ |= self.__dict__ | {"message": f"{path}:{line}: {self.message}"}
+        return same
+
     def to_json(self) -> dict[str, str | None]:
         """The error as data, for `--json` and for answers in a batch."""
         return {"code": self.code, "message": self.message, "hint": self.hint}
@@ -96,6 +102,14 @@ class Diverged(InlayError):
 
     code = "diverged"
     exit_status = 8
+    http_status = 500
+
+
+class LostProcess(InlayError):
+    """Another of the processes that train together, dead or silent."""
+
+    code = "lost-process"
+    exit_status = 11
     http_status = 500
 
 

@@ -167,12 +167,12 @@ def test_one_run_with_one_row_that_does_not_fit_is_an_error_that_says_what_to_tr
 def test_a_cohort_that_cannot_be_built_is_halved(tiny_bert, toy_task, tmp_path, monkeypatch):
     original = Cohort.__init__
 
-    def build(self, runs, backbone, settings, watch=None):
+    def build(self, runs, backbone, settings, watch=None, *, world):
         if settings.num_slots > 1:
             raise RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
             )
-        original(self, runs, backbone, settings, watch)
+        original(self, runs, backbone, settings, watch, world=world)
 
     monkeypatch.setattr(Cohort, "__init__", build)
     ear = Ear()

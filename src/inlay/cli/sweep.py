@@ -26,6 +26,7 @@ from inlay.cli.train import (
     NameOption,
     PublishOption,
     ResumeOption,
+    SpreadOption,
     fit_runs,
     prepare,
     publish_run,
@@ -66,6 +67,7 @@ def sweep(
     ] = None,
     token_budget: BudgetOption = None,
     checkpointing: CheckpointingOption = False,
+    spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -87,7 +89,10 @@ def sweep(
     for text in ready.run.start.notes:
         screen.note(text)
     screen.note(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
-    results = fit_runs(runs, ready, FitSettings(max_cohort, token_budget, checkpointing, restart=not resume))
+    settings = FitSettings(max_cohort, token_budget, checkpointing, restart=not resume, spread=spread)
+    results = fit_runs(runs, ready, settings)
+    if not screen.is_heard():  # the first process has the last word
+        return
     ranking = rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)

@@ -45,6 +45,14 @@ BudgetOption = Annotated[
 CheckpointingOption = Annotated[
     bool, typer.Option("--checkpointing", help="compute activations again in the backward pass: slower, less memory")
 ]
+SpreadOption = Annotated[
+    str,
+    typer.Option(
+        "--spread",
+        metavar="auto|cohorts|rows",
+        help="what the processes of torchrun share: whole runs, or rows of every batch; auto: rows if runs are too few",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ def train(
     resume: ResumeOption = True,
     token_budget: BudgetOption = None,
     checkpointing: CheckpointingOption = False,
+    spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -86,8 +95,10 @@ def train(
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
-    settings = FitSettings(token_budget=token_budget, checkpointing=checkpointing, restart=not resume)
+    settings = FitSettings(token_budget=token_budget, checkpointing=checkpointing, restart=not resume, spread=spread)
     result = fit_runs([ready.run], ready, settings)[0]
+    if not screen.is_heard():  # the first process has the last word
+        return
     if not result.tensors or result.status == "diverged":
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
     version = publish_run(ready, result, name) if publish else None
@@ -171,13 +182,15 @@ def fit_runs(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> lis
     """The results of the runs; those that are not finished yet are trained, with progress."""
     from inlay.cli.watch import ScreenWatcher
     from inlay.training import fit
+    from inlay.training.cohort import Watcher
 
     if all(is_finished(run, ready) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
         screen.say(f"{many} finished before: not trained again", "yellow")
         return fit(runs, ready.backbone, ready.runs_folder, settings)
     with _explained(), screen.Meter("training") as meter:
-        return fit(runs, ready.backbone, ready.runs_folder, settings, ScreenWatcher(meter, num_runs=len(runs)))
+        watch = ScreenWatcher(meter, num_runs=len(runs)) if screen.is_heard() else Watcher()
+        return fit(runs, ready.backbone, ready.runs_folder, settings, watch)
 
 
 def is_finished(run: Run, ready: Prepared) -> bool:

@@ -31,6 +31,9 @@ class ScreenWatcher(Watcher):
         if num_rows >= _MANY_ROWS:
             self._meter.update(num_done, title="tokenising", total=num_rows)
 
+    def on_compile(self, what: str) -> None:
+        self._meter.say(what)
+
     def on_start(self, cohort: Cohort) -> None:
         self._began, self._num_rows = time.perf_counter(), 0
         for member in cohort.members:

@@ -30,6 +30,7 @@ from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weig
 from inlay.model.route import Batch, Pack, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import find_family, mount, survey
+from inlay.world import find_place
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
@@ -171,18 +172,25 @@ class Backbone:
             sums_BD = hidden_ND.new_zeros(len(starts_B), hidden_ND.shape[-1], dtype=torch.float32)
             sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
             return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
-        first_B1D = hidden_ND[starts_B].unsqueeze(1)
+        first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, None)
 
     @contextmanager
     def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
-        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung."""
+        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
+
+        What was compiled is kept between processes, in torch's cache (`$TORCHINDUCTOR_CACHE_DIR`) or beside ours.
+        """
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inlay" / "compiled"))
         try:
             for block in self._blocks:
                 block._compiled_call_impl = torch.compile(
                     block._call_impl, backend=backend, dynamic=False, fullgraph=True
                 )
-            with warnings.catch_warnings():  # the compiler looks for gradients where there are none
+            # Every rung and bank has its own shapes, and all blocks of a process share one limit of compilations.
+            with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
+                # The compiler looks for gradients where there are none.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
                 yield
         finally:
@@ -315,7 +323,7 @@ def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, floa
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
     """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says."""
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _own_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     folder = find_folder(name)
     transformers = _quiet_transformers()
@@ -339,6 +347,14 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
             f"the files of the backbone `{name}` in `{folder}` cannot be read: {_first_line(error)}",
             "a download may have been cut short: fetch the folder again",
         ) from None
+
+
+def _own_device(device: torch.device) -> torch.device:
+    """Where several processes were started, `cuda` is for each a GPU of its own, as far as they go round."""
+    place = find_place()
+    if device != torch.device("cuda") or place.size == 1:
+        return device
+    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
 
 
 def _load_tokenizer(folder: Path) -> Any:

@@ -92,7 +92,8 @@ def infer_canonically(
 
 def canonical_backbone(backbone: Backbone) -> Backbone:
     """The same backbone in float32 on the CPU, where the canonical path runs."""
-    if backbone.device.type == "cpu" and next(backbone.model.parameters()).dtype == torch.float32:
+    is_float = backbone.dtype == torch.float32 and backbone.precision != "int8"
+    if backbone.device.type == "cpu" and is_float:
         return backbone
     return _load_canonical(backbone.name, backbone.fingerprint)
 

@@ -26,7 +26,7 @@ from inlay.data.windows import Reading
 from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
-from inlay.model.inference import TOKEN_BUDGET, infer
+from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer
 from inlay.model.route import Row
 from inlay.training.compiled import CompiledStepper, can_compile
@@ -34,6 +34,7 @@ from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.member import Member
 from inlay.training.memory import first_line, is_out_of_memory, release_memory
 from inlay.training.optimizer import SlotOptimizer, learning_rate
+from inlay.training.parallel import World
 from inlay.training.queue import Parked, Queue
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
 from inlay.training.steps import Seen, Stepper
@@ -62,6 +63,9 @@ class Watcher:
     def on_encode(self, num_done: int, num_rows: int) -> None:
         """So many rows of a set are tokenised; nothing is heard of a set that is known already."""
 
+    def on_compile(self, what: str) -> None:
+        """Something is compiled, which takes seconds; once for each size of step, and less if it was cached."""
+
     def on_start(self, cohort: Cohort) -> None:
         """Training is about to begin, or to go on."""
 
@@ -85,9 +89,16 @@ class Cohort:
     """The bank, optimizer and members of runs trained together. `members[s]` is in slot s, perhaps ended."""
 
     def __init__(
-        self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings, watch: Watcher | None = None
+        self,
+        runs: Sequence[Run],
+        backbone: Backbone,
+        settings: CohortSettings,
+        watch: Watcher | None = None,
+        *,
+        world: World | None = None,
     ) -> None:
         self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
+        self._world = world or World()
         num_slots = min(settings.num_slots or len(runs), len(runs))
         self.bank = Bank(backbone, num_slots, trainable=True)
         for run in runs:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
@@ -107,8 +118,11 @@ class Cohort:
             assert isinstance(entering, Run)
             self.members.append(self._enter(slot, entering))
         is_compiled = can_compile(self.bank, self.members) and not settings.checkpointing
-        kind = CompiledStepper if is_compiled else Stepper
-        self.stepper = kind(self.bank, self.flat, self.optimizer, settings.token_budget)
+        if is_compiled and self._world.place.size == 1:
+            self.stepper: Stepper = CompiledStepper(self.bank, self.flat, self.optimizer, settings.token_budget)
+        else:  # a program has the optimizer inside: nothing can be exchanged before it
+            self.stepper = Stepper(self.bank, self.flat, self.optimizer, settings.token_budget, self._world)
+        self.stepper.on_compile = (watch or Watcher()).on_compile
 
     @property
     def active(self) -> list[Member]:
@@ -219,13 +233,15 @@ class Cohort:
     def attempt(self, work: Callable[[], Any]) -> Any:
         """What `work` gives; OutOfMemory if memory ran out for it, with everything as before.
 
-        Where it ran out while moments were moving, the error itself: the last state on disk is the way back.
+        Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
+        last state on disk is the way back.
         """
-        undo, version = self._remember(), self.optimizer.first_SP._version
+        undo, version, num_sums = self._remember(), self.optimizer.first_SP._version, self._world.num_sums
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or self.optimizer.first_SP._version != version:
+            has_moved = self.optimizer.first_SP._version != version or self._world.num_sums != num_sums
+            if not is_out_of_memory(error) or has_moved:
                 raise
             reason = first_line(error)
         # Outside the handler, whose traceback would keep the activations of the failed pass alive.
@@ -260,7 +276,7 @@ class Cohort:
             return []
         rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in member.dev]
         budget = min(self.stepper.token_budget, TOKEN_BUDGET[self.backbone.device.type])
-        logits = iter(self.attempt(lambda: infer(self.bank, rows, token_budget=budget)))
+        logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget)))
         records = []
         for member in ended:
             verdict = score_dev(member.run, member.dev, [next(logits) for _ in member.dev.ids])

@@ -97,7 +97,6 @@ class CompiledStepper(Stepper):
 
     def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
         super().__init__(bank, flat, optimizer, token_budget)
-        self.on_compile: Callable[[str], None] = lambda what: None
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
@@ -236,7 +235,7 @@ class CompiledStepper(Stepper):
     def _losses(self, program: Program) -> Tensor:
         rung, stacks = program.rung, self._bank.stacks
         rows_S = rung.parts["row_slots"]
-        hidden_ND = self._bank.backbone.hidden(rung.batch)[0]
+        hidden_ND = self._bank.backbone.hidden(rung.batch).squeeze(0)
         pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling).float()
         rate_B1 = program.dropout_S[rows_S].unsqueeze(1)
         pooled_BD = pooled_BD * (torch.rand_like(pooled_BD) >= rate_B1) / (1 - rate_B1)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from inlay.config import digest
-from inlay.errors import OutOfMemory
+from inlay.errors import Missing, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.loop import Desk, Interrupted, train
@@ -30,9 +30,10 @@ from inlay.training.memory import (
     is_out_of_memory,
     release_memory,
 )
+from inlay.training.parallel import World, spread_over
 from inlay.training.queue import longest_first
 from inlay.training.resume import cohort_id, drop_state, find_stopped, has_state, load_state
-from inlay.training.run import Result, Run, is_finished, read_result, write_history, write_start
+from inlay.training.run import Result, Run, is_finished, read_result
 
 __all__ = ["FitSettings", "Interrupted", "fit"]
 
@@ -55,6 +56,17 @@ class FitSettings:
     """steps between resume states"""
     restart: bool = False
     """begin anew where an unfinished state is found"""
+    spread: str = "auto"
+    """what the processes of `torchrun` share: `cohorts`, `rows` of every batch, or `auto`: rows if runs are too few"""
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """How this process trains its cohorts: as asked, heard by whom, together with whom."""
+
+    settings: FitSettings
+    watch: Watcher
+    world: World
 
 
 def fit(
@@ -67,17 +79,30 @@ def fit(
     """Train every run that is not finished yet; the results come in the order of `runs`.
 
     `folder` gets one folder per run, and `cohorts/` with the resume states. A run that diverges has a result that
-    says so; it stops no other.
+    says so; it stops no other. Started by `torchrun`, each process does its part and gets all results; `folder` is
+    theirs together.
     """
     unique = list({run.id: run for run in runs}.values())
-    for group in _group(unique):
-        if not _unfinished(group, folder):
-            while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
-                drop_state(folder / "cohorts" / cohort_id(stopped.runs))
-        else:
-            _fit_cohort(group, backbone, folder, settings, watch or Watcher())
-    results = {run.id: read_result(folder / run.id) for run in unique}
-    return [result for run in runs if (result := results[run.id]) is not None]
+    with spread_over(unique, backbone.device, settings.spread) as part:
+        ways = _Ways(settings, (watch if part.world.is_first else None) or Watcher(), part.world)
+        for group in _group(part.runs):
+            if not _unfinished(group, folder):
+                while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
+                    drop_state(folder / "cohorts" / cohort_id(stopped.runs))
+            else:
+                _fit_cohort(group, backbone, folder, ways)
+    results = {run.id: _read_back(folder / run.id) for run in unique}
+    return [results[run.id] for run in runs]
+
+
+def _read_back(folder: Path) -> Result:
+    result = read_result(folder)
+    if result is None:
+        raise Missing(
+            f"another process trained run `{folder.name}`, but there is no result in `{folder}`",
+            "every machine must see the same store: give a folder that all share with `--store`",
+        )
+    return result
 
 
 def _group(runs: list[Run]) -> list[list[Run]]:
@@ -95,15 +120,15 @@ def _unfinished(runs: list[Run], folder: Path) -> list[Run]:
     return [run for run in runs if not is_finished(folder / run.id)]
 
 
-def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: FitSettings, watch: Watcher) -> None:
+def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) -> None:
+    settings, world = ways.settings, ways.world
     stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
-    desk = Desk(folder / "cohorts" / cohort_id(runs), folder, runs, watch)
+    desk = Desk(folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world)
+    world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
     if stopped is None:
-        drop_state(desk.place)
-        for run in runs:
-            write_start(folder / run.id, run)
-        chosen = _choose(runs, backbone, settings)
+        desk.begin()
+        chosen = _choose(runs, backbone, ways)
     else:
         desk.fallbacks = stopped.fallbacks
         chosen = _as_asked_now(stopped.settings, settings)
@@ -115,14 +140,16 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: Fit
             is_measured = settings.token_budget is not None
             budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
             chosen = replace(chosen, token_budget=budget)
-    drop_state(desk.place)
+    desk.end()
 
 
-def _choose(runs: list[Run], backbone: Backbone, settings: FitSettings) -> CohortSettings:
-    """What a cohort begins with: what was asked for, and otherwise as many slots as fit."""
+def _choose(runs: list[Run], backbone: Backbone, ways: _Ways) -> CohortSettings:
+    """What a cohort begins with: what was asked for, and otherwise as many slots as fit in every process."""
+    settings = ways.settings
     num_slots = min(settings.max_cohort or MAX_COHORT, len(runs))
     if settings.max_cohort is None and num_slots > 1:
-        num_slots = choose_slots(num_slots, count_slot_bytes(runs, backbone), available_bytes(backbone.device))
+        fit_here = choose_slots(num_slots, count_slot_bytes(runs, backbone), available_bytes(backbone.device))
+        num_slots = ways.world.least(fit_here)
     budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
     return CohortSettings(budget, torch.get_num_threads(), settings.save_every, num_slots, settings.checkpointing)
 
@@ -145,18 +172,25 @@ def _attempt(desk: Desk, backbone: Backbone, chosen: CohortSettings, *, is_measu
     try:
         with _own_randomness(backbone, desk.runs):
             free_bytes = available_bytes(backbone.device)
-            cohort = Cohort(desk.runs, backbone, chosen, desk.watch)
+            cohort = Cohort(desk.runs, backbone, chosen, desk.watch, world=desk.world)
             if not is_measured:
                 cohort.use_budget(find_budget(cohort, free_bytes))
             desk.write_membership(cohort.settings)
             if has_state(desk.place):
                 load_state(desk.place, cohort)
                 for member in cohort.members:
-                    write_history(desk.folder / member.run.id, member.progress.history)
+                    desk.write_history(member)
+            desk.world.start_alike(desk.place.name, cohort.num_steps, list(cohort.stored.values()))
             train(cohort, desk)
     except (OutOfMemory, RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        if desk.world.place.size > 1:
+            raise OutOfMemory(
+                f"memory ran out in process {desk.world.place.rank}: {first_line(error)}",
+                "the others cannot go on with less: use a smaller `--max-cohort`, `--checkpointing`, or "
+                "`--spread cohorts`",
+            ) from None
         return first_line(error)
     return ""
 

@@ -19,8 +19,9 @@ from inlay.errors import OutOfMemory
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
 from inlay.training.member import Member
-from inlay.training.resume import save_state, write_membership
-from inlay.training.run import Result, Run, is_finished, write_history, write_result, write_tensors
+from inlay.training.parallel import World
+from inlay.training.resume import drop_state, save_state, write_membership
+from inlay.training.run import Result, Run, is_finished, write_history, write_result, write_start, write_tensors
 
 
 class Interrupted(KeyboardInterrupt):
@@ -29,7 +30,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Desk:
-    """Where a cohort's files go, and who hears how it fares."""
+    """Where a cohort's files go, and who hears how it fares. Of processes that train together the first one writes."""
 
     place: Path
     """the cohort's own folder"""
@@ -37,10 +38,37 @@ class Desk:
     """of the runs' folders"""
     runs: list[Run]
     watch: Watcher
+    world: World = field(default_factory=World)
     fallbacks: list[str] = field(default_factory=list)
 
+    def begin(self) -> None:
+        """Forget an earlier state, and put the runs' settings in their folders."""
+        if self.world.is_first:
+            drop_state(self.place)
+            for run in self.runs:
+                write_start(self.folder / run.id, run)
+        self.world.agree(self.place.name, "cohort")  # no process looks for a state before it is gone
+
     def write_membership(self, settings: CohortSettings) -> None:
-        write_membership(self.place, self.runs, settings, self.fallbacks)
+        """Who trains together, and how."""
+        if self.world.is_first:
+            write_membership(self.place, self.runs, settings, self.fallbacks)
+
+    def write_history(self, member: Member) -> None:
+        """A run's epochs so far."""
+        if self.world.is_first:
+            write_history(self.folder / member.run.id, member.progress.history)
+
+    def save(self, cohort: Cohort) -> None:
+        """The resume state. It holds the first process's generators; the others' begin anew with every state."""
+        if self.world.is_first:
+            save_state(self.place, cohort)
+        self.world.reseed(self.place.name, cohort.num_steps)
+
+    def end(self) -> None:
+        """The cohort has ended."""
+        if self.world.is_first:
+            drop_state(self.place)
 
     def fall_back(self, message: str, settings: CohortSettings) -> None:
         """Tell that memory ran out; a resume begins with what was chosen then."""
@@ -54,7 +82,7 @@ def train(cohort: Cohort, desk: Desk) -> None:
     watch = desk.watch
     watch.on_start(cohort)
     _settle(cohort, desk)  # runs that ended before a kill, but were perhaps not yet written
-    with _interruptible() as interrupted, cohort.training():
+    with _interruptible(desk.world), cohort.training():
         while cohort.active:
             before, began = cohort.active, time.perf_counter()
             num_rows = _step(cohort, desk)
@@ -62,17 +90,17 @@ def train(cohort: Cohort, desk: Desk) -> None:
             cohort.seconds += time.perf_counter() - began
             watch.on_step(cohort, num_rows)
             for member, record in records:
-                write_history(desk.folder / member.run.id, member.progress.history)
+                desk.write_history(member)
                 watch.on_epoch(member, record)
-            ended = [member for member in before if not member.is_active]
+            ended, is_stopping = [member for member in before if not member.is_active], desk.world.is_stopping
             # Before any result is written: resumed, the runs still training must find their cohort as it was.
-            if records or ended or interrupted.is_set() or cohort.num_steps % cohort.settings.save_every == 0:
-                save_state(desk.place, cohort)
+            if records or ended or is_stopping or cohort.num_steps % cohort.settings.save_every == 0:
+                desk.save(cohort)
             for member in ended:
-                _write_end(member, cohort, desk.folder)
+                _write_end(member, cohort, desk)
                 watch.on_end(member)
             _settle(cohort, desk)
-            if interrupted.is_set():
+            if is_stopping:
                 raise Interrupted
 
 
@@ -84,7 +112,7 @@ def _settle(cohort: Cohort, desk: Desk) -> None:
     while True:
         for member in cohort.members:
             if not member.is_active:
-                _write_end(member, cohort, desk.folder)
+                _write_end(member, cohort, desk)
         entered = cohort.refill()
         for member in entered:
             desk.watch.on_enter(member)
@@ -94,9 +122,9 @@ def _settle(cohort: Cohort, desk: Desk) -> None:
 
 def _step(cohort: Cohort, desk: Desk) -> int:
     try:
-        return _in_pieces(cohort, desk, cohort.step, lambda: save_state(desk.place, cohort))
+        return _in_pieces(cohort, desk, cohort.step, lambda: desk.save(cohort))
     except OutOfMemory:
-        save_state(desk.place, cohort)  # nothing has moved: a smaller cohort goes on from here
+        desk.save(cohort)  # nothing has moved: a smaller cohort goes on from here
         raise
 
 
@@ -122,10 +150,10 @@ def _in_pieces(cohort: Cohort, desk: Desk, work: Callable[[], Any], save: Callab
         desk.fall_back(f"memory ran out ({reason}): {budget:,} tokens a forward pass from here on", cohort.settings)
 
 
-def _write_end(member: Member, cohort: Cohort, folder: Path) -> None:
+def _write_end(member: Member, cohort: Cohort, desk: Desk) -> None:
     """Everything of an ended run, the result last. Written again after a kill, with the same content."""
-    place, progress = folder / member.run.id, member.progress
-    if is_finished(place):
+    place, progress = desk.folder / member.run.id, member.progress
+    if not desk.world.is_first or is_finished(place):
         return
     write_history(place, progress.history)
     if member.best_tensors:
@@ -146,11 +174,12 @@ def _write_end(member: Member, cohort: Cohort, folder: Path) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that the step in hand is finished and saved; a second Ctrl-C stops at once."""
+def _interruptible(world: World) -> Iterator[None]:
+    """Ctrl-C is told to the world, so that the step in hand is finished and saved; a second one stops at once."""
     asked = threading.Event()
+    world.listen(asked)
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield
         return
     before = signal.getsignal(signal.SIGINT)
 
@@ -161,6 +190,6 @@ def _interruptible() -> Iterator[threading.Event]:
 
     signal.signal(signal.SIGINT, note)
     try:
-        yield asked
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

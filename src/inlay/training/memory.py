@@ -23,6 +23,7 @@ from inlay.errors import OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.training.run import Run
 from inlay.training.steps import Stepper
+from inlay.world import find_place
 
 if TYPE_CHECKING:
     from inlay.training.cohort import Cohort
@@ -40,12 +41,12 @@ _STEPPING_COPIES = 6
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Memory that can still be taken on a device; None where the system does not tell."""
+    """Memory that can still be taken on a device, by this process; None where the system does not tell."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     found = [number for number in (_free_in_system(), *_free_in_groups()) if number is not None]
-    return min(found, default=None)
+    return min(found) // find_place().num_local if found else None
 
 
 def _free_in_system() -> int | None:

@@ -117,7 +117,7 @@ def test_a_cohort_steps_on_the_gpu_as_on_the_cpu(backbone_folder, tiny_bert, toy
         for cohort in cohorts
     ]
     for here, there in zip(*answers, strict=True):
-        torch.testing.assert_close(there, here, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(there, here, atol=2e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

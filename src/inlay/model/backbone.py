@@ -80,6 +80,7 @@ class Backbone:
         self.model = model.eval().requires_grad_(False)
         self.mount = mount(model, self.anatomy)
         self.first_position = family.first_position
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         self.packs = family.packing != "none"
         self._blocks = list(model.get_submodule(family.stack))  # type: ignore[call-overload]
         self._mounted_names = {
@@ -167,6 +168,8 @@ class Backbone:
             inputs["token_type_ids"] = batch.token_types_BT
         if batch.positions_BT is not None:
             inputs["position_ids"] = batch.positions_BT
+            # A mask of four axes is taken as it is: none is made for the whole pack, which packed attention ignores.
+            inputs["attention_mask"] = self._no_mask
         return inputs
 
     def _run(self, inputs: dict[str, Tensor | None], weights: Mapping[str, Tensor] | None = None) -> Any:

@@ -311,9 +311,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    _h, _z, down, up, *_rest = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: activation checkpointing gives them only once
+    _h, _z, down, up, *_rest = saved
     needs = [ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:6])]
-    dh, weights = _bottleneck_backward(grad, *ctx.saved_tensors, *ctx.flags, needs)
+    dh, weights = _bottleneck_backward(grad, *saved, *ctx.flags, needs)
     d_weights: list[Tensor | None] = [None] * 4
     if needs[1]:
         num_slots, size_D, size_R = down.shape

@@ -19,7 +19,7 @@ from torch import Tensor
 from inlay.model import grouped, launch
 from inlay.model.bank import Bank
 from inlay.model.route import Row
-from inlay.model.rung import Capacity, Laid, Rung, climb
+from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 
 BACKEND: str | Callable[..., Any] = "inductor"
 MOST_TOKENS = 65536
@@ -70,7 +70,7 @@ class GraphedForward:
 
     def _program(self, laid: Laid) -> _Program:
         bank, backbone = self._bank, self._bank.backbone
-        longest = max(16, 1 << (int(laid.lengths.max()) - 1).bit_length())
+        longest = bound_length(laid.lengths)
         capacity = Capacity(climb(len(laid.ids)), climb(len(laid.lengths)), bank.num_slots, longest)
         poolings = tuple(
             sorted({spec.head.pooling for spec in bank.specs if spec is not None and spec.head.reads_rows})

@@ -205,9 +205,10 @@ def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _linear_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    _x, w, *_rest = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: activation checkpointing gives them only once
+    _x, w, *_rest = saved
     needs = [ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])]
-    dx, weights = _segment_linear_backward(grad, *ctx.saved_tensors, ctx.tile, needs)
+    dx, weights = _segment_linear_backward(grad, *saved, ctx.tile, needs)
     d_w = d_bias = None
     if needs[1]:
         flat_w, flat_bias = weights.split([w.numel(), len(w) * w.shape[-1]])

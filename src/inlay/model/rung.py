@@ -31,6 +31,11 @@ def climb(num_tokens: int) -> int:
     return -(-num_tokens // step) * step
 
 
+def bound_length(lengths: np.ndarray) -> int:
+    """The longest a row may be in a pass made for such rows: a power of two, and no shorter than rows of padding."""
+    return max(PAD_ROW, 1 << (int(lengths.max()) - 1).bit_length())
+
+
 @dataclass(frozen=True)
 class Capacity:
     """What a compiled pass is made for."""

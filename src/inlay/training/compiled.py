@@ -24,7 +24,7 @@ from torch import Tensor
 from inlay.model import grouped, launch
 from inlay.model.bank import Bank, FlatBank
 from inlay.model.route import Prefix
-from inlay.model.rung import Capacity, Laid, Rung, climb
+from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.training.member import Member
 from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
 from inlay.training.steps import Seen, Stepper
@@ -201,7 +201,7 @@ class CompiledStepper(Stepper):
         self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: int | None
     ) -> Program:
         """The program for a step. Rows and the longest row only ever grow, so steps of one size share a program."""
-        self._longest = max(self._longest, max(16, 1 << (int(lengths.max()) - 1).bit_length()))
+        self._longest = max(self._longest, bound_length(lengths))
         self._most_rows = max(self._most_rows, len(lengths))
         capacity = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest)
         if (capacity, heads, begins_at) not in self._programs:

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+COUNTS = ("N", "H", "W", "HEADS")
+"""arguments that no address is aligned by: their values are not worth a program of their own"""
 
 
 @triton.jit
@@ -106,11 +108,11 @@ def forward_block(
     tl.store(lse + i, largest + tl.log2(total), mask=i < length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def attention_forward(
-    q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W,
+    q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W, HEADS,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Grid: groups of HEADS heads, rows, shares of a long row's blocks.
 
@@ -168,9 +170,10 @@ def backward_whole(
     q, k, v, do, dq, dk, dv, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the heads of a row of one block. do·o is the sum of the weights times their gradients: o is not read.
+    """Gradients of the heads of a row of one block.
 
-    Each gradient is stored as soon as it is there, so that no two of them hold registers at once.
+    do·o is the sum of the weights times their gradients, so o is not read. Each gradient is stored as soon as it is
+    there, so that no two of them hold registers at once.
     """
     i = tl.arange(0, BLOCK)
     for h in range(head, last):
@@ -240,11 +243,11 @@ def backward_answering(
     store_tokens(dk, dk_j * scaling, j, o_n, length, D, WIDE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def attention_backward(
-    q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W,
+    q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W, HEADS,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """Gradients of some heads of one row.
 

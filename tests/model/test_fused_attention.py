@@ -107,22 +107,27 @@ def test_a_program_may_take_any_number_of_heads(monkeypatch, heads):
 
 
 def test_heads_of_linear_outputs_are_not_copied():
-    """As transformers hands them over: [1, N, H·d] viewed by head and transposed, and the row of padding dropped."""
-    outputs = [torch.randn(1, 25, HEADS * WIDTH) for _ in range(3)]
-    heads = [output.view(1, 25, HEADS, WIDTH).transpose(1, 2)[0].transpose(0, 1) for output in outputs]
-    assert all(a is b for a, b in zip(fused_attention._alike(*heads), heads, strict=True))
-    squeezed = [output.squeeze(0).unflatten(1, (HEADS, WIDTH)) for output in outputs]
-    assert all(a is b for a, b in zip(fused_attention._alike(*squeezed), squeezed, strict=True))
+    """As transformers hands them over: [1, N, H·d] viewed by head and transposed, and the batch's axis dropped."""
+    output = torch.randn(1, 25, HEADS * WIDTH)
+    transposed = output.view(1, 25, HEADS, WIDTH).transpose(1, 2)[0].transpose(0, 1)
+    squeezed = output.squeeze(0).unflatten(1, (HEADS, WIDTH))
+    for q, k in ((transposed, squeezed), (squeezed, transposed)):
+        assert all(a is b for a, b in zip(fused_attention._alike(q, k), (q, k), strict=True))
+        assert fused_attention._unit_stride(q) is q
 
 
-def test_tensors_that_lie_differently_give_the_same():
+@pytest.mark.parametrize("turned", [0, 1, 2], ids="qkv")
+def test_tensors_that_lie_differently_give_the_same(turned):
     lengths = [5, 20]
-    *inputs, _ = leaves(lengths)
-    turned = inputs[1].transpose(0, 1).contiguous().transpose(0, 1)
-    found, expected = (
-        segment_attention(inputs[0], k, inputs[2], *places(lengths), None, SCALING, 32) for k in (turned, inputs[1])
-    )
-    assert torch.equal(found, expected)
+    *inputs, do = leaves(lengths)
+    results = []
+    for lie in (lambda x: x, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)):
+        own = [tensor.clone() for tensor in inputs]
+        own[turned] = lie(own[turned])
+        own = [tensor.requires_grad_() for tensor in own]
+        o = segment_attention(*own, *places(lengths), None, SCALING, 32)
+        results.append([o, *torch.autograd.grad(o, own, do)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_rows_of_half_precision_are_summed_in_float32():

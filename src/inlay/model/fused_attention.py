@@ -65,8 +65,9 @@ def segment_attention(
 ) -> Tensor:
     """What each token takes from its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`.
 
-    q, k and v may be slices of one tensor. Element [h, W//2 + key - query] of the bias is added to the scaled scores;
-    it gets no gradient. `seed` [1] (int64, on the device) is needed with `dropout`, and a new one at every step.
+    q, k and v are read where they lie if q and k lie alike, also as slices of one tensor. Element
+    [h, W//2 + key - query] of the bias is added to the scaled scores; it gets no gradient. `seed` [1] (int64, on the
+    device) is needed with `dropout`, and a new one at every step.
     """
     assert bias_HW is None or min(bias_HW.shape[1] // 2 + 1, (bias_HW.shape[1] + 1) // 2) >= max_length
     assert not dropout or seed is not None
@@ -91,13 +92,14 @@ def _attention(
     """o, and the logarithm, to base 2, of each softmax's denominator [H, N]."""
     from inlay.model.attention_programs import attention_forward
 
-    (q, k, v), bias = _alike(q, k, v), dense(bias)
+    (q, k), v, bias = _alike(q, k), _unit_stride(v), dense(bias)
     o, lse = _attention_like(q, k, v, starts, stops, bias, seed, scaling, max_length, dropout)
     heads, grid, sizes = _cut(q, len(starts), max_length, FORWARD)
     with on_device_of(q):
         attention_forward[grid](
             *(q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout),
-            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1], heads),
+            *(stride for tensor in (q, v, o) for stride in tensor.stride()[:2]),
+            *(*q.shape[:2], 0 if bias is None else bias.shape[1], heads),
             **sizes,
         )
     return o, lse
@@ -127,13 +129,14 @@ def _attention_backward(
     """The gradients of q, k and v."""
     from inlay.model.attention_programs import attention_backward
 
-    (q, k, v), o, do, bias = _alike(q, k, v), o.contiguous(), do.contiguous(), dense(bias)
+    (q, k), v, o, do, bias = _alike(q, k), _unit_stride(v), o.contiguous(), do.contiguous(), dense(bias)
     dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
     heads, (groups, rows, shares), sizes = _cut(q, len(starts), max_length, BACKWARD)
     with on_device_of(q):
         attention_backward[groups, rows, 2 * shares if shares > 1 else 1](
             *(q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout),
-            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1], heads),
+            *(stride for tensor in (q, v, o) for stride in tensor.stride()[:2]),
+            *(*q.shape[:2], 0 if bias is None else bias.shape[1], heads),
             **sizes,
         )
     return dq, dk, dv
@@ -171,8 +174,10 @@ def _cut(q: Tensor, num_rows: int, max_length: int, launch: Launch) -> tuple[int
     return heads, grid, sizes | options
 
 
-def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three as they lie where their strides are the same, as in three dense tensors or slices of one."""
-    if q.stride() == k.stride() == v.stride() and q.stride(-1) == 1:
-        return q, k, v
-    return q.contiguous(), k.contiguous(), v.contiguous()
+def _alike(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as they lie where their strides are the same, as in two dense tensors or slices of one."""
+    return (q, k) if q.stride() == k.stride() and q.stride(-1) == 1 else (q.contiguous(), k.contiguous())
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

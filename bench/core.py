@@ -9,14 +9,10 @@ mean little. Texts are the shipped SMS messages.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 
+import report
 import torch
 
 from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
@@ -26,9 +22,6 @@ from inlay.model.route import Row
 from inlay.training import Run, make_run
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import encode_rows
-from inlay.training.publish import current_commit
-
-ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
@@ -36,10 +29,10 @@ def main() -> None:
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path)
+    report.add_options(parser)
     options = parser.parse_args()
     backbone = load_backbone(options.backbone)
-    task = load_task(DataConfig(source=str(ROOT / "examples/sms_spam/sms_spam.tsv")), "sms")
+    task = load_task(DataConfig(source=str(report.ROOT / "examples/sms_spam/sms_spam.tsv")), "sms")
     findings = {
         "training: a cohort's step / its runs' steps one after another": compare(
             *training_ways(backbone, task, options.slots), options.repeats
@@ -51,28 +44,13 @@ def main() -> None:
             *single_task_ways(backbone, task, options.slots), options.repeats
         ),
     }
-    report = {
-        "commit": current_commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "slots": options.slots,
-        "ratios": findings,
-    }
-    print(json.dumps(report, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    report.finish(options, backbone=options.backbone, slots=options.slots, ratios=findings)
 
 
 def compare(first: Callable[[], None], second: Callable[[], None], repeats: int) -> dict[str, float]:
     """The median and the range of first's time over second's, measured in turns after a warm-up of each."""
-    ratios = []
-    for turn in range(repeats + 1):
-        one, other = timed(first), timed(second)
-        if turn:
-            ratios.append(one / other)
-    return {"median": round(statistics.median(ratios), 3), "low": round(min(ratios), 3), "high": round(max(ratios), 3)}
+    taken = [(timed(first), timed(second)) for _ in range(repeats + 1)][1:]
+    return report.compare([one for one, _ in taken], [other for _, other in taken])
 
 
 def timed(work: Callable[[], None]) -> float:
@@ -108,7 +86,7 @@ def fill(backbone: Backbone, task: Task, slots: int) -> tuple[Bank, list[Row]]:
     bank = Bank(backbone, slots)
     for slot in range(slots):
         bank.initialise(slot, make(task, backbone, slot).spec, seed=slot)
-    rows = encode_rows(backbone, task.dev, 128)[: 4 * slots]
+    rows = encode_rows(backbone, task.dev, min(128, backbone.max_length))[: 4 * slots]
     return bank, [Row(row.ids, index % slots, row.segments) for index, row in enumerate(rows)]
 
 

@@ -9,13 +9,10 @@ times on a shared machine mean little. Texts are the shipped SMS messages; one r
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
-from datetime import UTC, datetime
-from pathlib import Path
 
+import report
 import torch
 
 from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
@@ -23,9 +20,7 @@ from inlay.data import load_task
 from inlay.model import load_backbone
 from inlay.training import make_run
 from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.publish import current_commit
 
-ROOT = Path(__file__).parents[1]
 METHODS = {
     "houlsby": {},
     "pfeiffer": {"name": "pfeiffer"},
@@ -47,10 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path)
+    report.add_options(parser)
     options = parser.parse_args()
     backbone = load_backbone(options.backbone)
-    task = load_task(DataConfig(source=str(ROOT / "examples/sms_spam/sms_spam.tsv"), limit=512), "sms")
+    task = load_task(DataConfig(source=str(report.ROOT / "examples/sms_spam/sms_spam.tsv"), limit=512), "sms")
     settings = CohortSettings(10**6, torch.get_num_threads(), 10**9)
     cohorts = {
         name: Cohort(
@@ -65,18 +60,12 @@ def main() -> None:
         for cursor in range(options.repeats + 1)
     ][1:]  # the first warms up
     ratios = {name: round(statistics.median(took[name] / took["houlsby"] for took in rounds), 2) for name in METHODS}
-    report = {
-        "commit": current_commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "step_of_houlsby_s": round(statistics.median(took["houlsby"] for took in rounds), 3),
-        "step_relative_to_houlsby": ratios,
-    }
-    print(json.dumps(report, indent=1))
-    if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    report.finish(
+        options,
+        backbone=options.backbone,
+        step_of_houlsby_s=round(statistics.median(took["houlsby"] for took in rounds), 3),
+        step_relative_to_houlsby=ratios,
+    )
 
 
 def step(cohort: Cohort, backbone, cursor: int) -> float:

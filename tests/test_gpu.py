@@ -8,6 +8,7 @@ import torch
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.bank import SlotSpec
+from inlay.model.graphed import GraphedForward
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import METHODS, UNSUPPORTED
 from inlay.model.route import Row
@@ -15,6 +16,8 @@ from inlay.serving import Engine, Request, verify
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
 from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.compiled import CompiledStepper
+from inlay.training.steps import Stepper
 
 pytestmark = pytest.mark.gpu
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3], [2, *range(8, 40), 3]]
@@ -139,3 +142,53 @@ def test_a_task_is_trained_published_served_and_proved_from_the_gpu(backbone_fol
     assert check.is_exact  # the canonical path runs on the CPU, also here
     answer = Engine(gpu, store).predict([Request("toy", "the movie was good")])[0]
     assert answer.outcome.label.startswith("label-")
+
+
+def test_captured_inference_answers_any_mix_as_the_plain_path_does(backbone_folder):
+    gpu = load_backbone(str(backbone_folder("bert")), device="cuda")
+    bank = fill(gpu)
+    graphed = GraphedForward(bank)
+    for seed in range(4):
+        slots = torch.randint(3, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
+        rows = [Row(ROWS[index % len(ROWS)], slot) for index, slot in enumerate(slots)]
+        assert graphed.takes(rows)
+        for a, b in zip(graphed.logits(rows), infer(bank, rows), strict=True):
+            torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
+    method = MethodConfig("houlsby", 12, init_std=0.3)
+    bank.initialise(0, SlotSpec(method, HeadSpec("classify", 2, "mean")), seed=9)  # another task in the slot
+    rows = [Row(ids, 0) for ids in ROWS]
+    for a, b in zip(graphed.logits(rows), infer(bank, rows), strict=True):
+        torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, family):
+    """Dropout off, float32: losses and weights after steps over ends of epochs, for kinds and sizes that differ."""
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
+    tasks = [
+        toy_task("two", num_labels=2, num_rows=22),
+        toy_task("five", num_labels=5, num_rows=19, seed=1),
+        toy_task("number", kind="regress", num_rows=20, seed=2),
+        toy_task("several", kind="multilabel", num_labels=3, num_rows=21, seed=3),
+    ]
+    runs = [
+        make_run(task, RunConfig(method=MethodConfig(size=size), train=TrainConfig(**{**QUIET, "seed": size})), gpu)
+        for task, size in zip(tasks, (8, 16, 3, 8), strict=True)
+    ]
+    ours, plain = (Cohort(runs, gpu, CohortSettings(65536, torch.get_num_threads(), 100)) for _ in range(2))
+    assert isinstance(ours.stepper, CompiledStepper)
+    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, 65536)
+    for cohort in (ours, plain):
+        with cohort.training():
+            for _ in range(5):
+                cohort.step()
+                gpu.model.eval()
+                cohort.finish_epochs()
+                gpu.model.train()
+    for a, b in zip(ours.members, plain.members, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(a.progress.losses), torch.tensor(b.progress.losses), atol=1e-3, rtol=1e-3
+        )
+    answers = [infer(cohort.bank, [Row(ids, slot) for slot in range(4) for ids in ROWS]) for cohort in (ours, plain)]
+    for here, there in zip(*answers, strict=True):
+        torch.testing.assert_close(there, here, atol=1e-2, rtol=1e-2)

@@ -26,6 +26,12 @@ class InlayError(Exception):
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"
 
+    def at(self, path: str | Path, line: int) -> InlayError:
+        """The same error, saying which line of which file it is about."""
+        same = type(self).__new__(type(self))  # their constructors differ, what they keep does not
+        same.__dict__ |= self.__dict__ | {"message": f"{path}:{line}: {self.message}"}
+        return same
+
     def to_json(self) -> dict[str, str | None]:
         """The error as data, for `--json` and for answers in a batch."""
         return {"code": self.code, "message": self.message, "hint": self.hint}
@@ -99,9 +105,25 @@ class Diverged(InlayError):
     http_status = 500
 
 
+class LostProcess(InlayError):
+    """Another of the processes that train together, dead or silent."""
+
+    code = "lost-process"
+    exit_status = 11
+    http_status = 500
+
+
 class Missing(InlayError):
     """Something that must be installed or fetched first: a backbone, an extra, a file."""
 
     code = "missing"
     exit_status = 9
     http_status = 503
+
+
+class OutOfMemory(InlayError):
+    """Work that does not fit in the memory there is, in its smallest pieces."""
+
+    code = "out-of-memory"
+    exit_status = 10
+    http_status = 507

@@ -89,8 +89,10 @@ def publish(
 class Engine(_Engine):
     """Answers requests for any mix of the store's tasks on one backbone."""
 
-    def __init__(self, backbone: Backbone, store: Store | None = None, *, num_slots: int = 64) -> None:
-        super().__init__(backbone, store or Store(), num_slots=num_slots)
+    def __init__(
+        self, backbone: Backbone, store: Store | None = None, *, num_slots: int = 64, precision: str = "auto"
+    ) -> None:
+        super().__init__(backbone, store or Store(), num_slots=num_slots, precision=precision)
 
 
 def verify(backbone: Backbone, store: Store | None = None) -> list[Check]:

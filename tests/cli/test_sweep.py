@@ -40,6 +40,15 @@ def test_every_ended_run_of_a_sweep_is_named(inlay: Inlay, mail: Mail) -> None:
     assert "\nepoch 1/1" not in ended.err
 
 
+def test_a_sweep_says_how_many_runs_train_at_a_time_and_how_many_wait(inlay: Inlay, mail: Mail) -> None:
+    command = ("sweep", mail.data, "--task", "swept", "--backbone", mail.backbone, "--epochs", 1, "--max-length", 24)
+    few = ("--max-cohort", 2, "--token-budget", 500, "--checkpointing")
+    ended = inlay(*command, "--lr", "1e-4,1e-3,1e-2", "--no-publish", *few)
+    assert ended.status == 0, ended.err
+    told = "\n2 runs together, 1 waiting, up to 500 tokens a forward pass, activations computed again\n"
+    assert told in ended.err
+
+
 def test_bad_value_of_a_sweep_is_refused_before_any_work(inlay: Inlay, mail: Mail) -> None:
     ended = inlay("sweep", mail.data, "--backbone", mail.backbone, "--lr", "1e-3,fast")
     assert (ended.status, ended.out) == (2, "")

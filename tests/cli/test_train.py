@@ -60,6 +60,21 @@ def test_name_publishes_under_another_name(inlay: Inlay, mail: Mail) -> None:
     assert inlay(*train_mail(mail, "--name", "post", "--json")).data["reference"] == "post@1"
 
 
+def test_no_reuse_computes_the_frozen_layers_in_every_step(
+    inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inlay.training.prefix import PrefixCache
+
+    kept: list[int] = []
+    real = PrefixCache.keep
+    monkeypatch.setattr(PrefixCache, "keep", lambda self, *given: kept.append(1) or real(self, *given))
+    upper = ("--set", "method.layers=1:", "--epochs", 2, "--no-publish", "--json")
+    without = inlay(*train_mail(mail, *upper, "--no-reuse", "--restart"))
+    assert (without.status, kept) == (0, [])
+    assert inlay(*train_mail(mail, *upper, "--seed", 1)).status == 0
+    assert len(kept) == 2  # training and dev rows
+
+
 def test_show_examples_prints_encoded_rows(inlay: Inlay, mail: Mail) -> None:
     text = inlay(*train_mail(mail, "--show-examples", 2)).out
     assert "example 2 of 2" in text

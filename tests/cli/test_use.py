@@ -65,8 +65,9 @@ def test_predict_file_answers_mixed_tasks_and_marks_bad_rows(inlay: Inlay, mixed
         assert row["error"] == ""
     assert [row["predicted_label"] for row in rows[2:]] == ["", "", ""]
     assert "no task named `nope`" in rows[2]["error"]
-    assert "mixed.csv:5: empty text" in rows[3]["error"]
-    assert "names no task" in rows[4]["error"]
+    assert f"{mixed}:4: no task named" in rows[2]["error"]
+    assert f"{mixed}:5: empty text" in rows[3]["error"]
+    assert f"{mixed}:6: the row names no task" in rows[4]["error"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
@@ -83,8 +84,9 @@ def test_predict_gives_the_same_labels_in_every_format(inlay: Inlay, mixed: Path
 
 
 def test_columns_that_come_late_are_kept_in_json_lines_and_named_where_a_table_drops_them(
-    inlay: Inlay, mail: Mail, tmp_path: Path
+    inlay: Inlay, mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("inlay.cli.answers.WINDOW_ROWS", 512)
     lines = ['{"text": "now"}'] * 600 + ['{"text": "now", "colour": "red"}', "{broken"]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     ended = inlay("predict", "mail", "--input", "in.jsonl", "--output", "out.csv")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 
 import pytest
 import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import WrongBackbone
-from inlay.model import load_backbone
+from inlay.model import SlotSpec, load_backbone
+from inlay.model.heads import HeadSpec
 from inlay.serving import Engine, Request
 from inlay.serving.verify import verify
 from inlay.store import Store
@@ -208,3 +211,66 @@ def test_elsewhere_probes_are_compared_with_a_tolerance_and_it_says_so(tiny_bert
     assert check.stands
     assert not check.is_exact
     assert 0 < check.canonical_difference < 1e-4
+
+
+def count_calls(monkeypatch, *names):
+    """How often each method of the store is called from now on."""
+    calls = dict.fromkeys(names, 0)
+    for name in names:
+
+        def call(self, *arguments, name=name, plain=getattr(Store, name), **settings):
+            calls[name] += 1
+            return plain(self, *arguments, **settings)
+
+        monkeypatch.setattr(Store, name, call)
+    return calls
+
+
+def test_a_batch_reads_the_store_once_for_a_task_and_not_at_all_when_it_is_hot(
+    tiny_bert, publish_random, tmp_path, monkeypatch
+):
+    store = Store(tmp_path)
+    spec = SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
+    names = [f"task-{index}" for index in range(6)]
+    for seed, name in enumerate(names):
+        publish_random(store, name, tiny_bert, spec, seed)
+    monkeypatch.setattr("inlay.store.store._SETTLED_NS", 0)
+    time.sleep(0.05)
+    calls = count_calls(monkeypatch, "resolve", "manifest", "load")
+    engine = Engine(tiny_bert, store, num_slots=6)
+    requests = [Request(name, text) for text in TEXTS for name in names]
+    cold = engine.predict(requests)
+    assert calls == {"resolve": 6, "manifest": 6, "load": 6}
+    hot = engine.predict(requests)
+    assert calls == {"resolve": 6, "manifest": 6, "load": 6}
+    assert [answer.version for answer in hot] == [answer.version for answer in cold]
+
+
+def test_a_name_that_was_settled_is_looked_up_again_when_its_versions_change(
+    tiny_bert, publish_random, tmp_path, monkeypatch
+):
+    store = Store(tmp_path)
+    spec = SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
+    monkeypatch.setattr("inlay.store.store._SETTLED_NS", 0)
+    engine = Engine(tiny_bert, store)
+    for number in (1, 2):
+        publish_random(store, "task", tiny_bert, spec, number)
+        time.sleep(0.05)  # longer than a tick of the file system's clock
+        assert engine.predict([Request("task", "good")])[0].version == f"task@{number}"
+    store.remove("task@2")
+    time.sleep(0.05)
+    assert engine.predict([Request("task", "good")])[0].version == "task@1"
+    assert engine.predict([Request("task@2", "good")])[0].error.code == "unknown-name"
+    store.remove("task")
+    assert engine.predict([Request("task", "good")])[0].error.code == "unknown-name"
+
+
+def test_a_name_that_changed_just_now_has_no_stamp(tiny_bert, publish_random, tmp_path):
+    store = Store(tmp_path)
+    spec = SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
+    publish_random(store, "task", tiny_bert, spec)
+    assert store.stamp("task") is None
+    long_ago = time.time() - 60
+    os.utime(tmp_path / "tasks" / "task", (long_ago, long_ago))
+    assert store.stamp("task") == store.stamp("task@1") == store.stamp("task@best") is not None
+    assert store.stamp("nope") is store.stamp("../tasks/task") is None

@@ -1,6 +1,9 @@
 """Kills training at random moments and resumes it; run by test_resume.py as a program of its own.
 
-    python kill_and_resume.py BACKBONE FOLDER one|several NUM_KILLS SEED
+    python kill_and_resume.py BACKBONE FOLDER one|several|queued|upper NUM_KILLS SEED
+
+`queued` runs are those of `several` and two more in two slots: they enter as others end. `upper` runs
+have adapters above layers that are computed once, kept partly in the file.
 
 It forks after the imports, so that forty trainings need one import of torch. An event is a step begun, an optimizer
 step done, or a file operation of a write (before the data is safe, before and after the rename). A process kills
@@ -68,24 +71,30 @@ def plant(fate: Fate) -> None:
 
 def make_runs(backbone: Backbone, kind: str) -> list[Run]:
     usual = {"batch_size": 8, "max_length": 32, "epochs": 3, "lr": 5e-3}
-    settings = [usual]
-    if kind == "several":  # one ends early by its epochs, one by its patience, one by diverging
+    settings, layers = [usual], "1:" if kind == "upper" else "all"
+    if kind in ("several", "queued"):  # one ends early by its epochs, one by its patience, one by diverging
         early = [{**usual, "epochs": 1}, {**usual, "patience": 1, "lr": 1e-8}]
         lost = {**usual, "lr": 9.9, "warmup": 0.0, "clip_norm": 0.0, "epochs": 60}  # diverges within an epoch
         settings = [usual, *early, {**usual, "batch_size": 11}, lost]
+    if kind == "queued":
+        settings += [{**usual, "epochs": 2}, {**usual, "epochs": 1, "batch_size": 5}]
     return [
         make_run(
             make_toy_task(f"toy-{seed}", num_labels=2 + seed % 2, num_rows=30 + seed, seed=seed),
-            RunConfig(method=MethodConfig(size=4 + 4 * seed), train=TrainConfig(**more, seed=seed)),
+            RunConfig(method=MethodConfig(size=4 + 4 * seed, layers=layers), train=TrainConfig(**more, seed=seed)),
             backbone,
         )
         for seed, more in enumerate(settings)
     ]
 
 
+NUM_SLOTS = {"queued": 2}
+
+
 def train(runs: list[Run], backbone: Backbone, folder: Path, fate: Fate) -> None:
     plant(fate)
-    fit(runs, backbone, folder, FitSettings(save_every=2))
+    limit = 20_000  # bytes: the rest is in the file
+    fit(runs, backbone, folder, FitSettings(save_every=2, max_cohort=NUM_SLOTS.get(sys.argv[3]), prefix_bytes=limit))
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -135,7 +144,7 @@ def main() -> None:
     assert in_child(undisturbed) == 0
     expected, num_events = outcome(base / "undisturbed", runs), int(counter.read_text())
     statuses = {expected[run.id][1][0] for run in runs}  # type: ignore[index]
-    assert kind == "one" or statuses == {"finished", "stopped-early", "diverged"}, statuses
+    assert kind in ("one", "upper") or statuses == {"finished", "stopped-early", "diverged"}, statuses
     for trial in range(int(num_kills)):
         folder, moments = base / f"trial-{trial}", [chance.randrange(1, num_events)]
         if trial % 4 == 0:  # and killed again while resuming

@@ -87,11 +87,22 @@ def test_runs_of_other_methods_or_dropout_train_in_other_cohorts(tiny_bert, toy_
     assert [result.run_id for result in results] == [run.id for run in runs]
 
 
-def test_large_cohorts_are_split(tiny_bert, toy_task, tmp_path):
-    watch, task = Cohorts(), toy_task()
-    runs = [make(tiny_bert, task, seed=seed, epochs=1) for seed in range(5)]
-    fit(runs, tiny_bert, tmp_path, FitSettings(max_cohort=2), watch)
-    assert watch.sizes == [2, 2, 1]
+def test_runs_beyond_the_slots_wait_and_enter_as_others_end(tiny_bert, toy_task, tmp_path):
+    task, seen = toy_task(), []
+    epochs = [1, 4, 1, 2, 1]
+    runs = [make(tiny_bert, task, seed=seed, epochs=number) for seed, number in enumerate(epochs)]
+
+    class Look(Watcher):
+        def on_step(self, cohort, num_rows):
+            seen.append([member.run.config.train.seed if member.is_active else None for member in cohort.members])
+
+    results = fit(runs, tiny_bert, tmp_path, FitSettings(max_cohort=2), Look())
+    assert [result.run_id for result in results] == [run.id for run in runs]
+    assert [len(result.history) for result in results] == epochs
+    num = runs[0].steps_per_epoch
+    assert len(seen) == (4 + 1) * num  # nine epochs in two slots, the longest run first: no slot is idle before the end
+    in_slots = [seen[step] for step in range(0, len(seen), num)]
+    assert in_slots == [[1, 3], [1, 3], [1, 0], [1, 2], [4, None]]
 
 
 def test_early_stopping_keeps_the_best_epoch(tiny_bert, toy_task, tmp_path):

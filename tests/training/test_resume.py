@@ -22,7 +22,7 @@ from inlay.training.resume import cohort_id
 PROGRAM = Path(__file__).with_name("kill_and_resume.py")
 
 
-@pytest.mark.parametrize("kind", ["one", "several"])
+@pytest.mark.parametrize("kind", ["one", "several", "queued", "upper"])
 def test_sigkill_at_twenty_random_moments_changes_nothing(tiny_bert_folder, tmp_path, kind):
     command = [sys.executable, str(PROGRAM), str(tiny_bert_folder), str(tmp_path), kind, "20", "7"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

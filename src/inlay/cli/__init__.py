@@ -17,8 +17,12 @@ from inlay.cli import screen
 from inlay.cli.border import Border, Command, make_typer
 
 COMMANDS = {
-    "train": Command("Train", "train", "train", "Train a task on a frozen backbone and publish it."),
-    "sweep": Command("Train", "sweep", "sweep", "Train a grid of settings as one cohort and publish the best."),
+    "train": Command(
+        "Train", "train", "train", "Train a task on a frozen backbone and publish it.", takes_several=True
+    ),
+    "sweep": Command(
+        "Train", "sweep", "sweep", "Train a grid of settings as one cohort and publish the best.", takes_several=True
+    ),
     "plan": Command("Train", "train", "plan", "Tell what a run would cost, beside full fine-tuning."),
     "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),
     "baseline": Command(

@@ -10,17 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.cli.backbones import open_backbone
+from inlay.cli.screen import Rate
 from inlay.errors import BadConfig, BadData, InlayError
 from inlay.store import Manifest, Store
 
 if TYPE_CHECKING:
     from inlay.data import InputRow
+    from inlay.model import Backbone
     from inlay.serving import Answer, Engine, Request
+    from inlay.serving.drift import Drift
 
 CHUNK_ROWS = 512
-NUM_SLOTS = 64
-Chunks = Iterator[list["InputRow"]]
+WINDOW_ROWS = 4096
+"""of a file in memory at a time: enough to fill batches with rows of one length"""
+WINDOW_LETTERS = 4_000_000
+"""likewise, where rows are long"""
+MOST_SLOTS = 256
+Windows = Iterator[list["InputRow"]]
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,14 @@ class Asked:
             hint = f'write `inlay predict {self.task} "a text"`, pipe lines in, or use `--input FILE`'
             raise BadConfig("no text to answer", hint)
 
-    def read(self, *, has_pairs: bool) -> Chunks:
-        """The rows, in chunks. `has_pairs` says whether lines of stdin are two texts with a tab between."""
+    def read(self, *, has_pairs: bool) -> Windows:
+        """The rows, a window at a time. `has_pairs`: lines of stdin are two texts with a tab between."""
         if self.is_file:
             from inlay.config import DataConfig
             from inlay.data import stream_rows
 
             columns = DataConfig(text=self.text_column, pair=self.pairs[0] if self.pairs else None)
-            return stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS, isolate=True)
+            return _join(stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True))
         return _chunk(_read_texts(self.texts, self.pairs) if self.texts else _read_lines(has_pairs=has_pairs))
 
 
@@ -84,31 +90,49 @@ def _read_lines(*, has_pairs: bool) -> Iterator[InputRow]:
         yield InputRow(number, text, pair if tab else None, record={"text": text, **({"pair": pair} if tab else {})})
 
 
-def _chunk(rows: Iterator[InputRow]) -> Chunks:
+def _chunk(rows: Iterator[InputRow]) -> Windows:
     while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
         yield chunk
+
+
+def _join(chunks: Iterator[list[InputRow]]) -> Windows:
+    """Chunks joined to windows, which are as large as their rows allow."""
+    window: list[InputRow] = []
+    num_letters = 0
+    for chunk in chunks:
+        window += chunk
+        num_letters += sum(len(row.text) + len(row.pair or "") for row in chunk)
+        if len(window) >= WINDOW_ROWS or num_letters >= WINDOW_LETTERS:
+            yield window
+            window, num_letters = [], 0
+    if window:
+        yield window
 
 
 class Engines:
     """An engine for each backbone that is needed, loaded when it is: rows of one file may stand on several.
 
-    `file` is where the rows come from, if they do: then what is wrong with them is wrong with its columns.
-    `loading_s` is the time that went into loading so far, which is no part of the rate. Answers less sure than
-    `min_confidence` are not given.
+    `file` is where the rows come from, if they do: then what is wrong with one is said with its line.
+    `loading_s` is the time that went into loading backbones so far, which is no part of the rate; `num_tokens` counts
+    those answered. Answers less sure than `min_confidence` are not given. `drifts` says how far each version's probes
+    moved, if `precision` moves them.
     """
 
     def __init__(
-        self, store: Store, task: str | None, open_by_name: Callable[[str], Engine], file: Path | None = None
+        self, store: Store, task: str | None, open_by_name: Callable[[str], Backbone], file: Path | None = None
     ) -> None:
         self._store, self._task, self._open, self._file = store, task, open_by_name, file
         self.loading_s = 0.0
         self.min_confidence: float | None = None
+        self.precision = "auto"
+        self.drifts: dict[str, Drift] = {}
+        self.num_tokens = 0
         self._engines: dict[str, Engine | InlayError] = {}
         self._manifests: dict[str, Manifest | InlayError] = {}
 
     def answer(self, rows: Sequence[InputRow]) -> list[Answer]:
         """Answers in order; a bad row, an unknown task or a missing backbone spoils no other row."""
-        from inlay.serving import Answer, Request
+        from inlay.serving import Request
 
         answers: list[Answer | None] = [None] * len(rows)
         groups: dict[str, list[tuple[int, Request]]] = {}
@@ -118,26 +142,50 @@ class Engines:
                 name = self._find_backbone(row, task)
                 groups.setdefault(name, []).append((position, Request(task, row.text, row.pair, self.min_confidence)))
             except InlayError as error:
-                answers[position] = Answer(task, error=error)
+                answers[position] = self._fail(row, task, error)
         for name, items in groups.items():
             for (position, _), answer in zip(items, self._ask(name, [request for _, request in items]), strict=True):
-                answers[position] = answer
+                failed = answer.error
+                answers[position] = answer if failed is None else self._fail(rows[position], answer.task, failed)
         return [answer for answer in answers if answer is not None]
+
+    def _fail(self, row: InputRow, task: str, error: InlayError) -> Answer:
+        """The answer to a row that has none, saying where the row stands."""
+        from inlay.serving import Answer
+
+        if self._file is not None and getattr(error, "line", None) is None:
+            error = error.at(self._file, row.line)
+        # A traceback holds the frames it went through, and with them the whole window that the row was in.
+        return Answer(task, error=error.with_traceback(None))
 
     def _ask(self, name: str, requests: list[Request]) -> list[Answer]:
         from inlay.serving import Answer
 
-        if name not in self._engines:
-            began = time.perf_counter()
-            try:
-                self._engines[name] = self._open(name)
-            except InlayError as error:
-                self._engines[name] = error
-            self.loading_s += time.perf_counter() - began
-        engine = self._engines[name]
+        engine = self._engine(name, len({request.task for request in requests}))
         if isinstance(engine, InlayError):
             return [Answer(request.task, error=engine) for request in requests]
-        return engine.predict(requests)
+        before = engine.num_tokens
+        answers = engine.predict(requests)
+        self.num_tokens += engine.num_tokens - before
+        self.drifts |= engine.drifts
+        return answers
+
+    def _engine(self, name: str, num_tasks: int) -> Engine | InlayError:
+        """The engine of a backbone, with room for so many tasks at once, as far as there may be."""
+        from inlay.serving import Engine
+
+        num_slots = min(MOST_SLOTS, 1 << (num_tasks - 1).bit_length())
+        engine = self._engines.get(name)
+        if engine is not None and (isinstance(engine, InlayError) or engine.num_slots >= num_slots):
+            return engine
+        began = time.perf_counter()
+        try:
+            backbone = self._open(name) if engine is None else engine.backbone
+            self._engines[name] = Engine(backbone, self._store, num_slots=num_slots, precision=self.precision)
+        except InlayError as error:
+            self._engines[name] = error
+        self.loading_s += time.perf_counter() - began
+        return self._engines[name]
 
     def _find_backbone(self, row: InputRow, task: str) -> str:
         """The name of the backbone that the row's task stands on; raises what is wrong with the row."""
@@ -152,7 +200,7 @@ class Engines:
                 self._manifests[task] = error
         found = self._manifests[task]
         if isinstance(found, InlayError):
-            raise found
+            raise found.with_traceback(None)  # raised again and again, it would gather the frames of every row
         if self._file is not None:
             self._check_columns(row, task, wants_pair=bool(found.extra.get("pairs")))
         return found.backbone["name"]
@@ -169,20 +217,6 @@ class Engines:
         raise BadData(reason, hint, path=self._file, line=row.line)
 
 
-def open_engines(
-    store: Store, task: str | None, *, backbone: str | None, device: str, num_slots: int, file: Path | None = None
-) -> Engines:
-    """Engines that load each task's own backbone by its name, or `backbone` for all of them."""
-
-    def open_engine(name: str) -> Engine:
-        loaded = open_backbone(backbone or name, device)
-        from inlay.serving import Engine
-
-        return Engine(loaded, store, num_slots=num_slots)
-
-    return Engines(store, task, open_engine, file)
-
-
 @dataclass
 class Tally:
     """How many rows were read, how many failed, and how the first did."""
@@ -190,9 +224,11 @@ class Tally:
     num_rows: int = 0
     num_failed: int = 0
     first: InlayError | None = None
+    rate: Rate | None = None
+    """how fast they were answered, where that was measured"""
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """Count a chunk."""
+        """Count a window."""
         errors = [answer.error for answer in answers if answer.error is not None]
         self.num_rows += len(answers)
         self.num_failed += len(errors)
@@ -200,7 +236,7 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         """The counts as data."""
-        return {"num_rows": self.num_rows, "num_failed": self.num_failed}
+        return {"num_rows": self.num_rows, "num_failed": self.num_failed, **(self.rate.to_json() if self.rate else {})}
 
     def settle(self, *, strict: bool) -> None:
         """Raise if too much failed: any row where that is strict, otherwise all of them."""

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from inlay.cli import screen
 from inlay.errors import BadConfig, InlayError
+from inlay.world import find_place
 
 STOPPED = 130  # what shells report of a program that Ctrl-C ended
 _UsageError: Any = typer.BadParameter.__base__  # click's; newer typers carry a click of their own
@@ -28,6 +29,8 @@ class Command(NamedTuple):
     module: str
     function: str
     summary: str
+    takes_several: bool = False
+    """whether it may run in the several processes of `torchrun`"""
 
 
 class GroupedCommand(TyperCommand):
@@ -68,7 +71,10 @@ class Border(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
         """The command that was asked for, whole, and its arguments."""
         self.get_command(ctx, args[0])
-        return args[0], load_command(args[0], self.table[args[0]]), args[1:]
+        entry, size = self.table[args[0]], find_place().size
+        if size > 1 and not entry.takes_several:
+            raise BadConfig(f"`{args[0]}` is for one process, not {size}", "call it without `torchrun`")
+        return args[0], load_command(args[0], entry), args[1:]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands, a section for each group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,14 @@ from inlay.cli.options import (
     config_help,
     open_store,
 )
+from inlay.cli.precision import PrecisionOption, check_precision, compare, put_change
 from inlay.cli.rows import open_rows, show_entities
-from inlay.cli.screen import Column
+from inlay.cli.screen import Column, Rate
 
 if TYPE_CHECKING:
     from inlay.data import Split
     from inlay.data.metrics import Report
+    from inlay.model import Backbone
     from inlay.model.heads import Outcome
     from inlay.store import Manifest, Store, Version
     from inlay.training.evaluate import Judged as Found
@@ -50,6 +53,11 @@ class Judged:
     outcomes: list[Outcome]
     report: Report
     found: Found
+    rate: Rate
+    frozen: Backbone
+    """the backbone it was judged on"""
+    plain: Judged | None = None
+    """the same in the backbone's own precision, where this is another"""
 
 
 def evaluate(
@@ -70,19 +78,22 @@ def evaluate(
     min_confidence: ConfidenceOption = None,
     backbone: BackboneOption = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Judge a task on labelled rows.
 
     Metrics with 95% confidence intervals, precision, recall and F1 of every label, the confusion matrix, and how honest
-    the probabilities are. With --min-confidence, the share of rows that are answered, and all this on those alone.
+    the probabilities are. With --min-confidence, the share of rows that are answered, and all this on those alone. With
+    --precision int8, the scores in float32 and in int8 side by side, and how many answers changed.
     """
     from inlay.config import DataConfig
     from inlay.data import read_split
 
     check_device_name(device)
     check_confidence(min_confidence)
+    device = check_precision(precision, device)
     kept = open_store(store)
     version = kept.resolve(task)
     manifest = kept.manifest(version)
@@ -95,7 +106,15 @@ def evaluate(
         from inlay.serving import engine
 
         engine.check_confidence(manifest.kind, min_confidence)
-    judged = _judge(kept, version, rows, backbone=backbone, device=device)
+    judged = _judge(kept, version, rows, open_backbone(backbone or manifest.backbone["name"], device))
+    if judged.found.num_lost:
+        lost = screen.count(judged.found.num_lost, "word")
+        screen.note(f"{lost} beyond {manifest.max_length} tokens, taken as outside")
+    screen.say(judged.rate.describe())
+    if precision == "int8":
+        judged = _judge_int8(kept, judged)
+        screen.say(f"int8: {judged.rate.describe()}")
+    change = None if judged.plain is None else compare(judged.plain, judged)
     if min_confidence is not None:
         judged = _leave_out_unsure(judged, min_confidence)
     if errors is not None:
@@ -103,9 +122,12 @@ def evaluate(
         screen.say(f"wrote {screen.count(num_wrong, 'mistake')} to {errors}")
     if json:
         about = {"task": version.name, "version": version.reference, "metric": manifest.metric}
+        about |= judged.rate.to_json() | ({} if change is None else {"int8": change})
         screen.put_json({**about, **judged.report.to_json(), "notes": list(rows.notes)})
     else:
         _put_report(judged)
+        if change is not None:
+            put_change(change)
 
 
 def _check_pairs(manifest: Manifest, rows: Split, version: Version) -> None:
@@ -118,32 +140,40 @@ def _check_pairs(manifest: Manifest, rows: Split, version: Version) -> None:
         raise BadData(f"the rows are {has}, but `{version.reference}` reads {needs}", hint, path=rows.path)
 
 
-def _judge(store: Store, version: Version, rows: Split, *, backbone: str | None, device: str) -> Judged:
-    loaded = store.load(version)
-    frozen = open_backbone(backbone or loaded.manifest.backbone["name"], device)
+def _judge(store: Store, version: Version, rows: Split, frozen: Backbone) -> Judged:
     from inlay.model import SlotSpec
     from inlay.model.heads import find_head
+    from inlay.model.quantize import check_slot
     from inlay.serving.engine import check_backbone, find_reading
     from inlay.training.evaluate import judge_split
 
+    loaded = store.load(version)
     manifest = loaded.manifest
     check_backbone(version, manifest, frozen)
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
-    done = 0
+    check_slot(spec, frozen)
+    done, began = 0, time.perf_counter()
     with screen.Meter("evaluating", len(rows)) as meter:
 
         def on_batch(num_rows: int) -> None:
             nonlocal done
             done += num_rows
-            meter.update(min(done, len(rows)))
+            meter.update(min(done, len(rows)), f"{done / (time.perf_counter() - began):,.0f} rows/s")
 
         found = judge_split(spec, loaded.tensors, frozen, rows, find_reading(manifest), on_batch)
-    if found.num_lost:
-        screen.note(f"{screen.count(found.num_lost, 'word')} beyond {manifest.max_length} tokens, taken as outside")
+    rate = Rate(len(rows), found.num_tokens, time.perf_counter() - began)
     answer = find_head(manifest.kind).answer
     outcomes = [answer(output, spec.head, manifest.labels) for output in found.outputs]
     report = _report(manifest, rows, found.predictions(manifest.labels))
-    return Judged(version, manifest, rows, outcomes, dataclasses.replace(report, ece=found.ece), found)
+    return Judged(version, manifest, rows, outcomes, dataclasses.replace(report, ece=found.ece), found, rate, frozen)
+
+
+def _judge_int8(store: Store, plain: Judged) -> Judged:
+    """The same version and rows in int8, beside what they were."""
+    from inlay.model.quantize import quantize
+
+    judged = _judge(store, plain.version, plain.split, quantize(plain.frozen))
+    return dataclasses.replace(judged, plain=plain)
 
 
 def _report(manifest: Manifest, rows: Split, predictions: Any) -> Report:
@@ -166,7 +196,7 @@ def _leave_out_unsure(judged: Judged, min_confidence: float) -> Judged:
     rows, found = judged.split.take(kept), judged.found.take(kept)
     report = _report(judged.manifest, rows, found.predictions(judged.manifest.labels))
     report = dataclasses.replace(report, ece=judged.report.ece, coverage=len(kept) / len(outcomes))
-    return Judged(judged.version, judged.manifest, rows, [outcomes[row] for row in kept], report, found)
+    return dataclasses.replace(judged, split=rows, outcomes=[outcomes[row] for row in kept], report=report, found=found)
 
 
 def _put_report(judged: Judged) -> None:

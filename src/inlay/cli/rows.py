@@ -1,6 +1,7 @@
 """Answers as rows of a file: the input's own columns, then what the task says. CSV, TSV or JSONL by suffix.
 
-A file is written to a draft beside it and gets its name when it is whole. In a table one column holds the label, the
+A file is written to a draft beside it and gets its name when it is whole; stopped by hand, its whole windows stay under
+a name that says so. In a table one column holds the label, the
 labels (joined with `|`), the number, the entities or the answer, whatever the task gives; JSONL keeps them apart and
 has every probability.
 """
@@ -28,7 +29,8 @@ _ADDED = ("label", "probability", "error")
 class Writer:
     """Writes answers to one stream, in the format of a suffix.
 
-    A table's columns are those of its first chunk; `left_out` names those that came later (JSON lines may differ).
+    A table's columns are those of its first window; `left_out` names those that came later (JSON lines may differ).
+    `settled` says how many rows were written whole, and where in a file they end.
     """
 
     def __init__(self, stream: TextIO, suffix: str, *, abstains: bool = False) -> None:
@@ -36,9 +38,19 @@ class Writer:
         self._added = (*_ADDED, "abstained") if abstains else _ADDED
         self._columns: tuple[str, ...] | None = None
         self.left_out: dict[str, None] = {}
+        self.settled = (0, 0)
 
     def write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
-        """A chunk of rows."""
+        """A window of rows, which whoever reads the stream can have at once."""
+        self._write(records, answers)
+        self._stream.flush()
+        end_bytes = self._stream.tell() if self._stream.seekable() else 0
+        self.settled = (
+            self.settled[0] + len(records),
+            end_bytes,
+        )  # both at once: Ctrl-C may come between any two lines
+
+    def _write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
         if self._suffix == ".jsonl":
             for record, answer in zip(records, answers, strict=True):
                 line = _beside(record, describe_answer(answer))
@@ -118,7 +130,8 @@ def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
 def open_rows(target: Path, *, abstains: bool = False) -> Iterator[Writer]:
     """A writer to a file that appears when the block ends well, and not at all if it does not.
 
-    `abstains` adds the column that says which rows were not sure enough to be answered.
+    Stopped by hand, what was answered is kept beside it as `NAME.partial.SUFFIX`. `abstains` adds the column that says
+    which rows were not sure enough to be answered.
     """
     suffix = target.suffix.lower()
     if suffix not in (".csv", ".tsv", ".jsonl"):
@@ -128,18 +141,36 @@ def open_rows(target: Path, *, abstains: bool = False) -> Iterator[Writer]:
         stream = draft.open("w", encoding="utf8", newline="")
     except OSError as error:
         raise InlayError(f"cannot write `{target}`: {error.strerror}", "choose another place") from None
+    writer = Writer(stream, suffix, abstains=abstains)
     try:
         with stream:
-            yield Writer(stream, suffix, abstains=abstains)
+            yield writer
         os.replace(draft, target)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_keep_partial(writer, draft, target)) from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _keep_partial(writer: Writer, draft: Path, target: Path) -> str:
+    """Give the whole windows of a draft a name that says what they are; the words for what was kept."""
+    num_rows, end_bytes = writer.settled
+    if not num_rows:
+        return f"stopped before any row was answered: {target} was not written"
+    partial = target.with_suffix(f".partial{target.suffix}")
+    os.truncate(draft, end_bytes)
+    os.replace(draft, partial)
+    return f"stopped: the first {num_rows:,} rows are in {partial}, and {target} was not written"
 
 
 @contextmanager
 def standard_rows() -> Iterator[Writer]:
     """A writer of JSON lines to stdout."""
-    yield Writer(sys.stdout, ".jsonl")
+    writer = Writer(sys.stdout, ".jsonl")
+    try:
+        yield writer
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped: the first {writer.settled[0]:,} rows were answered") from None
 
 
 def _beside(record: Record, about: Record) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TextIO
 
+from inlay.world import find_place
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -25,6 +27,26 @@ if TYPE_CHECKING:
 
 PLAIN_SECONDS = 10.0  # between the lines that stand for a moving bar where there is no terminal
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+class Rate(NamedTuple):
+    """How much was answered in how long."""
+
+    num_rows: int
+    num_tokens: int
+    seconds: float
+
+    def __str__(self) -> str:
+        seconds = max(self.seconds, 1e-9)
+        return f"{self.num_rows / seconds:,.0f} rows/s, {self.num_tokens / seconds:,.0f} tokens/s"
+
+    def describe(self) -> str:
+        """The whole of it in one line."""
+        return f"{count(self.num_rows, 'row')} in {duration(self.seconds)}, {self}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The rate as data."""
+        return {"num_tokens": self.num_tokens, "seconds": self.seconds}
 
 
 class Column(NamedTuple):
@@ -35,9 +57,15 @@ class Column(NamedTuple):
     is_flexible: bool = False
 
 
+def is_heard() -> bool:
+    """Whether this process speaks: of several that `torchrun` started only the first does."""
+    return find_place().is_first
+
+
 def put(text: str = "") -> None:
     """A line of data, to stdout."""
-    print(text, file=sys.stdout)
+    if is_heard():
+        print(text, file=sys.stdout)
 
 
 def put_json(value: Any, *, indent: int | None = 2) -> None:
@@ -48,20 +76,27 @@ def put_json(value: Any, *, indent: int | None = 2) -> None:
 
 def say(text: str = "", style: str = "") -> None:
     """A line that is not data, to stderr."""
-    print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
+    if is_heard():
+        print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
     """A finding under the line before, to stderr; on a terminal it is wrapped with its indent kept."""
-    print(_hang("  ", text, sys.stderr), file=sys.stderr, flush=True)
+    if is_heard():
+        print(_hang("  ", text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(error: InlayError, *, as_json: bool = False) -> None:
-    """An error and what to do about it, to stderr; as one JSON line where the data would have been JSON."""
+    """An error and what to do about it, to stderr; as one JSON line where the data would have been JSON.
+
+    Every process complains: one of several may be the only one that knows why it ended.
+    """
     if as_json:
         print(json.dumps({"error": error.to_json()}), file=sys.stderr)
         return
-    print(f"{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0")  # as it is: the error may be that it is no number
+    who = "" if rank == "0" or "WORLD_SIZE" not in os.environ else f"process {rank}: "
+    print(f"{who}{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
     if error.hint:
         print(f"{paint('hint:', 'cyan', sys.stderr)} {error.hint}", file=sys.stderr)
 
@@ -187,7 +222,7 @@ def own_version() -> str:
 @contextmanager
 def working(text: str) -> Iterator[None]:
     """Say that something takes a moment: a spinner on a terminal that leaves no trace, one line elsewhere."""
-    if Meter.current is not None or not is_terminal(sys.stderr):
+    if Meter.current is not None or not is_terminal(sys.stderr) or not is_heard():
         say(text) if Meter.current is None else Meter.current.say(text)
         yield
         return

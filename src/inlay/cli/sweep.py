@@ -22,9 +22,12 @@ from inlay.cli.options import (
 from inlay.cli.screen import Column
 from inlay.cli.train import (
     BudgetOption,
+    CheckpointingOption,
     NameOption,
     PublishOption,
     ResumeOption,
+    ReuseOption,
+    SpreadOption,
     fit_runs,
     prepare,
     publish_run,
@@ -59,14 +62,22 @@ def sweep(
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
+    max_cohort: Annotated[
+        int | None,
+        typer.Option("--max-cohort", metavar="N", min=1, help="runs trained at a time; default: what fits in memory"),
+    ] = None,
     token_budget: BudgetOption = None,
+    reuse: ReuseOption = True,
+    checkpointing: CheckpointingOption = False,
+    spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train a grid of settings as one cohort and publish the best.
 
-    Options that take A,B,… take one value or several; every combination is trained, with every seed, all together.
+    Options that take A,B,… take one value or several; every combination is trained, with every seed, all together or,
+    where memory is small, as many at a time as fit.
     """
     from inlay.research.sweep import make_grid, parse_axes, rank
     from inlay.training import FitSettings, make_run
@@ -80,7 +91,12 @@ def sweep(
     for text in ready.run.start.notes:
         screen.note(text)
     screen.note(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
-    results = fit_runs(runs, ready, FitSettings(token_budget=token_budget, restart=not resume))
+    settings = FitSettings(
+        max_cohort, token_budget, checkpointing, restart=not resume, spread=spread, reuse_prefix=reuse
+    )
+    results = fit_runs(runs, ready, settings)
+    if not screen.is_heard():  # the first process has the last word
+        return
     ranking = rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)

@@ -23,7 +23,7 @@ from inlay.cli.options import (
     run_options,
 )
 from inlay.cli.screen import Column
-from inlay.errors import Diverged, InlayError
+from inlay.errors import Diverged
 from inlay.store import Store, Version
 
 if TYPE_CHECKING:
@@ -40,7 +40,22 @@ ResumeOption = Annotated[
 ]
 BudgetOption = Annotated[
     int | None,
-    typer.Option("--token-budget", metavar="N", min=1, help="tokens of a forward pass; fewer need less memory"),
+    typer.Option("--token-budget", metavar="N", min=1, help="tokens of a forward pass; default: what fits in memory"),
+]
+CheckpointingOption = Annotated[
+    bool, typer.Option("--checkpointing", help="compute activations again in the backward pass: slower, less memory")
+]
+SpreadOption = Annotated[
+    str,
+    typer.Option(
+        "--spread",
+        metavar="auto|cohorts|rows",
+        help="what the processes of torchrun share: whole runs, or rows of every batch; auto: rows if runs are too few",
+    ),
+]
+ReuseOption = Annotated[
+    bool,
+    typer.Option("--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep that"),
 ]
 
 
@@ -66,6 +81,9 @@ def train(
     name: NameOption = None,
     resume: ResumeOption = True,
     token_budget: BudgetOption = None,
+    reuse: ReuseOption = True,
+    checkpointing: CheckpointingOption = False,
+    spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -82,7 +100,12 @@ def train(
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
-    result = fit_runs([ready.run], ready, FitSettings(token_budget=token_budget, restart=not resume))[0]
+    settings = FitSettings(
+        token_budget=token_budget, checkpointing=checkpointing, restart=not resume, spread=spread, reuse_prefix=reuse
+    )
+    result = fit_runs([ready.run], ready, settings)[0]
+    if not screen.is_heard():  # the first process has the last word
+        return
     if not result.tensors or result.status == "diverged":
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
     version = publish_run(ready, result, name) if publish else None
@@ -166,13 +189,15 @@ def fit_runs(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> lis
     """The results of the runs; those that are not finished yet are trained, with progress."""
     from inlay.cli.watch import ScreenWatcher
     from inlay.training import fit
+    from inlay.training.cohort import Watcher
 
     if all(is_finished(run, ready) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
         screen.say(f"{many} finished before: not trained again", "yellow")
         return fit(runs, ready.backbone, ready.runs_folder, settings)
     with _explained(), screen.Meter("training") as meter:
-        return fit(runs, ready.backbone, ready.runs_folder, settings, ScreenWatcher(meter, num_runs=len(runs)))
+        watch = ScreenWatcher(meter, num_runs=len(runs)) if screen.is_heard() else Watcher()
+        return fit(runs, ready.backbone, ready.runs_folder, settings, watch)
 
 
 def is_finished(run: Run, ready: Prepared) -> bool:
@@ -184,15 +209,11 @@ def is_finished(run: Run, ready: Prepared) -> bool:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say how to go on after Ctrl-C, and what to do when a GPU is too small."""
-    import torch
-
+    """Say how to go on after Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
-    except torch.OutOfMemoryError:
-        raise InlayError("the GPU ran out of memory", "use a smaller `--token-budget`, such as 16384") from None
 
 
 def publish_run(ready: Prepared, result: Result, name: str | None) -> Version:
@@ -299,8 +320,15 @@ def _put_plan(made: Plan, method: str) -> None:
     screen.put()
     cut = f"{100 * made.truncated_share:.1f}% of the texts are cut"
     rows_read = f"{screen.count(made.num_train)} to train, {screen.count(made.num_dev)} dev; {cut}"
+    together = f"up to {screen.count(made.max_together, 'run')} at a time"
     screen.put_pairs(
-        {"parameters": parts, "rows": rows_read, "steps": screen.count(made.num_steps), "run": made.run_id}
+        {
+            "parameters": parts,
+            "rows": rows_read,
+            "steps": screen.count(made.num_steps),
+            "in memory": f"up to {made.token_budget:,} tokens a forward pass; {together}",
+            "run": made.run_id,
+        }
     )
     for path, why in made.frozen_norms.items():
         screen.put(f"the layer norm {path} stays frozen: {why}")

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.answers import NUM_SLOTS, Asked, Chunks, Engines, Tally, open_engines
-from inlay.cli.backbones import check_device_name
+from inlay.cli.answers import Asked, Engines, Tally, Windows
+from inlay.cli.backbones import check_device_name, open_backbone
 from inlay.cli.options import (
     BackboneOption,
     ConfidenceOption,
@@ -22,7 +22,9 @@ from inlay.cli.options import (
     check_confidence,
     open_store,
 )
+from inlay.cli.precision import PrecisionOption, check_precision, say_drift
 from inlay.cli.rows import Writer, describe_answer, open_rows, say_answer, standard_rows
+from inlay.cli.screen import Rate
 
 
 def predict(
@@ -51,42 +53,47 @@ def predict(
     strict: Annotated[bool, typer.Option("--strict", help="fail if any row could not be answered")] = False,
     backbone: BackboneOption = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Answer texts, lines from stdin, or a file of any length.
 
     A file with a `task` column is answered in mixed batches, each row by its own task; TASK is for rows that name none.
-    A row that cannot be answered says so in its `error` column; one that is less sure than --min-confidence gets no
-    label. A task that finds answers reads the question as TEXT and its context as --pair. With --json, a line of JSON
-    for every text.
+    It is read and written a few thousand rows at a time, and an output file gets its name when it is whole. A row that
+    cannot be answered says so in its `error` column; one that is less sure than --min-confidence gets no label. A task
+    that finds answers reads the question as TEXT and its context as --pair. With --json, a line of JSON for every text.
     """
     check_device_name(device)
     check_confidence(min_confidence)
     asked = Asked(task, texts or [], pair or [], file, text)
     asked.check()
+    device = check_precision(precision, device)
     kept = open_store(store)
     manifest = None if task is None else kept.manifest(kept.resolve(task))
-    num_slots, source = (NUM_SLOTS, file) if asked.is_file else (1, None)
-    engines = open_engines(kept, task, backbone=backbone, device=device, num_slots=num_slots, file=source)
-    engines.min_confidence = min_confidence
-    chunks = asked.read(has_pairs=manifest is not None and bool(manifest.extra.get("pairs")))
+    engines = Engines(kept, task, lambda name: open_backbone(backbone or name, device), file if asked.is_file else None)
+    engines.min_confidence, engines.precision = min_confidence, precision
+    windows = asked.read(has_pairs=manifest is not None and bool(manifest.extra.get("pairs")))
     to_file = output is not None and str(output) != "-"
-    if json or asked.is_file or output is not None:
-        abstains = min_confidence is not None
-        target = open_rows(Path(str(output)), abstains=abstains) if to_file else standard_rows()
-        tally = _write_answers(chunks, engines, target)
-    else:
-        tally = _show_answers(chunks, engines)
+    try:
+        if json or asked.is_file or output is not None:
+            abstains = min_confidence is not None
+            target = open_rows(Path(str(output)), abstains=abstains) if to_file else standard_rows()
+            tally = _write_answers(windows, engines, target)
+        else:
+            tally = _show_answers(windows, engines)
+    finally:  # whoever stops half-way has half of the answers, and must know too
+        if engines.num_tokens and precision == "int8":
+            say_drift(engines.drifts)
     if to_file:
         screen.put_json({**tally.to_json(), "output": str(output)}) if json else screen.put(f"wrote {output}")
     tally.settle(strict=strict)
 
 
-def _show_answers(chunks: Chunks, engines: Engines) -> Tally:
+def _show_answers(windows: Windows, engines: Engines) -> Tally:
     """A line for every text: what it is, how sure, and the text."""
     tally = Tally()
-    for rows in chunks:
+    for rows in windows:
         answers = engines.answer(rows)
         tally.add(answers)
         for row, answer in zip(rows, answers, strict=True):
@@ -99,22 +106,19 @@ def _show_answers(chunks: Chunks, engines: Engines) -> Tally:
     return tally
 
 
-def _write_answers(chunks: Chunks, engines: Engines, target: AbstractContextManager[Writer]) -> Tally:
-    """All rows with their answers to one place, chunk by chunk, with the rate at the end."""
-    tally, answering_s = Tally(), 0.0
+def _write_answers(windows: Windows, engines: Engines, target: AbstractContextManager[Writer]) -> Tally:
+    """All rows with their answers to one place, window by window, with the rate at the end."""
+    tally, began = Tally(), time.perf_counter()
     with target as writer, screen.Meter("predicting") as meter:
-        for rows in chunks:
-            began = time.perf_counter()
+        for rows in windows:
             answers = engines.answer(rows)
-            answering_s += time.perf_counter() - began
-            seconds = max(answering_s - engines.loading_s, 1e-9)
             tally.add(answers)
             writer.write([row.record or {} for row in rows], answers)
-            meter.update(tally.num_rows, f"{tally.num_rows / seconds:,.0f} rows/s")
+            tally.rate = Rate(tally.num_rows, engines.num_tokens, time.perf_counter() - began - engines.loading_s)
+            meter.update(tally.num_rows, str(tally.rate))
     failed = f", {tally.num_failed:,} failed" if tally.num_failed else ""
-    seconds = max(answering_s - engines.loading_s, 1e-9)
-    rate = tally.num_rows / seconds
-    screen.say(f"{screen.count(tally.num_rows, 'row')} in {screen.duration(seconds)}, {rate:,.0f} rows/s{failed}")
+    if tally.rate is not None:
+        screen.say(f"{tally.rate.describe()}{failed}")
     if writer.left_out:
         names = ", ".join(f"`{name}`" for name in writer.left_out)
         screen.say(f"left out, as the first rows do not have them: {names}; a .jsonl output keeps all", "yellow")

@@ -14,6 +14,7 @@ from inlay.training.cohort import Cohort, Watcher
 from inlay.training.member import Member
 from inlay.training.run import DIVERGED, STOPPED_EARLY
 
+_MANY_TEXTS = 500  # fewer go through the backbone's lower layers before a bar could be read
 _MANY_ROWS = 10_000  # fewer are tokenised before a bar could be read
 
 
@@ -25,20 +26,42 @@ class ScreenWatcher(Watcher):
         self._began, self._num_rows = 0.0, 0
         self._noted: set[str] = set()
         self._best = ""
+        self._fell_back = False
 
     def on_encode(self, num_done: int, num_rows: int) -> None:
         if num_rows >= _MANY_ROWS:
             self._meter.update(num_done, title="tokenising", total=num_rows)
 
+    def on_prefix(self, num_done: int, num_texts: int) -> None:
+        if num_texts >= _MANY_TEXTS:
+            self._meter.update(num_done, title="computing the frozen layers once", total=num_texts)
+
+    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
+        self._meter.say(
+            f"memory and disk hold the frozen layers of {num_texts - num_left:,} of {num_texts:,} texts: "
+            "those of the others are computed in every epoch"
+        )
+
+    def on_compile(self, what: str) -> None:
+        self._meter.say(what)
+
     def on_start(self, cohort: Cohort) -> None:
         self._began, self._num_rows = time.perf_counter(), 0
         for member in cohort.members:
-            if member.run.task.digest not in self._noted:
-                self._noted.add(member.run.task.digest)
-                _note_truncation(member, self._meter)
-        if cohort.num_steps:
+            self.on_enter(member)
+        if cohort.num_steps and not self._fell_back:
             self._meter.say(f"going on after step {cohort.num_steps:,} of the run that was stopped")
+        self._meter.say(_describe_cohort(cohort))
         self._draw(cohort)
+
+    def on_enter(self, member: Member) -> None:
+        if member.run.task.digest not in self._noted:
+            self._noted.add(member.run.task.digest)
+            _note_truncation(member, self._meter)
+
+    def on_fallback(self, message: str) -> None:
+        self._fell_back = True
+        self._meter.say(message, "yellow")
 
     def on_step(self, cohort: Cohort, num_rows: int) -> None:
         self._num_rows += num_rows
@@ -69,18 +92,30 @@ class ScreenWatcher(Watcher):
             )
 
     def _draw(self, cohort: Cohort) -> None:
-        members = cohort.members
-        self._is_alone = len(members) == self._num_runs == 1
-        total = sum(member.num_steps if member.is_active else member.progress.step for member in members)
+        members, queue = cohort.members, cohort.queue
+        self._is_alone = len(queue.runs) == self._num_runs == 1
+        total = cohort.left_steps + sum(run.num_steps for run in queue.waiting)
+        total += sum(member.num_steps if member.is_active else member.progress.step for member in members)
+        done = cohort.left_steps + sum(member.progress.step for member in members)
+        done += sum(parked.progress.step for parked in queue.parked)
         rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
         text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
-        if len(members) == 1:
+        if len(queue.runs) == 1:
             epoch, epochs = members[0].progress.epoch, members[0].run.config.train.epochs
             name = "" if self._is_alone else f"{_describe(members[0])}  "
             title = f"{name}epoch {min(epoch + 1, epochs)}/{epochs}"
         else:
-            title = f"{len(cohort.active)} of {len(members)} runs"
-        self._meter.update(sum(member.progress.step for member in members), text, title=title, total=total)
+            title = f"{len(cohort.active)} of {len(queue.runs)} runs"
+            title += f", {len(queue.waiting)} waiting" if queue.waiting else ""
+        self._meter.update(done, text, title=title, total=total)
+
+
+def _describe_cohort(cohort: Cohort) -> str:
+    """What fits in the memory: `4 runs together, 2 waiting, up to 16,384 tokens a forward pass`."""
+    many = f"{screen.count(cohort.num_slots, 'run')} together, {len(cohort.queue.waiting)} waiting, "
+    again = ", activations computed again" if cohort.settings.checkpointing else ""
+    tokens = f"up to {cohort.settings.token_budget:,} tokens a forward pass"
+    return f"{many if len(cohort.queue.runs) > 1 else ''}{tokens}{again}"
 
 
 def _describe(member: Member) -> str:

@@ -81,7 +81,7 @@ def _take_interface(
     active = module.inlay.active if hasattr(module, "inlay") else None  # none on a model that was never mounted
     if active is None or active.pack is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     return active.attend(q, k, v, scaling=options["scaling"], dropout=options.get("dropout", 0.0)).unsqueeze(0), None
 
 

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.attention import register as register_attention
@@ -29,6 +30,7 @@ from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weig
 from inlay.model.route import Batch, Pack, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import find_family, mount, survey
+from inlay.world import find_place
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
@@ -128,19 +130,50 @@ class Backbone:
     def hidden_layers(
         self, batch: Batch, weights: Mapping[str, Tensor] | None = None, *, all_layers: bool = False
     ) -> list[Tensor]:
-        """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name."""
+        """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name.
+
+        A batch with a prefix begins at its layer: call it inside `Bank.routed(batch.route)`.
+        """
+        assert batch.prefix is None or not all_layers, "the states of lower layers were not kept"
+        if batch.prefix is not None and batch.prefix.first_layer == self.anatomy.num_layers:
+            return [batch.prefix.states]
+        with _collecting(self._blocks if all_layers else []) as layers:
+            last = self._run(self._inputs(batch), weights).last_hidden_state
+        return [*layers, last]
+
+    def prefix(self, batch: Batch, first_layer: int) -> Tensor:
+        """What block `first_layer` reads of a batch [B, T, D], or [1, N, D] if packed; nothing above is computed.
+
+        Beyond the last block, the last hidden states. Call it inside `Bank.routed(batch.route)`.
+        """
+        if first_layer == self.anatomy.num_layers:
+            return self.hidden(batch)
+
+        def stop(module: nn.Module, args: tuple[Any, ...]) -> None:
+            raise _Reached(args[0])
+
+        handle = self._blocks[first_layer].register_forward_pre_hook(stop)
+        try:
+            self._run(self._inputs(batch))
+        except _Reached as reached:
+            return reached.states
+        finally:
+            handle.remove()
+        raise AssertionError("no block was reached")
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor | None]:
         inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
         if self.takes_token_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
         if batch.positions_BT is not None:
             inputs["position_ids"] = batch.positions_BT
-        with _collecting(self._blocks if all_layers else []) as layers:
-            if weights is None:
-                last = self.model(**inputs).last_hidden_state
-            else:
-                own = {self._mounted_names[name]: tensor.to(self.dtype) for name, tensor in weights.items()}
-                last = functional_call(self.model, own, kwargs=inputs).last_hidden_state
-        return [*layers, last]
+        return inputs
+
+    def _run(self, inputs: dict[str, Tensor | None], weights: Mapping[str, Tensor] | None = None) -> Any:
+        if weights is None:
+            return self.model(**inputs)
+        own = {self._mounted_names[name]: tensor.to(self.dtype) for name, tensor in weights.items()}
+        return functional_call(self.model, own, kwargs=inputs)
 
     def pool(
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
@@ -170,14 +203,20 @@ class Backbone:
             sums_BD = hidden_ND.new_zeros(len(starts_B), hidden_ND.shape[-1], dtype=torch.float32)
             sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
             return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
-        first_B1D = hidden_ND[starts_B].unsqueeze(1)
+        first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, None)
 
     @contextmanager
     def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
-        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung."""
+        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
+
+        What was compiled is kept between processes, in torch's cache (`$TORCHINDUCTOR_CACHE_DIR`) or beside ours.
+        """
+        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inlay" / "compiled"))
+        blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
         try:
-            for block in self._blocks:
+            for block in blocks:
                 block._compiled_call_impl = torch.compile(
                     block._call_impl, backend=backend, dynamic=False, fullgraph=True
                 )
@@ -187,7 +226,7 @@ class Backbone:
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
                 yield
         finally:
-            for block in self._blocks:
+            for block in blocks:
                 block._compiled_call_impl = None
 
     def _pretrained_pooler(self, hidden_BTD: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
@@ -222,6 +261,21 @@ class Backbone:
         return self.model.get_parameter(f"{find_family(self.anatomy.family).pooler}.dense.{rest.rpartition('.')[2]}")
 
     @contextmanager
+    def checkpointed(self, first_layer: int = 0) -> Iterator[None]:
+        """Inside the block, layers from `first_layer` on keep no activations: backward computes them again.
+
+        Call `backward` inside it, and where the route is bound.
+        """
+        blocks = [_Block(block) for block in self._blocks[first_layer:]]
+        try:
+            for item in blocks:
+                item.block.forward = item.recompute
+            yield
+        finally:
+            for item in blocks:
+                item.block.__dict__.pop("forward", None)
+
+    @contextmanager
     def training(
         self, dropout: float | None, first_layer: int = 0, *, attention_dropout: float | None = 0.0
     ) -> Iterator[None]:
@@ -246,6 +300,37 @@ class Backbone:
             self.model.eval()
             for _, module, name, rate in rates:
                 setattr(module, name, rate)
+
+
+class _Reached(Exception):
+    """A pass has come as far as it should; what it came with."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__("reached")
+        self.states = states
+
+
+class _Block(nn.Module):
+    """A block as it was before its activations were no longer kept."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.compute = block, block.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compute(*args, **kwargs)
+
+    def recompute(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's output; what backward needs is computed again then, with the weights of now.
+
+        Not the block's own: a slot's copy of them (`full`, `top`) stands in the block only during the forward pass.
+        """
+        weights: dict[str, Tensor] = {f"block.{name}": tensor for name, tensor in self.block.named_parameters()}
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self, weights, args, kwargs)
+
+        return checkpoint(compute, *args, use_reentrant=False, **kwargs)
 
 
 @contextmanager
@@ -278,7 +363,7 @@ def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, floa
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
     """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says."""
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _own_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     folder = find_folder(name)
     transformers = _quiet_transformers()
@@ -302,6 +387,14 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
             f"the files of the backbone `{name}` in `{folder}` cannot be read: {_first_line(error)}",
             "a download may have been cut short: fetch the folder again",
         ) from None
+
+
+def _own_device(device: torch.device) -> torch.device:
+    """Where several processes were started, `cuda` is for each a GPU of its own, as far as they go round."""
+    place = find_place()
+    if device != torch.device("cuda") or place.size == 1:
+        return device
+    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
 
 
 def _load_tokenizer(folder: Path) -> Any:

@@ -8,7 +8,8 @@ an adapter read one stack. Serving banks grow as versions come in and may mix me
 A slot with its own copy of the backbone's weights (full and top-k fine-tuning) shares no forward pass with another:
 `is_solo` tells, and a batch for it goes alone.
 
-What always holds: reading a slot gives back exactly what was put in it, and no operation on one slot touches another.
+What always holds: reading a slot gives back exactly what was put in it (rounded, where a serving bank holds matrices in
+bf16), and no operation on one slot touches another.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from inlay.model.heads import HeadSpec
 from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
-from inlay.model.views import RoutedBank, Views, build_views
+from inlay.model.views import RoutedBank, Views, build_views, site_shapes
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 _OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
@@ -95,15 +96,35 @@ class FlatBank:
 class Bank:
     """Stacked parameters of the slots of one backbone. `stacks[name]` is [S, …]; `specs[s]` is None for a free slot."""
 
-    def __init__(self, backbone: Backbone, num_slots: int, *, trainable: bool = False) -> None:
+    def __init__(
+        self, backbone: Backbone, num_slots: int, *, trainable: bool = False, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """`dtype` is what the matrices of adapters are held in while they serve; all else is float32."""
         self.backbone = backbone
+        self._dtype = torch.float32 if trainable else dtype
         self.anatomy = backbone.anatomy
         self.is_trainable = trainable
         self.specs: list[SlotSpec | None] = [None] * num_slots
         self.stacks: dict[str, Tensor] = {}
         self._layouts: list[dict[str, TensorSpec]] = [{} for _ in range(num_slots)]
         self._own_weights: list[dict[str, Tensor]] = [{} for _ in range(num_slots)]
-        self._views = Views()
+        self._views: Views | None = None
+        self.num_changes = 0
+        """how often a slot changed hands"""
+
+    @property
+    def views(self) -> Views:
+        """What the wrappers read: another object whenever stacks were replaced or slots became of a new kind.
+
+        Slots of kinds that occur already change hands in place, so that what was compiled or captured stays right.
+        """
+        if self._views is None:
+            methods = [None if spec is None else resolve_method(spec.method) for spec in self.specs]
+            views = build_views(self.anatomy, self.stacks, methods, is_expanded=not self.is_trainable)
+            if launch.is_available(self.backbone.device):
+                views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
+            self._views = views
+        return self._views
 
     @property
     def num_slots(self) -> int:
@@ -129,7 +150,14 @@ class Bank:
                 for place in self._places(spec, name):
                     stack = self._stack_for(place, item)
                     stack[slot][_corner(item.shape)] = tensors[name].to(stack)
-        self._refresh()
+        self._tell_views(slot)
+
+    def reserve(self, spec: SlotSpec) -> None:
+        """Make the stacks wide enough for `spec`, so that putting it in a slot later does not grow them."""
+        with torch.no_grad():
+            for item in spec.layout(self.anatomy):
+                for place in self._places(spec, item.name):
+                    self._stack_for(place, item)
 
     def initialise(self, slot: int, spec: SlotSpec, seed: int) -> None:
         """Set a slot to fresh values, which depend on the seed, the site and the slot's own size only."""
@@ -144,7 +172,7 @@ class Bank:
                 if place in self.stacks:  # a slot's own weights are not
                     self.stacks[place][slot] = self._neutral(place)
         self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
-        self._refresh()
+        self._tell_views(slot)
 
     def read(self, slot: int) -> dict[str, Tensor]:
         """The slot's tensors at their own size, as float32 copies on the CPU."""
@@ -159,7 +187,7 @@ class Bank:
         return tensors
 
     def flatten(self) -> FlatBank:
-        """Lay the stacks out for training. The bank must not grow after it: its slots are set."""
+        """Lay the stacks out for training. The bank must not grow after it: what its slots will hold is reserved."""
         names, stacks = list(self.stacks), list(self.stacks.values())
         values = torch.cat([stack.detach().flatten(1) for stack in stacks], 1)
         decays = [torch.full(stack[0].shape, stack.dim() > 2).flatten() for stack in stacks]
@@ -168,7 +196,7 @@ class Bank:
             stop = start + stack[0].numel()
             self.stacks[name] = values[:, start:stop].view(stack.shape).requires_grad_()
             start = stop
-        self._refresh()
+        self._views = None
         return FlatBank(values, torch.cat(decays).to(values.device), tuple(self.stacks.values()))
 
     @contextmanager
@@ -180,13 +208,16 @@ class Bank:
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
         is_solo = bool(route.segments) and self.is_solo(route.segments[0].slot)
-        views = Views() if is_solo else self._views
+        views = Views() if is_solo else self.views
         device = self.backbone.device
         if launch.is_available(device) and route.tiling is None:
             width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
             route = route.tiled(self.num_slots, width, device)
         views.renew_copies()
-        operations = RoutedBank(views, route, is_training=is_training)
+        seeds = None
+        if is_training and route.tiling is not None:
+            seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
+        operations = RoutedBank(views, route, is_training=is_training, seeds=seeds)
         with self.backbone.mount.routed(operations):
             yield
         operations.settle()
@@ -297,21 +328,22 @@ class Bank:
             return old
         if old is not None:
             shape = tuple(max(have, want) for have, want in zip(old.shape[1:], shape, strict=True))
-        new = torch.zeros(self.num_slots, *shape, device=self.backbone.device)
+        dtype = self._dtype if name.startswith(("adapter.", "lora.")) and len(shape) > 1 else torch.float32
+        new = torch.zeros(self.num_slots, *shape, dtype=dtype, device=self.backbone.device)
         if old is not None:
             new[_corner(tuple(old.shape))] = old.detach()
-        self.stacks[name] = new
+        self.stacks[name], self._views = new, None
         if old is None:
             new[:] = self._neutral(name)
         return new.requires_grad_(self.is_trainable)
 
-    def _refresh(self) -> None:
-        """Rebuild the views the forward pass reads; stacks may have been replaced."""
-        methods = [None if spec is None else resolve_method(spec.method) for spec in self.specs]
-        views = build_views(self.anatomy, self.stacks, methods, is_expanded=not self.is_trainable)
-        if launch.is_available(self.backbone.device):
-            views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
-        self._views = views
+    def _tell_views(self, slot: int) -> None:
+        """A slot changed hands: in place where the views have room for its kind, else they are built anew."""
+        self.num_changes += 1
+        spec = self.specs[slot]
+        shapes = site_shapes(self.anatomy, None if spec is None else resolve_method(spec.method))
+        if self._views is not None and not self._views.set_slot(slot, shapes):
+            self._views = None
 
 
 def _as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:

@@ -20,15 +20,21 @@ TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 
 
 def infer(
-    bank: Bank, rows: Sequence[Row], *, on_batch: Callable[[int], None] | None = None, is_padded: bool = False
+    bank: Bank,
+    rows: Sequence[Row],
+    *,
+    on_batch: Callable[[int], None] | None = None,
+    is_padded: bool = False,
+    token_budget: int | None = None,
 ) -> list[Tensor]:
     """The logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
 
     `on_batch` hears how many rows were just answered. Rows are packed where the family allows it, unless `is_padded`.
+    A forward pass has at most `token_budget` tokens.
     """
     backbone = bank.backbone
     answers: list[Tensor | None] = [None] * len(rows)
-    for indices in _batches(bank, rows):
+    for indices in _batches(bank, rows, token_budget or TOKEN_BUDGET[backbone.device.type]):
         chosen = [rows[index] for index in indices]
         batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
         with torch.inference_mode(), bank.routed(batch.route):
@@ -42,12 +48,12 @@ def infer(
     return [answer for answer in answers if answer is not None]
 
 
-def _batches(bank: Bank, rows: Sequence[Row]) -> Iterator[list[int]]:
-    """Indices in batches of similar length; the rows of a slot with its own weights go alone."""
-    groups: dict[int | None, list[int]] = {}
+def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]]:
+    """Indices in batches of similar length; rows with a prefix, and those of a slot with its own weights, go apart."""
+    groups: dict[tuple[int | None, bool], list[int]] = {}
     for index, row in enumerate(rows):
-        groups.setdefault(row.slot if bank.is_solo(row.slot) else None, []).append(index)
-    budget = TOKEN_BUDGET[bank.backbone.device.type]
+        group = (row.slot if bank.is_solo(row.slot) else None, row.prefix is not None)
+        groups.setdefault(group, []).append(index)
     for indices in groups.values():
         lengths = [len(rows[index].ids) for index in indices]
         for batch in batches_by_length(lengths, budget, packs=bank.backbone.packs):
@@ -87,7 +93,8 @@ def infer_canonically(
 
 def canonical_backbone(backbone: Backbone) -> Backbone:
     """The same backbone in float32 on the CPU, where the canonical path runs."""
-    if backbone.device.type == "cpu" and next(backbone.model.parameters()).dtype == torch.float32:
+    is_float = backbone.dtype == torch.float32 and backbone.precision != "int8"
+    if backbone.device.type == "cpu" and is_float:
         return backbone
     return _load_canonical(backbone.name, backbone.fingerprint)
 

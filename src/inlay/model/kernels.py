@@ -54,7 +54,7 @@ class Bottleneck:
 
     down_SDR: Tensor
     up_SRE: Tensor
-    shapes: Sequence[Shape | None]
+    shapes: list[Shape | None]
     down_bias_SR: Tensor | None = None
     up_bias_SE: Tensor | None = None
     hidden: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -69,6 +69,28 @@ class Bottleneck:
     tiled: tiled.TiledBottleneck | None = None
     """the same with what differs between slots as tensors, where routes have tilings"""
 
+    def has_kind(self, shape: Shape) -> bool:
+        """Whether a slot of this shape can be set in place: its kinds occur, and it is no deeper than the stacks."""
+        kinds = () if self.tiled is None else zip(self.tiled.all_kinds, _kinds_of(shape), strict=True)
+        return shape.depth <= len(self.hidden) + 1 and all(name in kind.names for kind, name in kinds)
+
+    @torch.no_grad()
+    def set_slot(self, slot: int, shape: Shape | None) -> None:
+        """Make a slot of this shape, which must be of a kind that occurs; its weights are set by others."""
+        self.shapes[slot] = shape
+        if self.tiled is None:
+            return
+        self.tiled.stacks.scale_S[slot] = 0.0 if shape is None else shape.scale
+        self.tiled.sizes_S[slot] = 1 if shape is None else shape.size
+        if shape is not None:
+            for kind, name in zip(self.tiled.all_kinds, _kinds_of(shape), strict=True):
+                kind.numbers_S[slot] = kind.names.index(name)
+
+
+def _kinds_of(shape: Shape) -> tuple[Any, ...]:
+    """What slots may differ in besides numbers."""
+    return shape.activation or "none", shape.depth, shape.inner_norm, shape.multiplies
+
 
 class Moments(NamedTuple):
     """What batch norm saw of one slot's tokens in a training step."""
@@ -81,31 +103,28 @@ class Moments(NamedTuple):
 def in_tiles(weights: Bottleneck) -> Bottleneck:
     """Bottlenecks ready for routes that have a tiling."""
     device, shapes = weights.down_SDR.device, weights.shapes
-
-    def kinds(of: Callable[[Shape], Any]) -> tiled.Kinds:
-        return tiled.make_kinds([None if shape is None else of(shape) for shape in shapes], device)
-
-    activations, inner_norms = (
-        kinds(lambda shape: shape.activation or "none"),
-        kinds(lambda shape: shape.inner_norm),
+    by_slot = [None if shape is None else _kinds_of(shape) for shape in shapes]
+    activations, depths, inner_norms, multiplies = (
+        tiled.make_kinds([None if kinds is None else kinds[which] for kinds in by_slot], default, device)
+        for which, default in enumerate(("none", 1, "none", False))
     )
-    multiplies = kinds(lambda shape: shape.multiplies)
     is_plain = len(activations.names) == 1 and inner_norms.names == ("none",) and multiplies.names == (False,)
     is_plain = is_plain and not weights.hidden and weights.down_SDR.shape[-1] <= tiled.fused.MAX_SIZE
     scales = [0.0 if shape is None else shape.scale for shape in shapes]
     sizes = [1 if shape is None else shape.size for shape in shapes]
+    stacks = tiled.fused.Stacks(
+        weights.down_SDR,
+        weights.up_SRE,
+        torch.tensor(scales, device=device),
+        weights.down_bias_SR,
+        weights.up_bias_SE,
+        weights.copies,
+    )
     found = tiled.TiledBottleneck(
-        tiled.fused.Stacks(
-            weights.down_SDR,
-            weights.up_SRE,
-            torch.tensor(scales, device=device),
-            weights.down_bias_SR,
-            weights.up_bias_SE,
-            weights.copies,
-        ),
+        stacks,
         activations,
         torch.tensor(sizes, dtype=torch.int32, device=device),
-        kinds(lambda shape: shape.depth),
+        depths,
         inner_norms,
         multiplies,
         weights.hidden,
@@ -143,6 +162,18 @@ def adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Mome
         assert weights.tiled is not None
         return tiled.adapt(h_BTD.flatten(0, -2), weights.tiled, route.tiling).view_as(h_BTD)
     return h_BTD + bottleneck_update(h_BTD, weights, route, moments)
+
+
+def drops(weights: Bottleneck | None, route: Route) -> bool:
+    """Whether the dropout before these bottlenecks is computed with them."""
+    return route.tiling is not None and weights is not None and weights.tiled is not None and weights.tiled.is_plain
+
+
+def dropped_and_adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, drop: tiled.Drop) -> Tensor:
+    """d + scale·up(act(down(d))) of d = dropout(h), where `drops` says so."""
+    assert route.tiling is not None
+    assert weights.tiled is not None
+    return tiled.adapt(h_BTD.flatten(0, -2), weights.tiled, route.tiling, drop).view_as(h_BTD)
 
 
 class _BySlot:

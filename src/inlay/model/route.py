@@ -4,7 +4,10 @@ Rows are laid out sorted by slot, so a route is a short list of segments and a b
 segment. A batch is packed where the family allows it: rows end to end on one token axis, no padding, and the segments
 count tokens. Elsewhere it is padded to its longest row, and the segments count rows.
 
-Shape letters: B rows, T tokens of a padded row, N packed tokens.
+Rows may bring a prefix: states of the backbone's frozen lower layers, computed before. A batch whose rows all do begins
+above those layers.
+
+Shape letters: B rows, T tokens of a padded row, N packed tokens, D hidden.
 """
 
 from __future__ import annotations
@@ -82,6 +85,15 @@ class Pack:
 
 
 @dataclass(frozen=True, eq=False)
+class Prefix:
+    """What block `first_layer` reads; beyond the last block, the backbone's last states."""
+
+    first_layer: int
+    states: Tensor
+    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed"""
+
+
+@dataclass(frozen=True, eq=False)
 class Tiling:
     """A route as tensors on the device, for operations that take all slots at once: int32, over tokens."""
 
@@ -104,6 +116,8 @@ class Route:
     """which tokens are real, where some are padding"""
     pack: Pack | None = field(default=None, compare=False)
     """where the rows lie, if they are packed"""
+    prefix: Prefix | None = field(default=None, compare=False)
+    """what is known of the lower layers, which the pass then skips"""
     tiling: Tiling | None = field(default=None, compare=False)
     """the same as tensors, where operations take all slots at once"""
 
@@ -151,6 +165,7 @@ class Row:
     ids: TokenIds
     slot: int
     segments: TokenIds | None = None
+    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +192,10 @@ class Batch:
     def pack(self) -> Pack | None:
         return self.route.pack
 
+    @property
+    def prefix(self) -> Prefix | None:
+        return self.route.prefix
+
 
 def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu") -> Batch:
     """Lay rows out sorted by slot (stably) and padded to the longest."""
@@ -193,7 +212,8 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
             types[position, : len(row.ids)] = row.segments
     has_types = any(row.segments is not None for row in rows)
     mask_BT = torch.from_numpy(mask).to(device)
-    route = Route.from_slots([rows[index].slot for index in order], mask_BT)
+    known = _prefix([rows[index].prefix for index in order], mask_BT)
+    route = replace(Route.from_slots([rows[index].slot for index in order], mask_BT), prefix=known)
     return Batch(
         torch.from_numpy(ids).to(device),
         mask_BT,
@@ -225,7 +245,7 @@ def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = 
         send(ids),
         None,
         None if types is None else send(types),
-        Route(by_token, pack=packed),
+        Route(by_token, pack=packed, prefix=_prefix([rows[index].prefix for index in order], packed.device)),
         tuple(order),
         by_row,
         send(within),
@@ -234,3 +254,21 @@ def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = 
 
 def _types(row: Row) -> np.ndarray:
     return np.zeros(len(row.ids), dtype=np.int64) if row.segments is None else np.asarray(row.segments, dtype=np.int64)
+
+
+def _prefix(known: Sequence[Prefix | None], like: Tensor | torch.device) -> Prefix | None:
+    """The prefixes of rows as one: laid end to end on a device, or padded as a mask is. None where a row has none."""
+    found = [prefix for prefix in known if prefix is not None]
+    if not found or len(found) < len(known):
+        return None
+    first_layer, pieces = found[0].first_layer, [prefix.states for prefix in found]
+    assert all(prefix.first_layer == first_layer for prefix in found), "rows of a batch begin at one layer"
+    device = like if isinstance(like, torch.device) else like.device
+    if len({piece.device for piece in pieces}) > 1:  # some lie on the GPU, some in the host's memory
+        pieces = [piece.to(device, non_blocking=True) for piece in pieces]
+    states_ND = torch.cat(pieces).to(device, non_blocking=True)
+    if isinstance(like, torch.device):
+        return Prefix(first_layer, states_ND.unsqueeze(0))
+    states_BTD = states_ND.new_zeros(*like.shape, states_ND.shape[-1])
+    states_BTD[like.bool()] = states_ND
+    return Prefix(first_layer, states_BTD)

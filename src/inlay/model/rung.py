@@ -1,7 +1,8 @@
 """Rungs: packed batches of fixed capacities at fixed addresses, so that one compiled pass serves every mix of rows.
 
-Capacities lie on a ladder, four to a doubling, so at most a fifth of a batch is empty. What is left over is filled with
-rows of padding that go through the last segment's slot and that no head reads: everything a pass computes is defined.
+Capacities lie on a ladder: four to a doubling where launches cost more than work, sixteen beyond, where a batch of many
+rows is nearly always as long and a seventeenth of it at most is empty. What is left over is filled with rows of padding
+that go through the last segment's slot and that no head reads: everything a pass computes is defined.
 
 Shape letters: N packed tokens, B rows, M tiles, S slots.
 """
@@ -17,16 +18,16 @@ import torch
 from inlay.model.route import Batch, Pack, Route, Tiling
 from inlay.model.tiles import Tiles, tile_capacity
 
-SMALLEST = 256
-TILE = 64
+SMALLEST, LARGE = 256, 8192
+FEW_TILES = 132  # programs that fill a large GPU; with fewer tiles than that, smaller ones
 PAD_ROW = 64  # tokens of a row of padding at most
 
 
 def climb(num_tokens: int) -> int:
-    """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 …"""
+    """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8704, 9216 …"""
     if num_tokens <= SMALLEST:
         return SMALLEST
-    step = 1 << ((num_tokens - 1).bit_length() - 3)
+    step = 1 << ((num_tokens - 1).bit_length() - (5 if num_tokens > LARGE else 3))
     return -(-num_tokens // step) * step
 
 
@@ -45,12 +46,17 @@ class Capacity:
         return self.num_rows + self.num_tokens // PAD_ROW + 1
 
     @property
+    def tile(self) -> int:
+        """Tokens of a tile: few where tiles would be too few to fill the device."""
+        return 64 if self.num_tokens >= 64 * FEW_TILES else 16
+
+    @property
     def num_tiles(self) -> int:
-        return tile_capacity(self.num_tokens, min(self.num_slots, self.num_rows), TILE)
+        return tile_capacity(self.num_tokens, min(self.num_slots, self.num_rows), self.tile)
 
     @property
     def num_row_tiles(self) -> int:
-        return tile_capacity(self.all_rows, min(self.num_slots, self.num_rows), TILE)
+        return tile_capacity(self.all_rows, min(self.num_slots, self.num_rows), self.tile)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,9 @@ class Rung:
     def route(self) -> Route:
         """The route of whatever batch was filled in last."""
         p = self.parts
-        tiles = Tiles(p["tile_slots"], p["tile_starts"], p["tile_stops"], p["begins"], p["ends"], tile=TILE)
+        tiles = Tiles(
+            p["tile_slots"], p["tile_starts"], p["tile_stops"], p["begins"], p["ends"], tile=self.capacity.tile
+        )
         tiling = Tiling(tiles, p["slots"], p["starts"], p["stops"], self.capacity.max_length)
         return Route((), pack=Pack((), self._device), tiling=tiling)
 
@@ -102,7 +110,7 @@ class Rung:
         """The tiles of rows, for what works on a vector of each row; `starts` and `row_slots` go with them."""
         p = self.parts
         slots, starts, stops = (p[f"row_tile_{name}"] for name in ("slots", "starts", "stops"))
-        return Tiles(slots, starts, stops, p["row_begins"], p["row_ends"], tile=TILE)
+        return Tiles(slots, starts, stops, p["row_begins"], p["row_ends"], tile=self.capacity.tile)
 
     def lay(self, rows: Laid) -> dict[str, np.ndarray]:
         """What the buffers will hold for these rows."""
@@ -148,17 +156,18 @@ class Rung:
         firsts = (ends_of - counts)[edges]
         lasts = np.append(firsts[1:], ends_of[-1])
         own = slots[edges]
-        num = -(-(lasts - firsts) // TILE)
+        size = self.capacity.tile
+        num = -(-(lasts - firsts) // size)
         assert num.sum() <= most, (num.sum(), most)
         within = np.arange(num.sum()) - np.repeat(np.cumsum(num) - num, num)
-        starts = np.repeat(firsts, num) + within * TILE
+        starts = np.repeat(firsts, num) + within * size
         begins, ends = np.zeros(self.capacity.num_slots, np.int64), np.zeros(self.capacity.num_slots, np.int64)
         begins[own], ends[own] = firsts, lasts
         tile, plain = prefixes
         return {
             f"{tile}slots": np.repeat(own, num),
             f"{tile}starts": starts,
-            f"{tile}stops": np.minimum(starts + TILE, np.repeat(lasts, num)),
+            f"{tile}stops": np.minimum(starts + size, np.repeat(lasts, num)),
             f"{plain}begins": begins,
             f"{plain}ends": ends,
         }

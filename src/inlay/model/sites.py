@@ -51,6 +51,8 @@ class Family:
     packing: str = "interface"
     """how rows are packed: through transformers' attention "interface"; "bias", where the family adds a position bias
     to the scores and its modules are taught to; "none": they are padded"""
+    num_outputs: int = 0
+    """what a block gives: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
     """transformers' attention implementation; "eager" where the family has no other"""
 
@@ -100,6 +102,7 @@ FAMILIES: dict[str, Family] = {
         first_position=2,
         attention="attention.attn",
         packing="bias",
+        num_outputs=1,
         implementation="eager",
     ),
     "distilbert": Family(
@@ -133,6 +136,7 @@ FAMILIES: dict[str, Family] = {
         frozen_norms={"encoder.LayerNorm": "it normalises relative-position embeddings, not tokens"},
         prefix="deberta",
         packing="none",
+        num_outputs=2,
         implementation="eager",
     ),
     "modernbert": Family(
@@ -373,9 +377,13 @@ class SlotOperations(Protocol):
     @property
     def pack(self) -> Pack | None: ...
 
+    def enter(self, hidden: Tensor) -> Tensor | None: ...
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor: ...
 
     def rewrite(self, place: str, output: Tensor) -> Tensor: ...
+
+    def drop_and_rewrite(self, place: str, dropout: Any, output: Tensor) -> Tensor: ...
 
     def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
@@ -432,10 +440,13 @@ class OutputSite(_Wrapper):
     def __init__(self, inner: nn.Module, mount: Mount, place: str) -> None:
         super().__init__(inner, mount)
         self.place = place
+        self._is_dropout = isinstance(inner, nn.Dropout)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.inner(*args, **kwargs)
         active = self._mount.active
+        if active is not None and self._is_dropout and self.training:
+            return active.drop_and_rewrite(self.place, self.inner, *args)
+        output = self.inner(*args, **kwargs)
         return output if active is None else active.rewrite(self.place, output)
 
 
@@ -463,8 +474,27 @@ class LinearWrapper(_Wrapper):
         return self.inner(x) if active is None else active.transform(self.parts, self.inner, x)
 
 
+class BlockWrapper(_Wrapper):
+    """A block that a pass with a prefix leaves out, or begins at.
+
+    What is replaced is what the block reads, not what the one below gives: DeBERTa's convolution joins in between.
+    """
+
+    def __init__(self, inner: nn.Module, mount: Mount, num_outputs: int) -> None:
+        super().__init__(inner, mount)
+        self._num_outputs = num_outputs
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        active = self._mount.active
+        read = hidden_states if active is None else active.enter(hidden_states)
+        if read is not None:
+            return self.inner(read, *args, **kwargs)
+        others = (None,) * (self._num_outputs - 1)
+        return (hidden_states, *others) if self._num_outputs else hidden_states
+
+
 def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
-    """Set wrappers at the sites, norms and linear layers of `model`; they do nothing until a bank is routed."""
+    """Set wrappers at the sites, norms, linear layers and blocks of `model`; they do nothing until a bank is routed."""
     mounted = Mount(anatomy.num_layers)
     # Linear layers first: a wrapped one may lie inside a site, or be one (DistilBERT's attention).
     for path in dict.fromkeys(linear.path for linear in anatomy.linears):
@@ -481,6 +511,10 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
             block = mounted.blocks[site.layer]
             model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), block, site.place))
     _mount_attention(model, anatomy, mounted)
+    family = find_family(anatomy.family)
+    for layer, block in enumerate(mounted.blocks):
+        path = f"{family.stack}.{layer}"
+        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
     return mounted
 
 

@@ -39,9 +39,9 @@ class Kinds:
         return result
 
 
-def make_kinds(kinds: Sequence[Any], device: torch.device) -> Kinds:
-    """The kinds of slots; a slot of the kind None takes any."""
-    names = tuple(dict.fromkeys(kind for kind in kinds if kind is not None)) or ("none",)
+def make_kinds(kinds: Sequence[Any], default: Any, device: torch.device) -> Kinds:
+    """The kinds of slots; a slot of the kind None takes any, `default` if no other has one."""
+    names = tuple(dict.fromkeys(kind for kind in kinds if kind is not None)) or (default,)
     numbers = [0 if kind is None else names.index(kind) for kind in kinds]
     return Kinds(names, torch.tensor(numbers, dtype=torch.int32, device=device))
 
@@ -62,12 +62,29 @@ class TiledBottleneck:
     is_plain: bool = field(default=True)
     """one fused program does it: no norm inside, no further layers, one activation, at most `fused.MAX_SIZE` wide"""
 
+    @property
+    def all_kinds(self) -> tuple[Kinds, Kinds, Kinds, Kinds]:
+        return self.activations, self.depths, self.inner_norms, self.multiplies
 
-def adapt(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
-    """h and what each token's own bottleneck makes of it, added."""
-    if weights.is_plain:
-        return fused.bottleneck(h_ND, weights.stacks, tiling.tiles, weights.activations.names[0])
-    return h_ND + update(h_ND, weights, tiling)
+
+@dataclass(frozen=True, eq=False)
+class Drop:
+    """The dropout that stands before an adapter."""
+
+    rate: float
+    seed: Tensor
+    """[1], on the device: another one at every step and in every block"""
+    salt: int
+    """tells the places of a block apart"""
+
+
+def adapt(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling, drop: Drop | None = None) -> Tensor:
+    """h, dropped, and what each token's own bottleneck makes of that, added. Only a plain one drops by itself."""
+    if not weights.is_plain:
+        assert drop is None
+        return h_ND + update(h_ND, weights, tiling)
+    more: dict[str, Any] = {} if drop is None else {"dropout": drop.rate, "seed": drop.seed, "salt": drop.salt}
+    return fused.bottleneck(h_ND, weights.stacks, tiling.tiles, weights.activations.names[0], **more)
 
 
 def update(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:

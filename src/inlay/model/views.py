@@ -18,7 +18,9 @@ from inlay.model import kernels
 from inlay.model.methods import adapted_linears, adapter_groups, scales_input
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
+from inlay.model.tiled import Drop
 
+_SALTS = {"attention": 0, "feedforward": 1, "output": 2}
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
 
 Stacks = Mapping[str, Tensor]
@@ -45,6 +47,19 @@ class Views:
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
     _copied: dict[int, kernels.Bottleneck] = field(default_factory=dict, repr=False)
     """by the address of what was copied: sites that share an adapter share its copy"""
+
+    def set_slot(self, slot: int, shapes: SiteShapes) -> bool:
+        """Make a slot what `shapes` say, in place. False if there is no place for it here: build them anew."""
+        places: dict[tuple[str, str], kernels.Bottleneck] = {
+            **{("sequential", key): weights for key, weights in self.sequential.items()},
+            **{("parallel", key): weights for key, weights in self.parallel.items()},
+            **{("lora", key): view.lora for key, view in self.linears.items() if view.lora is not None},
+        }
+        if not all(place in places and places[place].has_kind(shape) for place, shape in shapes.items()):
+            return False
+        for place, weights in places.items():
+            weights.set_slot(slot, shapes.get(place))
+        return True
 
     def in_tiles(self, dtype: torch.dtype | None) -> Views:
         """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another."""
@@ -97,39 +112,51 @@ def _within(layer: int, views: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): view for name, view in views.items() if name.startswith(prefix)}
 
 
+SiteShapes = Mapping[tuple[str, str], kernels.Shape]
+"""What one slot is at each site: (form, site) -> its bottleneck there."""
+
+
+def site_shapes(anatomy: Anatomy, method: MethodConfig | None) -> SiteShapes:
+    """What a slot of this resolved method is at each site; nothing for a free slot."""
+    if method is None:
+        return {}
+    found: dict[tuple[str, str], kernels.Shape] = {}
+    if method.form != "auto":
+        assert method.size is not None
+        assert method.scale is not None
+        multiplies = method.combine == "multiply"
+        shape = kernels.Shape(method.size, method.activation, method.scale, method.depth, method.inner_norm, multiplies)
+        found |= {(method.form, key): shape for key in adapter_groups(anatomy, method)}
+    if method.size and method.linears:  # (IA)³ names linear layers too, but has no size: its factors are no bottleneck
+        low_rank = kernels.Shape(method.size, scale=1.0 if method.scale is None else method.scale)
+        found |= {("lora", linear.key): low_rank for linear in adapted_linears(anatomy, method)}
+    return found
+
+
 def build_views(
     anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConfig | None], *, is_expanded: bool
 ) -> Views:
     """The views of slots with these resolved methods. `is_expanded`: shared adapters stand at every site."""
+    known = {method: site_shapes(anatomy, method) for method in set(methods)}
+    by_site: dict[tuple[str, str], list[kernels.Shape | None]] = {}
+    for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
+        by_site[place] = [known[method].get(place) for method in methods]
+    owners: dict[str, str] = {}
+    if not is_expanded:
+        groups = [adapter_groups(anatomy, method) for method in known if method and method.form != "auto"]
+        assert all(group == groups[0] for group in groups), "slots trained together must share alike"
+        owners = groups[0] if groups else {}
     by_form: dict[str, dict[str, kernels.Bottleneck]] = {"sequential": {}, "parallel": {}}
-    groups = [_groups(anatomy, method) for method in methods]
     for site in anatomy.sites:
         for form, found in by_form.items():
-            shapes = [
-                _shape(method) if method is not None and method.form == form and site.key in own else None
-                for method, own in zip(methods, groups, strict=True)
-            ]
-            if any(shapes):
-                owners = {own[site.key] for own, shape in zip(groups, shapes, strict=True) if shape}
-                assert is_expanded or len(owners) == 1, "slots trained together must share alike"
-                found[site.key] = _bottleneck(f"adapter.{site.key if is_expanded else owners.pop()}", stacks, shapes)
-    return Views(
-        by_form["sequential"], by_form["parallel"], _norm_views(stacks), _linear_views(anatomy, stacks, methods)
-    )
+            if (form, site.key) in by_site:
+                name = f"adapter.{owners.get(site.key, site.key)}"
+                found[site.key] = _bottleneck(name, stacks, by_site[form, site.key])
+    linears = _linear_views(anatomy, stacks, by_site)
+    return Views(by_form["sequential"], by_form["parallel"], _norm_views(stacks), linears)
 
 
-def _groups(anatomy: Anatomy, method: MethodConfig | None) -> dict[str, str]:
-    return {} if method is None or method.form == "auto" else adapter_groups(anatomy, method)
-
-
-def _shape(method: MethodConfig) -> kernels.Shape:
-    assert method.size is not None
-    assert method.scale is not None
-    multiplies = method.combine == "multiply"
-    return kernels.Shape(method.size, method.activation, method.scale, method.depth, method.inner_norm, multiplies)
-
-
-def _bottleneck(name: str, stacks: Stacks, shapes: Sequence[kernels.Shape | None]) -> kernels.Bottleneck:
+def _bottleneck(name: str, stacks: Stacks, shapes: list[kernels.Shape | None]) -> kernels.Bottleneck:
     depth = max(shape.depth for shape in shapes if shape)
 
     def pair(first: str, second: str) -> tuple[Tensor, Tensor] | None:
@@ -152,23 +179,15 @@ def _norm_views(stacks: Stacks) -> dict[str, tuple[Tensor | None, Tensor | None]
     return {key: (stacks.get(f"norm.{key}.scale"), stacks.get(f"norm.{key}.shift")) for key in keys}
 
 
-def _linear_views(anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConfig | None]) -> dict[str, LinearView]:
+def _linear_views(
+    anatomy: Anatomy, stacks: Stacks, by_site: Mapping[tuple[str, str], list[kernels.Shape | None]]
+) -> dict[str, LinearView]:
     views = {}
-    shapes = [
-        # (IA)³ names linear layers too, but has no size: its factors are no bottleneck.
-        kernels.Shape(method.size, scale=1.0 if method.scale is None else method.scale)
-        if method and method.size and method.linears
-        else None
-        for method in methods
-    ]
-    adapted = [
-        {linear.key for linear in adapted_linears(anatomy, method)} if method and shape else set()
-        for method, shape in zip(methods, shapes, strict=True)
-    ]
     for linear in anatomy.linears:
-        here = [shape if linear.key in keys else None for shape, keys in zip(shapes, adapted, strict=True)]
-        down, up = stacks.get(f"lora.{linear.key}.down"), stacks.get(f"lora.{linear.key}.up")
-        lora = kernels.Bottleneck(down, up, here) if down is not None and up is not None and any(here) else None
+        lora = None
+        if ("lora", linear.key) in by_site:
+            down, up = stacks[f"lora.{linear.key}.down"], stacks[f"lora.{linear.key}.up"]
+            lora = kernels.Bottleneck(down, up, by_site["lora", linear.key])
         view = LinearView(lora, stacks.get(f"bias.{linear.key}"), stacks.get(f"ia3.{linear.key}"))
         if view != LinearView():
             views[linear.key] = view
@@ -182,15 +201,20 @@ class RoutedBank:
     otherwise.
     """
 
-    def __init__(self, views: Views, route: Route, *, is_training: bool = False) -> None:
-        self._views, self._route, self._is_training = views, route, is_training
+    def __init__(self, views: Views, route: Route, *, is_training: bool = False, seeds: Tensor | None = None) -> None:
+        """`seeds` has a random number for each block, on the device, if it trains there with fused dropout."""
+        self._views, self._route, self._is_training, self._seeds = views, route, is_training, seeds
+        self._seed: Tensor | None = None
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
         self._blocks: list[RoutedBank] = []
+        self._layer = -1
 
     def at(self, layer: int) -> RoutedBank:
         """The same for the wrappers of one block."""
         block = self._block(self._views.at(layer))
+        block._seed = None if self._seeds is None else self._seeds[layer : layer + 1]
+        block._layer = layer
         self._blocks.append(block)
         return block
 
@@ -201,6 +225,13 @@ class RoutedBank:
     def pack(self) -> Pack | None:
         """Where the rows lie, if they are packed."""
         return self._route.pack
+
+    def enter(self, hidden: Tensor) -> Tensor | None:
+        """What this block reads: `hidden`, or what was known of it before; None if the pass begins above."""
+        prefix = self._route.prefix
+        if prefix is None or self._layer > prefix.first_layer:
+            return hidden
+        return prefix.states if self._layer == prefix.first_layer else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""
@@ -213,6 +244,17 @@ class RoutedBank:
         if parallel is not None:
             result = result + self.update(key, self._inputs.pop(key), parallel)
         return result
+
+    def drop_and_rewrite(self, place: str, dropout: Any, output: Tensor) -> Tensor:
+        """A sublayer's output through its dropout and the adapters: at once, where one program does both."""
+        weights = self._views.sequential.get(place)
+        is_fused = self._seed is not None and place not in self._views.parallel and kernels.drops(weights, self._route)
+        if not is_fused or not dropout.p:
+            return self.rewrite(place, dropout(output))
+        assert weights is not None
+        assert self._seed is not None
+        drop = Drop(dropout.p, self._seed, _SALTS[place])
+        return self._unlay(kernels.dropped_and_adapted(self._lay(output), weights, self._route, drop))
 
     def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor:
         """A layer norm with each slot's scale and shift, around Pfeiffer's adapter where one stands there."""
@@ -247,7 +289,8 @@ class RoutedBank:
             weights = self._views.sequential.get(key) or self._views.parallel[key]
             assert weights.running is not None
             with torch.no_grad():
-                for slot, *found in seen:
+                # Once for each slot: checkpointed, a block runs again in the backward pass and sees the same.
+                for slot, *found in {moments.slot: moments for moments in seen}.values():
                     for running, value in zip(weights.running, found, strict=True):
                         running[slot, : len(value)].lerp_(value.to(running), _MOMENTUM)
 

@@ -6,8 +6,9 @@ place. Only the slots of a batch are visited. A bad request gets an answer that 
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,15 @@ from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig, BadData, InlayError, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
+from inlay.model.graphed import GraphedForward
 from inlay.model.heads import Outcome, Output, collect_outputs, find_head
 from inlay.model.inference import infer
+from inlay.model.quantize import check_slot, find_precision
 from inlay.model.route import Row
+from inlay.serving.drift import Drift, measure_drift
 from inlay.store import Manifest, Store, Version
+
+_MOST_KNOWN = 10_000  # names whose version is remembered
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,21 @@ class Hot:
 
 
 @dataclass(frozen=True)
+class _Known:
+    """What a name stood for while its versions had a stamp."""
+
+    version: Version
+    manifest: Manifest
+    stamp: int | None
+
+
+@dataclass(frozen=True)
 class _Checked:
     position: int
+    """among the requests; -1 for a probe that rides along"""
     request: Request
     version: Version
+    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -83,29 +100,53 @@ class _Piece:
 
     indices: list[int]
     encoded: Encoded
-    rows: list[Row]
     texts: list[str]
 
 
 class Engine:
-    """Holds up to `num_slots` versions ready on one backbone. `predict` answers for any number of tasks."""
+    """Holds up to `num_slots` versions ready on one backbone. `predict` answers for any number of tasks.
 
-    def __init__(self, backbone: Backbone, store: Store, *, num_slots: int = 64) -> None:
+    `precision` is `auto` (the backbone's) or `int8` (on a CPU: faster, and it drifts; `drifts` says how far, for every
+    version that was loaded). `num_tokens` counts the tokens answered so far. `is_compiled` is for engines that answer
+    many batches on a GPU: the first of each size takes seconds, all others far less, whatever the mix. On a GPU the
+    adapters' matrices are held as the backbone's are, in bf16.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: Store,
+        *,
+        num_slots: int = 64,
+        precision: str = "auto",
+        is_compiled: bool = False,
+    ) -> None:
         self.backbone, self.store = backbone, store
-        self._bank = Bank(backbone, num_slots)
+        self.drifts: dict[str, Drift] = {}
+        self.num_tokens = 0
+        self._bank = Bank(find_precision(backbone, precision), num_slots, dtype=backbone.dtype)
+        self._graphed = GraphedForward(self._bank) if is_compiled else None
+        self._drifts = precision != "auto"
         self._hot: OrderedDict[str, Hot] = OrderedDict()  # by digest, the coldest first
         self._free = list(range(num_slots))
+        self._known: dict[str, _Known] = {}
+
+    @property
+    def num_slots(self) -> int:
+        return self._bank.num_slots
 
     def predict(self, requests: Sequence[Request]) -> list[Answer]:
         """Answer requests for any mix of tasks, in order; a bad one spoils no other."""
         answers: list[Answer | None] = [None] * len(requests)
-        resolved: dict[str, Version | InlayError] = {}
+        resolved: dict[str, _Known | InlayError] = {}
         checked = []
         for position, request in enumerate(requests):
             try:
-                checked.append(_Checked(position, request, self._check(request, resolved)))
+                found = self._check(request, resolved)
+                checked.append(_Checked(position, request, found.version, found.manifest))
             except InlayError as error:
-                answers[position] = Answer(request.task, error=error)
+                # Without its traceback, which would keep all requests alive for as long as the answer is.
+                answers[position] = Answer(request.task, error=error.with_traceback(None))
         for group in self._groups(checked):
             for item, answer in zip(group, self._answer(group), strict=True):
                 answers[item.position] = answer
@@ -119,6 +160,7 @@ class Engine:
         loaded = self.store.load(version)
         check_backbone(version, loaded.manifest, self.backbone)
         spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
+        check_slot(spec, self._bank.backbone)
         if not self._free:
             coldest = self._hot.popitem(last=False)[1]
             self._free.append(coldest.slot)
@@ -126,13 +168,11 @@ class Engine:
         hot = self._hot[version.digest] = Hot(version, loaded.manifest, spec, self._free.pop())
         return hot
 
-    def _check(self, request: Request, resolved: dict[str, Version | InlayError]) -> Version:
-        """The version that will answer; whatever is wrong with the request is raised here, before its batch."""
+    def _check(self, request: Request, resolved: dict[str, _Known | InlayError]) -> _Known:
+        """What will answer; whatever is wrong with the request is raised here, before its batch."""
         if request.task not in resolved:
             try:
-                version = self.store.resolve(request.task)
-                check_backbone(version, self.store.manifest(version), self.backbone)
-                resolved[request.task] = version
+                resolved[request.task] = self._resolve(request.task)
             except InlayError as error:
                 resolved[request.task] = error
         found = resolved[request.task]
@@ -140,14 +180,28 @@ class Engine:
             raise found
         if not isinstance(request.text, str) or not request.text.strip():
             raise BadData("the text is empty", "give a text with at least one character that is not white space")
-        manifest = self._hot[found.digest].manifest if found.digest in self._hot else self.store.manifest(found)
-        wants_pair = bool(manifest.extra.get("pairs"))
+        wants_pair = bool(found.manifest.extra.get("pairs"))
         if wants_pair != (request.pair is not None):
             has, wants = ("one text", "a pair") if wants_pair else ("a pair", "one text")
             hint = "give the second text with `--pair`" if wants_pair else "leave out the second text"
             raise BadData(f"the request has {has}, but task `{request.task}` reads {wants}", hint)
         if request.min_confidence is not None:
-            check_confidence(manifest.kind, request.min_confidence)
+            check_confidence(found.manifest.kind, request.min_confidence)
+        return found
+
+    def _resolve(self, task: str) -> _Known:
+        """The version that a name means now. The store is read again only if the name's versions may have changed."""
+        stamp = self.store.stamp(task)  # taken first: a change after it shows in the next one
+        known = self._known.get(task)
+        if known is not None and known.stamp is not None and known.stamp == stamp:
+            return known
+        version = self.store.resolve(task)
+        hot = self._hot.get(version.digest)
+        manifest = self.store.manifest(version) if hot is None else hot.manifest
+        check_backbone(version, manifest, self.backbone)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[task] = found = _Known(version, manifest, stamp)
         return found
 
     def _groups(self, checked: list[_Checked]) -> Iterator[list[_Checked]]:
@@ -157,7 +211,7 @@ class Engine:
         for item in checked:
             digest = item.version.digest
             if digest not in places:
-                if not groups or len(groups[-1][0]) == self._bank.num_slots:
+                if not groups or len(groups[-1][0]) == self.num_slots:
                     groups.append((set(), []))
                 groups[-1][0].add(digest)
                 places[digest] = len(groups) - 1
@@ -172,15 +226,29 @@ class Engine:
                     states[item.version.digest] = self.load(item.version)
                 except InlayError as error:
                     states[item.version.digest] = error
-        pieces = list(self._encode(group, states))
-        logits = iter(infer(self._bank, [row for piece in pieces for row in piece.rows]))
-        outputs: dict[int, Output] = {}
-        for piece in pieces:
-            found = collect_outputs(piece.encoded, [next(logits) for _ in piece.rows], piece.texts)
-            outputs |= dict(zip(piece.indices, found, strict=True))
+        probes = self._unmeasured(states)
+        outputs = self._outputs(group + probes, states)
+        self._note_drifts(probes, [outputs[len(group) + i] for i in range(len(probes))])
         return [_phrase(item, states[item.version.digest], outputs.get(i)) for i, item in enumerate(group)]
 
-    def _encode(self, group: list[_Checked], states: dict[str, Hot | InlayError]) -> Iterator[_Piece]:
+    def _outputs(self, group: list[_Checked], states: Mapping[str, Hot | InlayError]) -> dict[int, Output]:
+        """The outputs of the requests whose version stands, by their place in the group; all in shared batches."""
+        pieces = list(self._encode(group, states))
+        rows = []
+        for piece in pieces:
+            owners = [states[group[piece.indices[owner]].version.digest] for owner in piece.encoded.owners]
+            slots = [state.slot for state in owners if isinstance(state, Hot)]
+            rows += [Row(ids, slot, segments) for (ids, segments), slot in zip(piece.encoded, slots, strict=True)]
+        self.num_tokens += sum(len(row.ids) for row in rows)
+        is_graphed = self._graphed is not None and self._graphed.takes(rows)
+        logits = iter(self._graphed.logits(rows) if self._graphed and is_graphed else infer(self._bank, rows))
+        outputs: dict[int, Output] = {}
+        for piece in pieces:
+            found = collect_outputs(piece.encoded, list(itertools.islice(logits, len(piece.encoded))), piece.texts)
+            outputs |= dict(zip(piece.indices, found, strict=True))
+        return outputs
+
+    def _encode(self, group: list[_Checked], states: Mapping[str, Hot | InlayError]) -> Iterator[_Piece]:
         """Requests whose version stands, tokenised together where they are read alike."""
         alike: dict[tuple[Reading, bool], list[int]] = {}
         for index, item in enumerate(group):
@@ -191,10 +259,25 @@ class Engine:
             texts = [group[index].request.text for index in indices]
             pairs = [group[index].request.pair or "" for index in indices] if has_pairs else None
             encoded = encode_split(self.backbone.tokenizer, Split(texts, pairs, None, []), reading)
-            owners = [states[group[indices[owner]].version.digest] for owner in encoded.owners]
-            slots = [state.slot for state in owners if isinstance(state, Hot)]
-            rows = [Row(ids, slot, segments) for (ids, segments), slot in zip(encoded, slots, strict=True)]
-            yield _Piece(indices, encoded, rows, pairs or texts)
+            yield _Piece(indices, encoded, pairs or texts)
+
+    def _unmeasured(self, states: Mapping[str, Hot | InlayError]) -> list[_Checked]:
+        """The probes of versions that answer in another precision for the first time: they ride along in the batch."""
+        fresh = [state for state in states.values() if isinstance(state, Hot)] if self._drifts else []
+        return [
+            _Checked(-1, Request(hot.version.reference, probe.text, probe.pair), hot.version, hot.manifest)
+            for hot in fresh
+            if hot.version.reference not in self.drifts
+            for probe in hot.manifest.probes
+        ]
+
+    def _note_drifts(self, probes: Sequence[_Checked], outputs: Sequence[Output]) -> None:
+        found = iter(outputs)
+        for version, items in itertools.groupby(probes, key=lambda item: item.version):
+            hot, answered = self._hot[version.digest], [next(found) for _ in items]
+            self.drifts[version.reference] = measure_drift(
+                hot.manifest.probes, answered, hot.spec.head, hot.manifest.labels
+            )
 
 
 def _phrase(item: _Checked, state: Hot | InlayError, output: Output | None) -> Answer:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _ENTRY = re.compile(r"([1-9][0-9]{0,8})\.(json|removed)")
 _STALE_SECONDS = 3600
+_SETTLED_NS = 5_000_000_000  # longer than the ticks of any clock that a file system writes down
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,18 @@ class Store:
         of equals the earliest, so that a version stays the best until it is beaten.
         """
         return self._find(*form.parse_reference(reference)).version
+
+    def stamp(self, reference: str) -> int | None:
+        """A number that changes whenever what a reference means does; None where it cannot tell.
+
+        It is a moment, so it cannot tell for as long as another change might still fall into it.
+        """
+        name = reference.partition("@")[0]
+        try:
+            changed_ns = os.stat(f"{self.root}/tasks/{name}").st_mtime_ns if form.is_name(name) else None
+        except OSError:
+            return None
+        return changed_ns if changed_ns is not None and time.time_ns() - changed_ns > _SETTLED_NS else None
 
     def versions(self, name: str) -> list[VersionInfo]:
         """The versions of a task, oldest first."""

@@ -35,11 +35,12 @@ from inlay.stream.inbox import SUFFIXES, Folder, Item, Journal, Stamp, describe_
 from inlay.training import FitSettings, Result, Run, fit, make_run, publish
 from inlay.training.cohort import Watcher
 from inlay.training.member import Member
+from inlay.training.memory import MAX_COHORT
 from inlay.training.run import DIVERGED, read_result
 
 T = TypeVar("T")
 
-MAX_TOGETHER = FitSettings().max_cohort
+MAX_TOGETHER = MAX_COHORT
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,41 @@
-"""A cohort: runs trained together, one slot each, in one loop with one backbone forward per step.
+"""A cohort: runs trained together, a slot each, in one loop with one backbone forward per step.
 
 Each run keeps its own data order, learning rate, schedule, size, early stop and step count, so that it ends as if it
-had been trained alone. A run that ends or diverges leaves the loop; the others go on. Everything that decides the next
-step is in the resume state: killed at any moment, the loop goes on from the last state and, on a CPU, ends with the
-same weights to the last bit.
+had been trained alone. A run that ends or diverges leaves the loop; the others go on, and where runs wait, the next one
+enters the slot. Everything that decides the next step is in the resume state: killed at any moment, the loop goes on
+from the last state and, on a CPU, ends with the same weights to the last bit.
 """
 
 from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from inlay.data.encode import Encoded
 from inlay.data.metrics import is_better
 from inlay.data.once import encode_once
 from inlay.data.windows import Reading
-from inlay.errors import BadConfig
+from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
-from inlay.model.inference import infer
+from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer
-from inlay.model.route import Row
 from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.member import Member
+from inlay.training.memory import first_line, is_out_of_memory, release_memory
 from inlay.training.optimizer import SlotOptimizer, learning_rate
+from inlay.training.parallel import World
+from inlay.training.prefix import PrefixCache
+from inlay.training.queue import Parked, Queue
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
 from inlay.training.steps import Seen, Stepper
 
@@ -47,6 +51,10 @@ class CohortSettings:
     num_threads: int
     save_every: int
     """steps between resume states"""
+    num_slots: int | None = None
+    """runs in training at a time; None: all of them"""
+    checkpointing: bool = False
+    """blocks are computed again in the backward pass instead of keeping their activations"""
 
 
 class Watcher:
@@ -55,8 +63,17 @@ class Watcher:
     def on_encode(self, num_done: int, num_rows: int) -> None:
         """So many rows of a set are tokenised; nothing is heard of a set that is known already."""
 
+    def on_compile(self, what: str) -> None:
+        """Something is compiled, which takes seconds; once for each size of step, and less if it was cached."""
+
     def on_start(self, cohort: Cohort) -> None:
         """Training is about to begin, or to go on."""
+
+    def on_prefix(self, num_done: int, num_texts: int) -> None:
+        """The frozen layers of so many texts of those to come are computed, before the first step."""
+
+    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
+        """Memory and file are full: the frozen layers of some texts are computed whenever they are needed."""
 
     def on_step(self, cohort: Cohort, num_rows: int) -> None:
         """One step was taken."""
@@ -67,36 +84,60 @@ class Watcher:
     def on_end(self, member: Member) -> None:
         """A run left the cohort."""
 
+    def on_enter(self, member: Member) -> None:
+        """A run that waited got the slot of one that ended."""
+
+    def on_fallback(self, message: str) -> None:
+        """Memory ran out, and training goes on in smaller pieces."""
+
 
 class Cohort:
-    """The bank, optimizer and members of runs trained together."""
+    """The bank, optimizer and members of runs trained together. `members[s]` is in slot s, perhaps ended."""
 
     def __init__(
-        self, runs: Sequence[Run], backbone: Backbone, settings: CohortSettings, watch: Watcher | None = None
+        self,
+        runs: Sequence[Run],
+        backbone: Backbone,
+        settings: CohortSettings,
+        watch: Watcher | None = None,
+        *,
+        world: World | None = None,
     ) -> None:
-        self.backbone, self.settings = backbone, settings
-        self.bank = Bank(backbone, len(runs), trainable=True)
-        for slot, run in enumerate(runs):
-            self.bank.initialise(slot, run.spec, run.config.train.seed)
-            if run.start.tensors:
-                self.bank.put(slot, run.spec, {**self.bank.read(slot), **run.start.tensors})
-        encoder = _Encoder(backbone, watch or Watcher())
-        self.members = [
-            Member(run, slot, encoder.encode(run, "train"), encoder.encode(run, "dev"), backbone.device)
-            for slot, run in enumerate(runs)
-        ]
-        for member in self.members:
-            _check_budget(member, settings.token_budget)
+        self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
+        self._world = world or World()
+        self._prefixes: PrefixCache | None = None
+        num_slots = min(settings.num_slots or len(runs), len(runs))
+        self.bank = Bank(backbone, num_slots, trainable=True)
+        for run in runs:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
+            self.bank.reserve(run.spec)
+        self._encoder = _Encoder(backbone, watch or Watcher())
+        for run in runs:
+            _check_budget(run, self._encoder, settings.token_budget)
         self.flat = self.bank.flatten()
-        self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs])
-        kind = CompiledStepper if can_compile(self.bank, self.members) else Stepper
-        self.stepper = kind(self.bank, self.flat, self.optimizer, settings.token_budget)
+        self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs[:num_slots]])
         self.num_steps = 0
         self.seconds = 0.0
+        self.left_steps = 0
+        """of runs that ended and whose slots others have now"""
+        self.members: list[Member] = []
+        for slot in range(num_slots):
+            entering = self.queue.take()
+            assert isinstance(entering, Run)
+            self.members.append(self._enter(slot, entering))
+        is_compiled = can_compile(self.bank, self.members) and not settings.checkpointing
+        if is_compiled and self._world.place.size == 1:
+            self.stepper: Stepper = CompiledStepper(self.bank, self.flat, self.optimizer, settings.token_budget)
+        else:  # a program has the optimizer inside: nothing can be exchanged before it
+            self.stepper = Stepper(self.bank, self.flat, self.optimizer, settings.token_budget, self._world)
+        self.stepper.on_compile = (watch or Watcher()).on_compile
 
     @property
     def active(self) -> list[Member]:
         return [member for member in self.members if member.is_active]
+
+    @property
+    def num_slots(self) -> int:
+        return self.bank.num_slots
 
     @property
     def first_layer(self) -> int:
@@ -104,19 +145,135 @@ class Cohort:
         return first_layer(self.backbone.anatomy, self.members[0].run.config.method)
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """The backbone as it trains: dropout as the runs say, none below the lowest trained layer."""
-        train = self.members[0].run.config.train
-        with self.backbone.training(train.dropout, self.first_layer, attention_dropout=train.attention_dropout):
+    def training(self, *, keeps_all: bool = False) -> Iterator[None]:
+        """The backbone as it trains: dropout as the runs say, none below the lowest trained layer.
+
+        With `keeps_all` nothing is computed again in the backward pass, whatever the settings say.
+        """
+        train, lowest = self.members[0].run.config.train, self.first_layer
+        is_checkpointed = self.settings.checkpointing and not keeps_all
+        recomputed = self.backbone.checkpointed(lowest) if is_checkpointed else nullcontext()
+        with self.backbone.training(train.dropout, lowest, attention_dropout=train.attention_dropout), recomputed:
             yield
 
+    def reuse(self, prefixes: PrefixCache) -> None:
+        """Compute what lies below the lowest trained layer once per text: now, and as runs enter."""
+        self._prefixes = prefixes
+        for member in self.active:
+            member.reuse(prefixes, self.first_layer)
+
+    def refill(self) -> list[Member]:
+        """Give the slots of ended runs to those that wait; returns who entered."""
+        entered = []
+        for slot, member in enumerate(self.members):
+            if not member.is_active and (entering := self.queue.take()) is not None:
+                self.left_steps += member.progress.step
+                self.members[slot] = self._enter(slot, entering)
+                entered.append(self.members[slot])
+        if entered:
+            self._encoder.keep([member.run for member in self.members] + self.queue.waiting)
+        return entered
+
+    def seat(self, parked: Sequence[Parked]) -> None:
+        """Put runs that had begun into the slots, in order; those beyond the last wait."""
+        for slot, entering in enumerate(parked[: self.num_slots]):
+            self.members[slot] = self._enter(slot, entering)
+        self.queue.parked = list(parked[self.num_slots :])
+
+    def _enter(self, slot: int, entering: Run | Parked) -> Member:
+        run = entering.run if isinstance(entering, Parked) else entering
+        self.bank.initialise(slot, run.spec, run.config.train.seed)
+        if run.start.tensors:
+            self.bank.put(slot, run.spec, {**self.bank.read(slot), **run.start.tensors})
+        self.optimizer.reset(slot, run.config.train)
+        rows, dev = self._encoder.encode(run, "train"), self._encoder.encode(run, "dev")
+        member = Member(run, slot, rows, dev, self.backbone.device)
+        member.progress.began = self.seconds
+        if isinstance(entering, Parked):
+            member.progress, member.best_tensors = entering.progress, entering.best_tensors
+            self.optimizer.num_steps[slot] = entering.num_steps
+            with torch.no_grad():
+                for name, stored_SP in self.stored.items():
+                    stored_SP[slot] = entering.rows[name].to(stored_SP)
+        if self._prefixes is not None and member.is_active:
+            member.reuse(self._prefixes, self.first_layer)
+        return member
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """All that training changes of the slots' numbers, a row per slot, by name."""
+        return {"values": self.flat.values_SP, "first": self.optimizer.first_SP, "second": self.optimizer.second_SP}
+
+    def use_budget(self, token_budget: int) -> None:
+        """From here on, forward passes of at most so many tokens, but enough for any member."""
+        fewest = max(member.fewest_tokens for member in self.members)
+        self.stepper.token_budget = max(fewest, token_budget)
+        self.settings = replace(self.settings, token_budget=self.stepper.token_budget)
+
+    def halve_budget(self) -> bool:
+        """Half the tokens of a forward pass; False if they are as few as can be."""
+        before = self.stepper.token_budget
+        # A budget that no step fills is no step's size.
+        self.use_budget(min(before, sum(member.most_tokens for member in self.active)) // 2)
+        return self.stepper.token_budget < before
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Passes inside the block leave no trace: no gradients, random numbers drawn or running statistics moved."""
+        undo = self._remember()
+        try:
+            yield
+        finally:
+            undo()
+
+    def _remember(self) -> Callable[[], None]:
+        """What passes change besides gradients; the function puts it back and drops those."""
+        is_cuda, device = self.backbone.device.type == "cuda", self.backbone.device
+        drawn = (torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None)
+        running = {name: stack.detach().clone() for name, stack in self.bank.stacks.items() if ".running_" in name}
+        num_steps = list(self.optimizer.num_steps)
+
+        def undo() -> None:
+            self.flat.drop_grads()
+            self.optimizer.num_steps[:] = num_steps
+            torch.set_rng_state(drawn[0])
+            if drawn[1] is not None:
+                torch.cuda.set_rng_state(drawn[1], device)
+            with torch.no_grad():
+                for name, stack in running.items():
+                    self.bank.stacks[name].copy_(stack)
+
+        return undo
+
+    def attempt(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives; OutOfMemory if memory ran out for it, with everything as before.
+
+        Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
+        last state on disk is the way back.
+        """
+        undo, version, num_sums = self._remember(), self.optimizer.first_SP._version, self._world.num_sums
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            has_moved = self.optimizer.first_SP._version != version or self._world.num_sums != num_sums
+            if not is_out_of_memory(error) or has_moved:
+                raise
+            reason = first_line(error)
+        # Outside the handler, whose traceback would keep the activations of the failed pass alive.
+        undo()
+        release_memory(self.backbone.device)
+        raise OutOfMemory(reason)
+
     def step(self) -> int:
-        """One step of every active run; returns the number of rows seen."""
+        """One step of every active run; returns the number of rows seen.
+
+        Where memory runs out for the gradients it raises OutOfMemory, and nothing has moved.
+        """
         active = self.active
         batches = {member.slot: member.next_batch() for member in active}
         rates = {m.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active}
         limits = {member.slot: _loss_limit(member) for member in active}
-        seen = self.stepper.step(active, batches, rates, limits)
+        seen = self.attempt(lambda: self.stepper.step(active, batches, rates, limits))
         for member in active:
             progress, found = member.progress, seen[member.slot]
             if _has_diverged(member, found, limits[member.slot]):
@@ -132,8 +289,9 @@ class Cohort:
         ended = [member for member in self.active if member.progress.cursor == member.steps_per_epoch]
         if not ended:
             return []
-        rows = [Row(ids, member.slot, segments) for member in ended for ids, segments in member.dev]
-        logits = iter(infer(self.bank, rows))
+        rows = [row for member in ended for row in member.dev_rows()]
+        budget = min(self.stepper.token_budget, TOKEN_BUDGET[self.backbone.device.type])
+        logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget)))
         records = []
         for member in ended:
             verdict = score_dev(member.run, member.dev, [next(logits) for _ in member.dev.ids])
@@ -152,7 +310,7 @@ class Cohort:
             "dev": verdict.scores,
             "dev_loss": verdict.loss,
             "head": verdict.fitted,
-            "seconds": round(self.seconds, 3),
+            "seconds": round(self.seconds - progress.began, 3),
         }
         progress.history.append(record)
         value, dev_loss = verdict.scores[task.metric], verdict.loss
@@ -171,10 +329,11 @@ class Cohort:
         return record
 
 
-def _check_budget(member: Member, token_budget: int) -> None:
-    config = member.run.config
-    most = config.train.batch_size * int(member.train.lengths.max())
-    if config.method.inner_norm == "batch" and most > token_budget:
+def _check_budget(run: Run, encoder: _Encoder, token_budget: int) -> None:
+    if run.config.method.inner_norm != "batch":
+        return
+    most = run.config.train.batch_size * int(encoder.encode(run, "train").lengths.max())
+    if most > token_budget:
         raise BadConfig(
             f"batch norm sees a run's batch whole, up to {most:,} tokens, but the token budget is {token_budget:,}",
             "use a larger `--token-budget`, a smaller `--batch-size`, or `--set method.inner_norm=layer`",
@@ -216,6 +375,11 @@ class _Encoder:
             progress = partial(self._watch.on_encode, num_rows=len(rows))
             self._known[key] = encode_once(self._backbone.tokenizer, rows, run.reading, progress)
         return self._known[key]
+
+    def keep(self, runs: Sequence[Run]) -> None:
+        """Forget the rows that none of these runs reads."""
+        read = {(run.task.digest, run.reading) for run in runs}
+        self._known = {key: rows for key, rows in self._known.items() if (key[0], key[2]) in read}
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from inlay.model import grouped, launch
 from inlay.model.bank import Bank, FlatBank
+from inlay.model.route import Prefix
 from inlay.model.rung import Capacity, Laid, Rung, climb
 from inlay.training.member import Member
 from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
@@ -53,8 +54,10 @@ def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
 class Program:
     """One step on one rung: its inputs at fixed addresses, and what it computes."""
 
-    def __init__(self, rung: Rung, heads: tuple[tuple[str, ...], str], num_labels: int, device: torch.device) -> None:
+    def __init__(self, rung: Rung, prefix: Prefix | None, heads: tuple[tuple[str, ...], str], num_labels: int) -> None:
         self.rung, (self.kinds, self.pooling) = rung, heads
+        self.batch = replace(rung.batch, route=replace(rung.route, prefix=prefix))
+        device = rung.batch.input_ids_BT.device
         num_rows, num_slots = rung.capacity.all_rows, rung.capacity.num_slots
         self._sizes = [num_rows, num_rows, num_rows * num_labels, len(COLUMNS) * num_slots, 3 * num_slots]
         self._host = torch.zeros(sum(self._sizes), pin_memory=device.type == "cuda")
@@ -69,10 +72,15 @@ class Program:
         self.seen_2S = torch.zeros(2, num_slots, device=device)
         """losses and norms of the last step"""
         self.graph: Any = None
+        self.views: Any = None
+        """the bank's when it was captured; a run that enters a slot brings others, at other addresses"""
 
-    def fill(self, rows: dict[str, np.ndarray], numbers: np.ndarray, by_slot: np.ndarray) -> None:
-        """Write a step's rows and what is known of each slot; neither copy waits."""
-        self.rung.fill(rows)
+    def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
+        """Write a step's rows and what is known of each slot; no copy waits."""
+        numbers = ready.numbers
+        self.rung.fill(ready.rows)
+        if self.batch.prefix is not None:
+            ready.write_states(self.batch.prefix.states[0])
         self._host[: len(numbers)].copy_(torch.from_numpy(numbers))
         self._host[-by_slot.size :].copy_(torch.from_numpy(by_slot.ravel()))
         self._there.copy_(self._host, non_blocking=True)
@@ -88,6 +96,16 @@ class Prepared:
     rows: dict[str, np.ndarray]
     numbers: np.ndarray
     """float32: targets, weights and labels of the rows"""
+    states: list[Tensor]
+    """what is known of each row's lower layers [T, D]; empty if nothing is"""
+
+    def write_states(self, into_ND: Tensor) -> None:
+        """Lay the states end to end; padding keeps what was there."""
+        num_tokens = sum(map(len, self.states))
+        pieces = self.states
+        if len({piece.device for piece in pieces}) > 1:  # some are kept on the GPU, some in the host's memory
+            pieces = [piece.to(into_ND.device, non_blocking=True) for piece in pieces]
+        into_ND[:num_tokens].copy_(torch.cat(pieces), non_blocking=True)
 
 
 class CompiledStepper(Stepper):
@@ -95,7 +113,6 @@ class CompiledStepper(Stepper):
 
     def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
         super().__init__(bank, flat, optimizer, token_budget)
-        self.on_compile: Callable[[str], None] = lambda what: None
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
@@ -117,7 +134,7 @@ class CompiledStepper(Stepper):
         if ready is None or ready.key != _key(active):
             ready = self._prepare(active, batches)
         program = ready.program
-        program.fill(ready.rows, ready.numbers, self._by_slot(active, rates, limits))
+        program.fill(ready, self._by_slot(active, rates, limits))
         self._launch(program)
         self._look_ahead(active)
         losses, norms = program.seen_2S.tolist()  # waits for the step
@@ -144,9 +161,12 @@ class CompiledStepper(Stepper):
         slots = np.repeat([member.slot for member in active], [len(part.lengths) for part in parts])
         types = [part.segments if part.segments is not None else np.zeros_like(part.ids) for part in parts]
         laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
-        program = self._find_program(len(laid.ids), lengths)
+        prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
+        begins_at = prefixes[0].first_layer if len(prefixes) == len(lengths) else None
+        program = self._find_program(len(laid.ids), lengths, self._heads(active), begins_at)
         numbers = self._numbers(active, batches, program.rung.capacity.all_rows)
-        return Prepared(_key(active, ahead), program, program.rung.lay(laid), numbers)
+        states = [prefix.states for prefix in prefixes]
+        return Prepared(_key(active, ahead), program, program.rung.lay(laid), numbers, states)
 
     def _numbers(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], num_rows: int) -> np.ndarray:
         num_labels = self._num_labels
@@ -177,20 +197,25 @@ class CompiledStepper(Stepper):
     def _num_labels(self) -> int:
         return self._bank.stacks["head.weight"].shape[1]
 
-    def _find_program(self, num_tokens: int, lengths: np.ndarray) -> Program:
+    def _find_program(
+        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: int | None
+    ) -> Program:
         """The program for a step. Rows and the longest row only ever grow, so steps of one size share a program."""
         self._longest = max(self._longest, max(16, 1 << (int(lengths.max()) - 1).bit_length()))
         self._most_rows = max(self._most_rows, len(lengths))
-        capacity, heads = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest), self._heads
-        if (capacity, heads) not in self._programs:
-            backbone = self._bank.backbone
+        capacity = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest)
+        if (capacity, heads, begins_at) not in self._programs:
+            backbone, prefix = self._bank.backbone, None
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
-            self._programs[capacity, heads] = Program(rung, heads, self._num_labels, backbone.device)
-        return self._programs[capacity, heads]
+            if begins_at is not None:
+                shape = (1, capacity.num_tokens, backbone.hidden_size)
+                prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
+            self._programs[capacity, heads, begins_at] = Program(rung, prefix, heads, self._num_labels)
+        return self._programs[capacity, heads, begins_at]
 
     def _launch(self, program: Program) -> None:
         """Run a step: captured where that pays, compiled on its first use."""
-        if program.graph is not None:
+        if program.graph is not None and program.views is self._bank.views:
             program.graph.replay()
             return
         is_captured = self._bank.backbone.device.type == "cuda" and program.rung.capacity.num_tokens <= MOST_GRAPHED
@@ -199,7 +224,7 @@ class CompiledStepper(Stepper):
                 self._compute(program)
                 return
             self.on_compile(f"compiling steps of up to {program.rung.capacity.num_tokens:,} tokens")
-            program.graph = self._capture(program)
+            program.graph, program.views = self._capture(program), self._bank.views
             program.graph.replay()
 
     def _capture(self, program: Program) -> Any:
@@ -222,7 +247,7 @@ class CompiledStepper(Stepper):
     def _compute(self, program: Program) -> None:
         """The step itself, of tensors alone: nothing here knows which runs it is for."""
         self._flat.drop_grads()
-        with self._bank.routed(program.rung.route):
+        with self._bank.routed(program.batch.route):
             losses_S = self._losses(program)
             losses_S.sum().backward()
         grads_SP = self._flat.take_grads()
@@ -234,7 +259,7 @@ class CompiledStepper(Stepper):
     def _losses(self, program: Program) -> Tensor:
         rung, stacks = program.rung, self._bank.stacks
         rows_S = rung.parts["row_slots"]
-        hidden_ND = self._bank.backbone.hidden(rung.batch)[0]
+        hidden_ND = self._bank.backbone.hidden(program.batch).squeeze(0)
         pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling).float()
         rate_B1 = program.dropout_S[rows_S].unsqueeze(1)
         pooled_BD = pooled_BD * (torch.rand_like(pooled_BD) >= rate_B1) / (1 - rate_B1)
@@ -264,12 +289,10 @@ class CompiledStepper(Stepper):
             losses_B = torch.where(kinds_B == KINDS.index(kind), by_kind[kind](), losses_B)
         return losses_B
 
-    @property
-    def _heads(self) -> tuple[tuple[str, ...], str]:
-        """The kinds of heads in the bank, and how they pool."""
-        heads = [spec.head for spec in self._bank.specs if spec is not None]
-        kinds = {head.kind for head in heads}
-        return tuple(kind for kind in KINDS if kind in kinds), heads[0].pooling
+    def _heads(self, active: Sequence[Member]) -> tuple[tuple[str, ...], str]:
+        """The kinds of heads in the bank, and how those at work pool: a run that ended may have pooled otherwise."""
+        kinds = {spec.head.kind for spec in self._bank.specs if spec is not None}
+        return tuple(kind for kind in KINDS if kind in kinds), active[0].run.spec.head.pooling
 
 
 def _mean_own(values_BL: Tensor, own_BL: Tensor) -> Tensor:

@@ -148,6 +148,7 @@ class Judged:
     """expected calibration error, where there are probabilities"""
     num_lost: int
     """words beyond the last token"""
+    num_tokens: int = 0
 
     def predictions(self, labels: Sequence[str]) -> Any:
         """The outputs as the metrics take them."""
@@ -171,7 +172,7 @@ def judge_split(
     outputs = _collect(split, encoded, _infer(spec, tensors, backbone, encoded, on_batch))
     decisions = _decisions(spec.head.kind, outputs, split, encoded)
     ece = None if decisions is None else calibration_error(*decisions, spec.head.temperature)
-    return Judged(spec.head, outputs, ece, encoded.num_lost)
+    return Judged(spec.head, outputs, ece, encoded.num_lost, int(encoded.lengths.sum()))
 
 
 def predict_split(

@@ -1,15 +1,12 @@
-"""`fit(runs) -> results`: groups runs into cohorts, trains each in one loop, writes each run's folder.
+"""`fit(runs) -> results`: groups runs into cohorts that fit the memory, trains each, reads the results back.
 
 It can be killed and resumed at any point. A finished run is never trained again: its result is read back.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,30 +14,30 @@ from typing import Any
 import torch
 
 from inlay.config import digest
+from inlay.errors import Missing, OutOfMemory
 from inlay.model.backbone import Backbone
-from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
-from inlay.training.curve import draw_curve
-from inlay.training.member import Member
-from inlay.training.resume import (
-    cohort_id,
-    drop_state,
-    find_stopped,
-    load_state,
-    save_state,
-    write_membership,
+from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.loop import Desk, Interrupted, train
+from inlay.training.memory import (
+    MAX_COHORT,
+    TOKEN_BUDGET,
+    available_bytes,
+    choose_slots,
+    count_slot_bytes,
+    describe_bytes,
+    find_budget,
+    first_line,
+    is_out_of_memory,
+    release_memory,
 )
-from inlay.training.run import (
-    Result,
-    Run,
-    is_finished,
-    read_result,
-    write_history,
-    write_result,
-    write_start,
-    write_tensors,
-)
+from inlay.training.parallel import World, spread_over
+from inlay.training.prefix import Limits, PrefixCache
+from inlay.training.queue import longest_first
+from inlay.training.resume import cohort_id, drop_state, find_stopped, has_state, load_state
+from inlay.training.run import Result, Run, is_finished, read_result
 
-TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
+__all__ = ["FitSettings", "Interrupted", "fit"]
+
 # What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
 _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
 
@@ -50,18 +47,39 @@ class FitSettings:
     """How `fit` goes about it. None of this is part of a run: without dropout a run's result does not depend on it
     beyond rounding, with dropout its distribution does not."""
 
-    max_cohort: int = 32
-    """runs trained together at most"""
+    max_cohort: int | None = None
+    """runs trained together at most; default: as many as fit in half the memory, 32 at most"""
     token_budget: int | None = None
-    """tokens of one forward pass at most; smaller needs less memory and accumulates gradients"""
+    """tokens of one forward pass at most; smaller needs less memory and accumulates gradients; default: what fits"""
+    checkpointing: bool = False
+    """compute blocks again in the backward pass: slower, with far less memory"""
     save_every: int = 100
     """steps between resume states"""
     restart: bool = False
     """begin anew where an unfinished state is found"""
+    spread: str = "auto"
+    """what the processes of `torchrun` share: `cohorts`, `rows` of every batch, or `auto`: rows if runs are too few"""
+    reuse_prefix: bool = True
+    """compute the layers below the lowest trained one once per text"""
+    prefix_bytes: int | None = None
+    """memory for what is reused; default: a quarter of what is free"""
+    prefix_file_bytes: int | None = None
+    """disk for what exceeds it; default: half of what is free"""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during training: the resume state is on disk."""
+@dataclass(frozen=True)
+class _Ways:
+    """How this process trains its cohorts: as asked, heard by whom, together with whom."""
+
+    settings: FitSettings
+    watch: Watcher
+    world: World
+    prefixes: PrefixCache
+
+    def find_prefixes(self, runs: Sequence[Run]) -> PrefixCache | None:
+        """Where the lower layers of these runs' texts are kept; not for texts that are read once."""
+        is_worth_it = self.settings.reuse_prefix and sum(run.config.train.epochs for run in runs) > 1
+        return self.prefixes if is_worth_it else None
 
 
 def fit(
@@ -74,116 +92,142 @@ def fit(
     """Train every run that is not finished yet; the results come in the order of `runs`.
 
     `folder` gets one folder per run, and `cohorts/` with the resume states. A run that diverges has a result that
-    says so; it stops no other.
+    says so; it stops no other. Started by `torchrun`, each process does its part and gets all results; `folder` is
+    theirs together.
     """
     unique = list({run.id: run for run in runs}.values())
-    for members in _group(unique, settings.max_cohort):
-        if not _unfinished(members, folder):
-            while stopped := find_stopped(folder / "cohorts", members, []):  # killed just before the clean-up
-                drop_state(folder / "cohorts" / cohort_id(stopped.runs))
-        else:
-            _fit_cohort(members, backbone, folder, settings, watch or Watcher())
-    results = {run.id: read_result(folder / run.id) for run in unique}
-    return [result for run in runs if (result := results[run.id]) is not None]
+    limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
+    with spread_over(unique, backbone.device, settings.spread) as part:
+        heard = (watch if part.world.is_first else None) or Watcher()
+        with closing(PrefixCache(backbone, folder, heard, limits)) as prefixes:
+            ways = _Ways(settings, heard, part.world, prefixes)
+            for group in _group(part.runs):
+                if not _unfinished(group, folder):
+                    while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
+                        drop_state(folder / "cohorts" / cohort_id(stopped.runs))
+                else:
+                    _fit_cohort(group, backbone, folder, ways)
+    results = {run.id: _read_back(folder / run.id) for run in unique}
+    return [results[run.id] for run in runs]
 
 
-def _group(runs: list[Run], max_cohort: int) -> Iterator[list[Run]]:
-    """Runs that can share a bank: one method structure and one dropout rate, in the order given."""
+def _read_back(folder: Path) -> Result:
+    result = read_result(folder)
+    if result is None:
+        raise Missing(
+            f"another process trained run `{folder.name}`, but there is no result in `{folder}`",
+            "every machine must see the same store: give a folder that all share with `--store`",
+        )
+    return result
+
+
+def _group(runs: list[Run]) -> list[list[Run]]:
+    """Runs that can share a bank: one method structure and one dropout rate, in the order they get slots."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
         structure = replace(run.config.method, **_FREE_IN_A_COHORT)
         rates = (run.config.train.dropout, run.config.train.attention_dropout)
         groups.setdefault((structure, rates, alone), []).append(run)
-    for group in groups.values():
-        for start in range(0, len(group), max_cohort):
-            yield group[start : start + max_cohort]
-
-
-def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, settings: FitSettings, watch: Watcher) -> None:
-    stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
-    runs = stopped.runs if stopped else _unfinished(runs, folder)
-    place = folder / "cohorts" / cohort_id(runs)
-    if stopped is None:
-        budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
-        chosen = CohortSettings(budget, torch.get_num_threads(), settings.save_every)
-        drop_state(place)
-        write_membership(place, runs, chosen)
-        for run in runs:
-            write_start(folder / run.id, run)
-    else:
-        # A budget asked for now, perhaps because memory ran out, holds from here on; sums are then rounded otherwise.
-        chosen = replace(stopped.settings, token_budget=settings.token_budget or stopped.settings.token_budget)
-        write_membership(place, runs, chosen)
-    with _own_randomness(backbone, runs), _own_threads(chosen.num_threads):
-        cohort = Cohort(runs, backbone, chosen, watch)
-        if stopped is not None:
-            load_state(place, cohort)
-            for member in cohort.members:
-                write_history(folder / member.run.id, member.progress.history)
-        _train(cohort, place, folder, watch)
-    drop_state(place)
+    return [longest_first(group) for group in groups.values()]
 
 
 def _unfinished(runs: list[Run], folder: Path) -> list[Run]:
     return [run for run in runs if not is_finished(folder / run.id)]
 
 
-def _train(cohort: Cohort, place: Path, folder: Path, watch: Watcher) -> None:
-    watch.on_start(cohort)
-    for member in cohort.members:  # ended before the kill, but perhaps not yet written
-        if not member.is_active:
-            _write_end(member, cohort, folder)
-    with _interruptible() as interrupted, cohort.training():
-        while cohort.active:
-            before, began = cohort.active, time.perf_counter()
-            num_rows = cohort.step()
-            records = _score(cohort)
-            cohort.seconds += time.perf_counter() - began
-            watch.on_step(cohort, num_rows)
-            for member, record in records:
-                write_history(folder / member.run.id, member.progress.history)
-                watch.on_epoch(member, record)
-            ended = [member for member in before if not member.is_active]
-            # Before any result is written: resumed, the runs still training must find their cohort as it was.
-            if records or ended or interrupted.is_set() or cohort.num_steps % cohort.settings.save_every == 0:
-                save_state(place, cohort)
-            for member in ended:
-                _write_end(member, cohort, folder)
-                watch.on_end(member)
-            if interrupted.is_set():
-                raise Interrupted
+def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) -> None:
+    settings, world = ways.settings, ways.world
+    stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
+    runs = stopped.runs if stopped else _unfinished(runs, folder)
+    desk = Desk(folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs))
+    world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
+    if stopped is None:
+        desk.begin()
+        chosen = _choose(runs, backbone, ways)
+    else:
+        desk.fallbacks = stopped.fallbacks
+        chosen = _as_asked_now(stopped.settings, settings)
+    is_measured = stopped is not None or settings.token_budget is not None
+    with _own_threads(chosen.num_threads):
+        while reason := _attempt(desk, backbone, chosen, is_measured=is_measured):
+            release_memory(backbone.device)
+            chosen = _with_fewer_slots(chosen, desk, backbone, reason)
+            is_measured = settings.token_budget is not None
+            budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
+            chosen = replace(chosen, token_budget=budget)
+    desk.end()
 
 
-def _score(cohort: Cohort) -> list[tuple[Member, dict[str, Any]]]:
-    cohort.backbone.model.eval()
-    try:
-        return cohort.finish_epochs()
-    finally:
-        cohort.backbone.model.train()
+def _choose(runs: list[Run], backbone: Backbone, ways: _Ways) -> CohortSettings:
+    """What a cohort begins with: what was asked for, and otherwise as many slots as fit in every process."""
+    settings = ways.settings
+    num_slots = min(settings.max_cohort or MAX_COHORT, len(runs))
+    if settings.max_cohort is None and num_slots > 1:
+        fit_here = choose_slots(num_slots, count_slot_bytes(runs, backbone), available_bytes(backbone.device))
+        num_slots = ways.world.least(fit_here)
+    budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
+    return CohortSettings(budget, torch.get_num_threads(), settings.save_every, num_slots, settings.checkpointing)
 
 
-def _write_end(member: Member, cohort: Cohort, folder: Path) -> None:
-    """Everything of an ended run, the result last. Written again after a kill, with the same content."""
-    place, progress = folder / member.run.id, member.progress
-    if is_finished(place):
-        return
-    write_history(place, progress.history)
-    if member.best_tensors:
-        write_tensors(place / "best.safetensors", member.best_tensors)
-    write_tensors(place / "last.safetensors", cohort.bank.read(member.slot))
-    draw_curve(place / "curve.png", member.run, progress)
-    result = Result(
-        run_id=member.run.id,
-        status=progress.status,
-        best_epoch=progress.best_epoch,
-        dev_metric=progress.best_metric,
-        history=progress.history,
-        seconds=cohort.seconds,
-        peak_memory_bytes=peak_memory_bytes(cohort.backbone.device),
-        message=progress.message,
+def _as_asked_now(stopped: CohortSettings, settings: FitSettings) -> CohortSettings:
+    """The settings of a stopped cohort, with those asked for now, perhaps because memory ran out.
+
+    They hold from here on; sums are then rounded otherwise.
+    """
+    return replace(
+        stopped,
+        token_budget=settings.token_budget or stopped.token_budget,
+        num_slots=min(stopped.num_slots or MAX_COHORT, settings.max_cohort or stopped.num_slots or MAX_COHORT),
+        checkpointing=settings.checkpointing or stopped.checkpointing,
     )
-    write_result(place, result)
+
+
+def _attempt(desk: Desk, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> str:
+    """Train the cohort from its state, if it has one, to its end; what ran out of memory on the way, or nothing."""
+    try:
+        with _own_randomness(backbone, desk.runs):
+            free_bytes = available_bytes(backbone.device)
+            cohort = Cohort(desk.runs, backbone, chosen, desk.watch, world=desk.world)
+            if not is_measured:
+                left_bytes = free_bytes if desk.prefixes is None else desk.prefixes.leave(free_bytes)
+                cohort.use_budget(find_budget(cohort, left_bytes))
+            desk.write_membership(cohort.settings)
+            if has_state(desk.place):
+                load_state(desk.place, cohort)
+                for member in cohort.members:
+                    desk.write_history(member)
+            if desk.prefixes is not None:
+                cohort.reuse(desk.prefixes)
+            desk.world.start_alike(desk.place.name, cohort.num_steps, list(cohort.stored.values()))
+            train(cohort, desk)
+    except (OutOfMemory, RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if desk.world.place.size > 1:
+            raise OutOfMemory(
+                f"memory ran out in process {desk.world.place.rank}: {first_line(error)}",
+                "the others cannot go on with less: use a smaller `--max-cohort`, `--checkpointing`, or "
+                "`--spread cohorts`",
+            ) from None
+        return first_line(error)
+    return ""
+
+
+def _with_fewer_slots(chosen: CohortSettings, desk: Desk, backbone: Backbone, reason: str) -> CohortSettings:
+    num_slots = min(chosen.num_slots or len(desk.runs), len(desk.runs))
+    if num_slots == 1:
+        needed = describe_bytes(count_slot_bytes(desk.runs, backbone))
+        free = describe_bytes(available_bytes(backbone.device))
+        raise OutOfMemory(
+            f"one run with one row at a time does not fit in the memory of `{backbone.device}`: its parameters take "
+            f"{needed} in training, a row's activations come on top, and {free} are free ({reason})",
+            "use `--checkpointing`, a smaller `--max-length` or `--size`, or a smaller backbone",
+        )
+    smaller = replace(chosen, num_slots=num_slots // 2)
+    message = f"memory ran out ({reason}): {smaller.num_slots} runs together from here on, the others wait"
+    desk.fall_back(message, smaller)
+    return smaller
 
 
 @contextmanager
@@ -203,24 +247,3 @@ def _own_threads(num_threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that the step in hand is finished and saved; a second Ctrl-C stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head
-from inlay.model.route import Row
+from inlay.model.route import Prefix, Row
 from inlay.training.evaluate import Targets
 from inlay.training.run import Run
+
+if TYPE_CHECKING:
+    from inlay.training.prefix import Kept, PrefixCache
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Progress:
     """the last epoch with a better score than any before, which patience counts from; a tie is no gain"""
     status: str = ""
     message: str = ""
+    began: float = 0.0
+    """seconds its cohort had trained when it entered"""
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -51,6 +56,7 @@ class Member:
         self._targets = Targets(run.task.train, train, run.spec.head, device)
         self._weights = _class_weights(run, device) * self._targets.weights
         self._numbers, self._row_weights = self._targets.numbers, self._weights.cpu().numpy()
+        self._kept: dict[str, Kept] = {}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -59,6 +65,17 @@ class Member:
     @property
     def num_steps(self) -> int:
         return self.steps_per_epoch * self.run.config.train.epochs
+
+    @property
+    def fewest_tokens(self) -> int:
+        """Of a forward pass that its rows fit in: the longest row, or with batch norm, which sees it whole, a batch."""
+        train, longest = self.run.config.train, int(self.train.lengths.max())
+        return longest * (train.batch_size if self.run.config.method.inner_norm == "batch" else 1)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one step, with padding."""
+        return self.run.config.train.batch_size * int(self.train.lengths.max())
 
     @property
     def is_active(self) -> bool:
@@ -89,9 +106,35 @@ class Member:
         weights = self._row_weights[batch]
         return weights / weights.sum()
 
-    def row(self, index: int) -> Row:
-        segments = None if self.train.segments is None else self.train.segments[index]
-        return Row(self.train.ids[index], self.slot, segments)
+    def reuse(self, cache: PrefixCache, first_layer: int) -> None:
+        """Compute what lies below `first_layer` once and keep it, unless the head reads those layers too."""
+        if first_layer > 0 and self.run.spec.head.features == "last":
+            self._kept = {"train": cache.keep(first_layer, self.train), "dev": cache.keep(first_layer, self.dev)}
+
+    @property
+    def is_reusing(self) -> bool:
+        return bool(self._kept)
+
+    def prefixes(self, windows: Iterable[int]) -> list[Prefix]:
+        """What is known of the lower layers of the rows of a step; nothing, if they are not reused."""
+        return self._kept["train"].take(list(map(int, windows))) if self._kept else []
+
+    def rows(self, windows: Sequence[int] | np.ndarray) -> list[Row]:
+        """The rows of a step, with their prefixes where these are reused."""
+        ids, segments = self.train.ids, self.train.segments
+        prefixes: Sequence[Prefix | None] = self.prefixes(windows) or [None] * len(windows)
+        return [
+            Row(ids[int(window)], self.slot, None if segments is None else segments[int(window)], prefix)
+            for window, prefix in zip(windows, prefixes, strict=True)
+        ]
+
+    def dev_rows(self) -> list[Row]:
+        """All dev rows, with the prefixes that are kept."""
+        kept = self._kept.get("dev")
+        return [
+            Row(ids, self.slot, segments, None if kept is None else kept.find(window))
+            for window, (ids, segments) in enumerate(self.dev)
+        ]
 
     def loss(self, logits: Tensor, indices: Sequence[int], batch: np.ndarray) -> Tensor:
         """The part of the step's loss that the rows `indices` of `batch` make; the parts add up to the mean."""

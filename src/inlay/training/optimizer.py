@@ -37,10 +37,16 @@ class SlotOptimizer:
     """Moments and step counts of every slot. It owns `first_SP` and `second_SP` and updates the bank in place."""
 
     def __init__(self, bank: FlatBank, settings: Sequence[TrainConfig]) -> None:
-        self._bank, self._settings = bank, settings
+        self._bank, self._settings = bank, list(settings)
         self.num_steps = [0] * len(settings)
         self.first_SP = torch.zeros_like(bank.values_SP)
         self.second_SP = torch.zeros_like(bank.values_SP)
+
+    def reset(self, slot: int, settings: TrainConfig) -> None:
+        """A slot as if it had never been stepped, for the run that enters it."""
+        self._settings[slot], self.num_steps[slot] = settings, 0
+        self.first_SP[slot] = 0
+        self.second_SP[slot] = 0
 
     def clip(self, grads_SP: Tensor) -> Tensor:
         """Scale each slot's gradients, in place, to its own largest norm; returns the norms [S] before it."""

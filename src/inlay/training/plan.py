@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,17 @@ from inlay.data.encode import epoch_batches
 from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
-from inlay.training.cohort import Cohort, CohortSettings, peak_memory_bytes
-from inlay.training.fit import TOKEN_BUDGET
+from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.member import Member
+from inlay.training.memory import (
+    MAX_COHORT,
+    TOKEN_BUDGET,
+    available_bytes,
+    choose_slots,
+    count_slot_bytes,
+    find_budget,
+)
+from inlay.training.prefix import Limits, PrefixCache
 from inlay.training.run import Run
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -52,6 +62,10 @@ class Plan:
     full: Cost
     frozen_norms: dict[str, str]
     """layer norms that stay frozen, and why"""
+    token_budget: int
+    """tokens of a forward pass that fit in the memory that is free now"""
+    max_together: int
+    """runs like this one that would train at a time"""
 
     @property
     def trained_share(self) -> float:
@@ -71,15 +85,22 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
     stored_bytes = 4 * sum(math.prod(item.shape) for item in run.spec.layout(backbone.anatomy))
     settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
+        free_bytes = available_bytes(backbone.device)
         cohort = Cohort([run], backbone, settings)
+        cohort.use_budget(find_budget(cohort, free_bytes))
         member = cohort.members[0]
+        # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
+        cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
         steps = _Steps(member)
         with cohort.training():
             epoch_seconds = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
+            once_seconds = steps.estimate(lambda cursor: _prefix_at(member, cursor, backbone.device))
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member)
         full_seconds = steps.estimate(_full_step(member, backbone))
     epochs, backbone_total = run.config.train.epochs, backbone.num_parameters
+    dev_once_seconds = once_seconds * float(member.dev.lengths.sum() / member.train.lengths.sum())
+    upper_seconds = max(0.0, epoch_seconds - once_seconds) + max(0.0, dev_seconds - dev_once_seconds)
     return Plan(
         run_id=run.id,
         parameters_by_part=by_part,
@@ -88,7 +109,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         num_dev=len(run.task.dev),
         num_steps=member.num_steps,
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
-        inlay=Cost(total, stored_bytes, epochs * (epoch_seconds + dev_seconds), peak),
+        inlay=Cost(total, stored_bytes, once_seconds + dev_once_seconds + epochs * upper_seconds, peak),
         full=Cost(
             backbone_total + by_part["head"],
             4 * (backbone_total + by_part["head"]),
@@ -96,6 +117,8 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
             peak + _TRAINED_BYTES * backbone_total,
         ),
         frozen_norms=dict(backbone.anatomy.frozen_norms),
+        token_budget=cohort.settings.token_budget,
+        max_together=1 if run.spec.is_solo else choose_slots(MAX_COHORT, count_slot_bytes([run], backbone), free_bytes),
     )
 
 
@@ -127,14 +150,19 @@ def _step_at(cohort: Cohort, member: Member, cursor: int, device: torch.device) 
     return _timed(cohort.step, device)
 
 
+def _prefix_at(member: Member, cursor: int, device: torch.device) -> float:
+    """Seconds for the layers of a batch that are computed once; none if there are none."""
+    member.progress.cursor = cursor
+    return _timed(lambda: member.prefixes(member.next_batch()), device) if member.is_reusing else 0.0
+
+
 def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
     """One step of fine-tuning a copy of the whole backbone, on the same batch."""
     model = copy.deepcopy(backbone.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
     def step() -> None:
-        rows = [member.row(int(index)) for index in member.next_batch()]
-        batch = collate(rows, backbone.pad_id, backbone.device)
+        batch = collate(member.rows(member.next_batch()), backbone.pad_id, backbone.device)
         hidden = model(input_ids=batch.input_ids_BT, attention_mask=batch.mask_BT).last_hidden_state
         hidden.float().square().mean().backward()
         optimizer.step()

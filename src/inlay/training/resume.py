@@ -1,6 +1,7 @@
 """The resume state of a cohort: everything that decides its next step, in one file written whole or not at all.
 
-Weights, moments, random generators, data cursors, best weights so far. Only safetensors and JSON, never pickle.
+Weights, moments, random generators, data cursors, best weights so far, who is in which slot and who waits. Only
+safetensors and JSON, never pickle.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,10 +21,11 @@ from inlay.config import digest
 from inlay.errors import StoreDamaged
 from inlay.store import write_atomically
 from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.member import Progress
+from inlay.training.member import Member, Progress
+from inlay.training.queue import Parked
 from inlay.training.run import Run
 
-_STATE = "state.safetensors"
+_STATE, _MEMBERSHIP = "state.safetensors", "cohort.json"
 
 
 def cohort_id(runs: list[Run]) -> str:
@@ -30,79 +33,106 @@ def cohort_id(runs: list[Run]) -> str:
     return digest([run.id for run in runs])[:16]
 
 
-def write_membership(folder: Path, runs: list[Run], settings: CohortSettings) -> None:
-    """Who trains in which slot, with which budget and threads: on disk before the first step."""
-    content = {"runs": [run.id for run in runs], **dataclasses.asdict(settings)}
+def write_membership(folder: Path, runs: list[Run], settings: CohortSettings, fallbacks: list[str]) -> None:
+    """Who trains together, how many at a time, with which budget and threads: on disk before the first step.
+
+    `fallbacks` say what was made smaller because memory ran out.
+    """
+    content = {"runs": [run.id for run in runs], **dataclasses.asdict(settings), "fallbacks": fallbacks}
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "cohort.json", json.dumps(content, indent=1).encode())
+    write_atomically(folder / _MEMBERSHIP, json.dumps(content, indent=1).encode())
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """A cohort that was stopped: its runs in slot order, some of them perhaps ended, and its settings."""
+    """A cohort that was stopped: its runs in the order they get slots, some perhaps ended, and its settings."""
 
     runs: list[Run]
     settings: CohortSettings
+    fallbacks: list[str]
 
 
 def find_stopped(folder: Path, runs: list[Run], unfinished: list[Run]) -> Stopped | None:
     """The cohort under `folder` that has a state, is made of some of `runs`, and trains every unfinished one."""
     known, wanted = {run.id: run for run in runs}, {run.id for run in unfinished}
     for state in sorted(folder.glob(f"*/{_STATE}")):
-        content = json.loads(state.with_name("cohort.json").read_text(encoding="utf8"))
+        content = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))
         if wanted <= set(content["runs"]) <= known.keys():
-            settings = CohortSettings(content["token_budget"], content["num_threads"], content["save_every"])
-            return Stopped([known[run_id] for run_id in content["runs"]], settings)
+            names = {field.name for field in dataclasses.fields(CohortSettings)}
+            settings = CohortSettings(**{name: content[name] for name in names & content.keys()})
+            return Stopped([known[run_id] for run_id in content["runs"]], settings, content.get("fallbacks", []))
     return None
 
 
+def has_state(folder: Path) -> bool:
+    """Whether a cohort has steps to go on from."""
+    return (folder / _STATE).is_file()
+
+
 def save_state(folder: Path, cohort: Cohort) -> None:
-    """Write the resume state, replacing the last one."""
+    """Write the resume state, replacing the last one: the runs in their slots, then those that lost theirs."""
     tensors: dict[str, Tensor] = {"rng/cpu": torch.get_rng_state()}
     if cohort.backbone.device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(cohort.backbone.device)
-    tensors |= _training_tensors(cohort)
-    for member in cohort.members:
-        for name, tensor in member.best_tensors.items():
-            tensors[f"best/{member.slot}/{name}"] = tensor
+    parked = cohort.queue.parked
+    for name, stored_SP in cohort.stored.items():
+        tensors[name] = torch.cat([stored_SP.cpu(), *(item.rows[name].unsqueeze(0) for item in parked)])
+    begun: list[Member | Parked] = [*cohort.members, *parked]
+    for row, item in enumerate(begun):
+        for name, tensor in item.best_tensors.items():
+            tensors[f"best/{row}/{name}"] = tensor
     state = {
         "num_steps": cohort.num_steps,
         "seconds": cohort.seconds,
-        "slot_steps": cohort.optimizer.num_steps,
-        "members": [dataclasses.asdict(member.progress) for member in cohort.members],
+        "left_steps": cohort.left_steps,
+        "num_begun": cohort.queue.num_begun,
+        "num_slots": cohort.num_slots,
+        "runs": [item.run.id for item in begun],
+        "run_steps": [*cohort.optimizer.num_steps, *(item.num_steps for item in parked)],
+        "progress": [dataclasses.asdict(item.progress) for item in begun],
     }
     write_atomically(folder / _STATE, encode_tensors(tensors, {"state": json.dumps(state)}))
 
 
-def _training_tensors(cohort: Cohort) -> dict[str, Tensor]:
-    optimizer = cohort.optimizer
-    return {"values": cohort.flat.values_SP, "first": optimizer.first_SP, "second": optimizer.second_SP}
-
-
 def load_state(folder: Path, cohort: Cohort) -> None:
-    """Put a fresh cohort of the same runs where the state left off, random generators included."""
+    """Put a fresh cohort of the same runs where the state left off, random generators included.
+
+    The cohort may have fewer slots than it had: runs that have not ended get them first, the others wait.
+    """
     try:
-        with safe_open(folder / _STATE, framework="pt", device=str(cohort.backbone.device)) as file:
+        with safe_open(folder / _STATE, framework="pt", device="cpu") as file:
             state = json.loads(file.metadata()["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+        begun = _read_begun(state, tensors, {run.id: run for run in cohort.queue.runs})
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StoreDamaged(
             f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
         ) from None
-    with torch.no_grad():
-        for name, tensor in _training_tensors(cohort).items():
-            tensor.copy_(tensors[name])
-    cohort.num_steps, cohort.seconds = state["num_steps"], state["seconds"]
-    cohort.optimizer.num_steps = state["slot_steps"]
-    for member, progress in zip(cohort.members, state["members"], strict=True):
-        member.progress = Progress(**progress)
-        prefix = f"best/{member.slot}/"
-        member.best_tensors = {
-            name.removeprefix(prefix): tensor.cpu() for name, tensor in tensors.items() if name.startswith(prefix)
-        }
-    torch.set_rng_state(tensors["rng/cpu"].cpu())
-    if "rng/cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["rng/cuda"].cpu(), cohort.backbone.device)
+    if cohort.num_slots != state["num_slots"]:
+        begun.sort(key=lambda item: bool(item.progress.status))
+    cohort.seat(begun)
+    cohort.queue.num_begun = state["num_begun"]
+    cohort.num_steps, cohort.seconds, cohort.left_steps = state["num_steps"], state["seconds"], state["left_steps"]
+    torch.set_rng_state(tensors["rng/cpu"])
+    if "rng/cuda" in tensors and cohort.backbone.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng/cuda"], cohort.backbone.device)
+
+
+def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[str, Run]) -> list[Parked]:
+    return [
+        Parked(
+            run=known[run_id],
+            progress=Progress(**state["progress"][row]),
+            num_steps=state["run_steps"][row],
+            rows={name: tensors[name][row] for name in ("values", "first", "second")},
+            best_tensors={
+                name.removeprefix(f"best/{row}/"): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(f"best/{row}/")
+            },
+        )
+        for row, run_id in enumerate(state["runs"])
+    ]
 
 
 def drop_state(folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from inlay.model.inference import batches_by_length
 from inlay.model.route import Row
 from inlay.training.member import Member
 from inlay.training.optimizer import SlotOptimizer
+from inlay.training.parallel import World
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,13 @@ class Seen:
 class Stepper:
     """Forward and backward passes of a training bank, and its optimizer's steps."""
 
-    def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
-        self._bank, self._flat, self._optimizer = bank, flat, optimizer
+    def __init__(
+        self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int, world: World | None = None
+    ) -> None:
+        self._bank, self._flat, self._optimizer, self._world = bank, flat, optimizer, world or World()
         self.token_budget = token_budget
+        self.on_compile: Callable[[str], None] = lambda what: None
+        """hears what is about to be compiled"""
 
     def step(
         self,
@@ -61,12 +66,16 @@ class Stepper:
         return seen
 
     def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
-        """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot."""
+        """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot.
+
+        Where several processes train together each computes its own rows, and gets the sums over all of them.
+        """
         self._flat.drop_grads()
         backbone = self._bank.backbone
         members = {member.slot: member for member in active}
-        picks = [(member.slot, int(index)) for member in active for index in batches[member.slot]]
-        rows = [members[slot].row(index) for slot, index in picks]
+        shares = {member.slot: self._world.share(batches[member.slot], member.slot) for member in active}
+        picks = [(member.slot, int(index)) for member in active for index in shares[member.slot]]
+        rows = [row for member in active for row in member.rows(shares[member.slot])]
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
         losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
         for chunk in self._chunks(rows):
@@ -79,10 +88,14 @@ class Stepper:
                     losses_S[segment.slot] += part.detach()
                     parts.append(part)
                 torch.stack(parts).sum().backward()
-        return losses_S, self._flat.take_grads()
+        grads_SP = self._flat.take_grads()
+        self._world.add_up(losses_S, grads_SP)
+        return losses_S, grads_SP
 
     def _chunks(self, rows: Sequence[Row]) -> Iterator[list[int]]:
         """Positions of the rows of each forward pass. Batch norm sees a run's batch whole, whoever trains beside."""
+        if not rows:  # a batch of fewer rows than processes
+            return
         budget, spec = self.token_budget, self._bank.specs[rows[0].slot]
         assert spec is not None
         if spec.method.inner_norm != "batch":

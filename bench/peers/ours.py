@@ -1,0 +1,62 @@
+"""Inlay measured as the peers are: its own training loop and engine, behind the lines of `protocol.py`."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import torch
+from ours_serving import WORK as SERVING
+from ours_training import Training, matrix_rate
+from protocol import answer_requests, versions_of
+
+from inlay.training.cohort import peak_memory_bytes
+
+WORK = {"train": Training, **SERVING}
+
+
+class Session:
+    """What this process was asked to prepare."""
+
+    def __init__(self) -> None:
+        self.work: Any = None
+
+    def prepare(self, **job: Any) -> dict[str, Any]:
+        self.forget()
+        torch.set_num_threads(job["threads"])
+        torch.manual_seed(0)
+        self.work = WORK[job["work"]](job)
+        began = time.perf_counter()
+        self.work.warm_up()
+        versions = versions_of("torch", "transformers")
+        warm_up_s = round(time.perf_counter() - began, 1)
+        return {"versions": versions, "warm_up_s": warm_up_s, **self.work.describe()}
+
+    def forget(self) -> None:
+        """Leave nothing of what was prepared before: memory, its peak, compiled shapes that count towards a limit."""
+        self.work = None
+        gc.collect()
+        torch._dynamo.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def measure(self, steps: int) -> dict[str, Any]:
+        synchronise()
+        began = time.perf_counter()
+        samples = self.work.measure(steps)
+        synchronise()
+        seconds = time.perf_counter() - began
+        peak = peak_memory_bytes(self.work.backbone.device)
+        return {"seconds": seconds, "samples": samples, "peak_memory_bytes": peak}
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    session = Session()
+    answer_requests({"prepare": session.prepare, "measure": session.measure, "matrix_rate": matrix_rate})

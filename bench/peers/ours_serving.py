@@ -1,0 +1,142 @@
+"""Inlay answering, measured: the engine on requests, and the bank on rows of many tasks or of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.config import MethodConfig
+from inlay.model import Bank, infer, load_backbone
+from inlay.model.backbone import Backbone
+from inlay.model.bank import SlotSpec
+from inlay.model.graphed import GraphedForward
+from inlay.model.heads import HeadSpec
+from inlay.model.methods import resolve_method
+from inlay.model.route import Row
+from inlay.serving import Engine, Request
+from inlay.store import Manifest, Store
+from inlay.training.publish import describe_backbone
+
+DISTINCT = 8  # sets of random weights, put into the slots over and over: values do not matter for speed
+
+
+class EngineWork:
+    """The engine on requests that are texts, one for each task: a step answers all of them."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.backbone = load_backbone(job["folder"], device=job["device"])
+        self._place = tempfile.TemporaryDirectory()
+        store = Store(Path(self._place.name))
+        spec = make_spec(job)
+        names = [f"task-{index}" for index in range(job["tasks"])]
+        for index, name in enumerate(names):
+            publish_random(store, name, self.backbone, spec, seed=index)
+        self.engine = Engine(self.backbone, store, num_slots=job["tasks"])
+        texts = read_rows(job)["texts"][: job["requests"]]
+        self.requests = [Request(names[index % len(names)], text) for index, text in enumerate(texts)]
+
+    def warm_up(self) -> None:
+        self.measure(3)
+
+    def measure(self, steps: int) -> int:
+        for _ in range(steps):
+            answers = self.engine.predict(self.requests)
+            assert all(answer.error is None for answer in answers)
+        return steps * len(self.requests)
+
+    def describe(self) -> dict[str, Any]:
+        return {"dtype": str(self.backbone.dtype)}
+
+
+class BankWork:
+    """Tokenised rows through a bank that holds many tasks: each row its own task, or all rows one task (`mixed`)."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.backbone = load_backbone(job["folder"], device=job["device"])
+        self.bank = fill_bank(self.backbone, job)
+        generator, ids = np.random.default_rng(0), read_rows(job)["ids"][: job["requests"]]
+        self.batches = []
+        for _ in range(16):  # another mix in every step
+            slots = generator.choice(job["tasks"], size=len(ids), replace=len(ids) > job["tasks"])
+            chosen = slots if job["mixed"] else np.full_like(slots, slots[0])
+            self.batches.append([Row(row, int(slot)) for row, slot in zip(ids, chosen, strict=True)])
+        self.num_done = 0
+        self.graphed = GraphedForward(self.bank) if job.get("compiled") else None
+
+    def warm_up(self) -> None:
+        self.measure(8)
+
+    def measure(self, steps: int) -> int:
+        for _ in range(steps):
+            rows = self.batches[self.num_done % len(self.batches)]
+            infer(self.bank, rows) if self.graphed is None else self.graphed.logits(rows)
+            self.num_done += 1
+        return steps * len(self.batches[0])
+
+    def describe(self) -> dict[str, Any]:
+        stacks = self.bank.stacks.values()
+        return {
+            "dtype": str(self.backbone.dtype),
+            "slots_dtype": sorted({str(stack.dtype) for stack in stacks}),
+            "slots_bytes": sum(stack.numel() * stack.element_size() for stack in stacks),
+        }
+
+
+def read_rows(job: dict[str, Any]) -> dict[str, Any]:
+    with open(job["rows"], encoding="utf8") as file:
+        return json.load(file)
+
+
+def make_spec(job: dict[str, Any]) -> SlotSpec:
+    return SlotSpec(MethodConfig(size=job["size"]), HeadSpec("classify", 2, "cls"))
+
+
+def random_tensors(backbone: Backbone, spec: SlotSpec, seed: int) -> dict[str, Tensor]:
+    """What a slot holds, away from its neutral values."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for item in spec.layout(backbone.anatomy):
+        neutral = backbone.own_tensor(item.name) if item.start == "backbone" else float(item.start == "ones")
+        tensors[item.name] = neutral + 0.02 * torch.randn(item.shape, generator=generator)
+    return tensors
+
+
+def fill_bank(backbone: Backbone, job: dict[str, Any]) -> Bank:
+    bank, spec = Bank(backbone, job["tasks"], dtype=backbone.dtype), make_spec(job)
+    sets = [random_tensors(backbone, spec, seed) for seed in range(min(DISTINCT, job["tasks"]))]
+    moved = [{name: tensor.to(backbone.device) for name, tensor in tensors.items()} for tensors in sets]
+    for slot in range(job["tasks"]):
+        bank.put(slot, spec, moved[slot % len(moved)])
+    return bank
+
+
+def publish_random(store: Store, name: str, backbone: Backbone, spec: SlotSpec, seed: int) -> None:
+    tensors = random_tensors(backbone, spec, seed)
+    manifest = Manifest(
+        kind=spec.head.kind,
+        labels=("no", "yes"),
+        metric="accuracy",
+        method=dataclasses.asdict(resolve_method(spec.method)),
+        head=dataclasses.asdict(spec.head),
+        max_length=min(128, backbone.max_length),
+        metrics={},
+        data_digest="random",
+        dev_digest="",
+        backbone=describe_backbone(backbone),
+        run_id="random",
+        num_parameters=sum(tensor.numel() for tensor in tensors.values()),
+        probes=(),
+        config={},
+        extra={"pairs": False},
+    )
+    store.publish(name, tensors, manifest, {})
+
+
+WORK = {"engine": EngineWork, "bank": BankWork}

@@ -1,0 +1,120 @@
+"""Inlay's training loop, measured: a cohort stepped as `fit` steps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.data.tasks import Split, Task
+from inlay.model import load_backbone
+from inlay.model.backbone import Backbone
+from inlay.training import Run, make_run
+from inlay.training import cohort as cohort_module
+from inlay.training.cohort import Cohort, CohortSettings
+
+TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
+WARM_UP_STEPS = 8
+MATRIX = 8192
+
+
+class Training:
+    """A cohort of runs on the same rows, each with its own seed and rate, stepped as `fit` steps it."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        if job["eager"]:
+            use_eager_steps()
+        self.backbone = load_backbone(job["folder"], device=job["device"])
+        task = read_task(job)
+        runs = [make(task, self.backbone, job, seed) for seed in range(job["cohort"])]
+        self.cohort = Cohort(runs, self.backbone, cohort_settings(job))
+        self.num_warm_up = job.get("warm_up") or WARM_UP_STEPS
+
+    def warm_up(self) -> None:
+        """On a GPU a whole epoch, so that every shape is met before anything is measured."""
+        has_shapes = self.backbone.device.type == "cuda"
+        self.measure(self.cohort.members[0].steps_per_epoch if has_shapes else self.num_warm_up)
+
+    def measure(self, steps: int) -> int:
+        samples = 0
+        with self.cohort.training():
+            for _ in range(steps):
+                samples += self.cohort.step()
+                for member in self.cohort.members:  # nothing is scored: peers score nothing either
+                    assert member.is_active, member.progress.message
+                    if member.progress.cursor == member.steps_per_epoch:
+                        member.progress.epoch, member.progress.cursor = member.progress.epoch + 1, 0
+        return samples
+
+    def describe(self) -> dict[str, Any]:
+        spec, train = self.cohort.members[0].run.spec, self.cohort.members[0].run.config.train
+        return {
+            "trained_parameters": spec.count_parameters(self.backbone.anatomy),
+            "dtypes": sorted({str(self.backbone.dtype), *(str(s.dtype) for s in self.cohort.bank.stacks.values())}),
+            "matrix_parameters": matrix_parameters(self.backbone),
+            "bucket": train.bucket,
+            "steps": type(self.cohort.stepper).__name__,
+            "settings": dataclasses.asdict(self.cohort.settings),
+        }
+
+
+def read_task(job: dict[str, Any]) -> Task:
+    """The rows as a task; two of them are its dev rows too, which nothing looks at."""
+    with open(job["rows"], encoding="utf8") as file:
+        rows = json.load(file)
+    targets = np.array(rows["labels"], dtype=np.int64)
+    train = Split(rows["texts"], None, targets, list(range(1, len(targets) + 1)))
+    dev = train.take([0, 1])
+    return Task("bench", "classify", ("no", "yes"), "accuracy", train, dev, None, (), job["rows"], job["rows"] + "/dev")
+
+
+def make(task: Task, backbone: Backbone, job: dict[str, Any], seed: int) -> Run:
+    train = TrainConfig(
+        lr=1e-4 * (1 + seed % 8),
+        seed=seed,
+        epochs=1000,
+        batch_size=job["batch_size"],
+        pooling="cls",  # as the peers' heads read
+    )
+    return make_run(task, RunConfig(method=MethodConfig(size=job["size"]), train=train), backbone)
+
+
+def cohort_settings(job: dict[str, Any]) -> CohortSettings:
+    budget = job.get("token_budget") or TOKEN_BUDGET[job["device"]]
+    return CohortSettings(token_budget=budget, num_threads=job["threads"], save_every=10**9)
+
+
+def use_eager_steps() -> None:
+    """From here on in this process; a cohort compiles its steps where it can, and no setting says otherwise."""
+    if hasattr(cohort_module, "can_compile"):
+        cohort_module.can_compile = lambda bank, members: False
+
+
+def matrix_parameters(backbone: Backbone) -> int:
+    """Weights of the layers' frozen matrices, which every token is multiplied with."""
+    from inlay.model.sites import find_family
+
+    stack = find_family(backbone.anatomy.family).stack
+    return sum(
+        parameter.numel()
+        for name, parameter in backbone.model.named_parameters()
+        if name.startswith(f"{stack}.") and parameter.dim() == 2
+    )
+
+
+def matrix_rate() -> dict[str, Any]:
+    """Floating-point operations a second of a large bf16 product on random data: the chip's ceiling, measured."""
+    left, right = torch.randn(2, MATRIX, MATRIX, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        left @ right
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(10):
+        left @ right
+    torch.cuda.synchronize()
+    return {"flops_per_s": 10 * 2 * MATRIX**3 / (time.perf_counter() - began)}

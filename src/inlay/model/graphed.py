@@ -1,0 +1,155 @@
+"""Inference as captured programs: a batch of any mix of tasks is one copy to the GPU, one launch, one copy back.
+
+For serving, where batches are small and launches cost more than work. A program belongs to a rung of the ladder
+(model/rung.py) and serves every mix; slots that change hands change nothing it was compiled for. Compiling takes
+seconds, so this is for banks that will answer many batches; `inference.infer` needs none of it.
+
+Shape letters: S slots, N packed tokens, B rows, D width, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.model import grouped, launch
+from inlay.model.bank import Bank
+from inlay.model.route import Row
+from inlay.model.rung import Capacity, Laid, Rung, climb
+
+BACKEND: str | Callable[..., Any] = "inductor"
+MOST_TOKENS = 65536
+
+
+class GraphedForward:
+    """Logits of rows for any mix of a bank's slots, through programs compiled once for each rung."""
+
+    def __init__(self, bank: Bank) -> None:
+        self._bank = bank
+        self._programs: dict[tuple[Any, ...], _Program] = {}
+        self._pool: Any = None
+        self._num_changes = -1
+        self._poolings: tuple[str, ...] = ()
+        self._numbers: list[int] = []
+
+    def takes(self, rows: Sequence[Row]) -> bool:
+        """Whether these rows can go together: packed on a GPU, by heads that read one vector of the last layer."""
+        backbone, specs = self._bank.backbone, [self._bank.specs[slot] for slot in {row.slot for row in rows}]
+        return (
+            launch.is_available(backbone.device)
+            and backbone.packs
+            and sum(len(row.ids) for row in rows) <= MOST_TOKENS
+            and all(
+                spec is not None
+                and not spec.is_solo
+                and spec.head.reads_rows
+                and spec.head.hidden == "none"
+                and spec.head.features == "last"
+                for spec in specs
+            )
+        )
+
+    def logits(self, rows: Sequence[Row]) -> list[Tensor]:
+        """The logits of every row, float32 on the CPU, in order."""
+        order = sorted(range(len(rows)), key=lambda index: rows[index].slot)
+        laid = _lay([rows[index] for index in order])
+        program = self._program(laid)
+        program.rung.fill(program.rung.lay(laid))
+        self._run(program)
+        logits_BL = program.logits_BL[: len(rows)].cpu()
+        answers: list[Tensor] = [logits_BL] * len(rows)
+        for position, index in enumerate(order):
+            spec = self._bank.specs[rows[index].slot]
+            assert spec is not None
+            answers[index] = logits_BL[position, : spec.head.num_outputs]
+        return answers
+
+    def _program(self, laid: Laid) -> _Program:
+        bank, backbone = self._bank, self._bank.backbone
+        longest = max(16, 1 << (int(laid.lengths.max()) - 1).bit_length())
+        capacity = Capacity(climb(len(laid.ids)), climb(len(laid.lengths)), bank.num_slots, longest)
+        poolings = tuple(
+            sorted({spec.head.pooling for spec in bank.specs if spec is not None and spec.head.reads_rows})
+        )
+        key = (capacity, poolings, bank.stacks["head.weight"].data_ptr())
+        program = self._programs.get(key)
+        if program is None or program.views is not bank.views:
+            rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
+            program = self._programs[key] = _Program(rung, poolings, bank.views)
+        program.choose([0 if spec is None or spec.head.pooling not in poolings else poolings.index(spec.head.pooling)
+                        for spec in bank.specs], backbone.device)  # fmt: skip
+        return program
+
+    def _run(self, program: _Program) -> None:
+        if program.graph is not None:
+            program.graph.replay()
+            return
+        with torch.no_grad(), self._bank.backbone.compiled(BACKEND):
+            if self._bank.backbone.device.type != "cuda":
+                program.logits_BL = self._compute(program)
+                return
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self._compute(program)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._pool):
+                program.logits_BL = self._compute(program)
+            program.graph = graph
+        program.graph.replay()
+
+    def _compute(self, program: _Program) -> Tensor:
+        """Of tensors alone: nothing here knows which tasks it is for."""
+        bank, rung = self._bank, program.rung
+        with bank.routed(rung.route):
+            hidden_ND = bank.backbone.hidden(rung.batch).squeeze(0)
+        pooled_BD = bank.backbone.pool_rung(hidden_ND, rung, program.poolings[0])
+        for number, pooling in enumerate(program.poolings[1:], start=1):
+            is_own_B1 = (program.pooling_S[rung.parts["row_slots"]] == number).unsqueeze(1)
+            pooled_BD = torch.where(is_own_B1, bank.backbone.pool_rung(hidden_ND, rung, pooling), pooled_BD)
+        weight_SDL = bank.stacks["head.weight"].transpose(1, 2)
+        return grouped.segment_linear(pooled_BD.float(), weight_SDL, bank.stacks["head.bias"], rung.row_tiles)
+
+
+class _Program:
+    def __init__(self, rung: Rung, poolings: tuple[str, ...], views: Any) -> None:
+        self.rung, self.poolings, self.views = rung, poolings, views
+        self.pooling_S: Tensor = torch.empty(0)
+        self.logits_BL: Tensor = torch.empty(0)
+        self.graph: Any = None
+        self._chosen: list[int] = []
+
+    def choose(self, numbers: list[int], device: torch.device) -> None:
+        """Which pooling each slot has, at a fixed address."""
+        if numbers is self._chosen:
+            return
+        sent = torch.tensor(numbers, dtype=torch.int32, device=device)
+        if self._chosen:
+            self.pooling_S.copy_(sent)
+        else:
+            self.pooling_S = sent
+        self._chosen = numbers
+
+
+def _poolings(bank: Bank) -> tuple[tuple[str, ...], list[int]]:
+    """The poolings that occur in a bank, and the place of each slot's among them."""
+    by_slot = [None if spec is None or not spec.head.reads_rows else spec.head.pooling for spec in bank.specs]
+    names = tuple(sorted({pooling for pooling in by_slot if pooling is not None}))
+    return names, [0 if pooling is None else names.index(pooling) for pooling in by_slot]
+
+
+def _lay(rows: Sequence[Row]) -> Laid:
+    types = [np.zeros(len(row.ids), np.int64) if row.segments is None else np.asarray(row.segments) for row in rows]
+    return Laid(
+        np.concatenate([np.asarray(row.ids) for row in rows]),
+        np.concatenate(types),
+        np.array([len(row.ids) for row in rows]),
+        np.array([row.slot for row in rows]),
+    )

@@ -1,0 +1,58 @@
+"""What another precision changes: a version's own probes answered again, beside the answers it was published with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from inlay.model.heads import HeadSpec, Outcome, Output, find_head
+from inlay.store import Probe
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the answers to probes moved."""
+
+    num_probes: int = 0
+    num_changed: int = 0
+    """probes with another label, label set, tag or answer; a number is never the same, so it is not counted"""
+    largest: float = 0.0
+    """the largest change of a logit"""
+
+    @classmethod
+    def total(cls, drifts: Iterable[Drift]) -> Drift:
+        """The drift of several versions taken together."""
+        found = list(drifts)
+        return cls(
+            sum(drift.num_probes for drift in found),
+            sum(drift.num_changed for drift in found),
+            max((drift.largest for drift in found), default=0.0),
+        )
+
+
+def measure_drift(probes: Sequence[Probe], outputs: Sequence[Output], head: HeadSpec, labels: Sequence[str]) -> Drift:
+    """How far `outputs` are from what the probes were answered when they were published."""
+    answer, num_changed, largest = find_head(head.kind).answer, 0, 0.0
+    for probe, output in zip(probes, outputs, strict=True):
+        published = torch.tensor(probe.logits)
+        sizes = [window.numel() for window in output.logits]
+        parts = published.split(sizes)
+        before = dataclasses.replace(
+            output, logits=tuple(part.view_as(window) for part, window in zip(parts, output.logits, strict=True))
+        )
+        num_changed += is_changed(answer(before, head, labels), answer(output, head, labels))
+        largest = max(largest, float((output.flat - published).abs().max()))
+    return Drift(len(probes), num_changed, largest)
+
+
+def is_changed(before: Outcome, after: Outcome) -> bool:
+    """Whether two outcomes say different things; how sure they are does not matter, nor by how much a number moved."""
+    return _decision(before) != _decision(after)
+
+
+def _decision(outcome: Outcome) -> tuple[object, ...]:
+    tags = None if outcome.words is None else tuple(word.tag for word in outcome.words)
+    return outcome.label, outcome.labels, outcome.answer, tags

@@ -1,0 +1,198 @@
+"""The loop of one cohort: steps and scores, what is written when, and smaller pieces when memory runs out.
+
+What always holds: the resume state is on disk before a result that depends on it, and a result is the last file of a
+run. Killed anywhere, nothing is lost and nothing half written.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import OutOfMemory
+from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
+from inlay.training.curve import draw_curve
+from inlay.training.member import Member
+from inlay.training.parallel import World
+from inlay.training.prefix import PrefixCache
+from inlay.training.resume import drop_state, save_state, write_membership
+from inlay.training.run import Result, Run, is_finished, write_history, write_result, write_start, write_tensors
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during training: the resume state is on disk."""
+
+
+@dataclass
+class Desk:
+    """Where a cohort's files go, and who hears how it fares. Of processes that train together the first one writes."""
+
+    place: Path
+    """the cohort's own folder"""
+    folder: Path
+    """of the runs' folders"""
+    runs: list[Run]
+    watch: Watcher
+    world: World = field(default_factory=World)
+    prefixes: PrefixCache | None = None
+    """what is kept for all cohorts, if texts are read more than once"""
+    fallbacks: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Forget an earlier state, and put the runs' settings in their folders."""
+        if self.world.is_first:
+            drop_state(self.place)
+            for run in self.runs:
+                write_start(self.folder / run.id, run)
+        self.world.agree(self.place.name, "cohort")  # no process looks for a state before it is gone
+
+    def write_membership(self, settings: CohortSettings) -> None:
+        """Who trains together, and how."""
+        if self.world.is_first:
+            write_membership(self.place, self.runs, settings, self.fallbacks)
+
+    def write_history(self, member: Member) -> None:
+        """A run's epochs so far."""
+        if self.world.is_first:
+            write_history(self.folder / member.run.id, member.progress.history)
+
+    def save(self, cohort: Cohort) -> None:
+        """The resume state. It holds the first process's generators; the others' begin anew with every state."""
+        if self.world.is_first:
+            save_state(self.place, cohort)
+        self.world.reseed(self.place.name, cohort.num_steps)
+
+    def end(self) -> None:
+        """The cohort has ended."""
+        if self.world.is_first:
+            drop_state(self.place)
+
+    def fall_back(self, message: str, settings: CohortSettings) -> None:
+        """Tell that memory ran out; a resume begins with what was chosen then."""
+        self.fallbacks.append(message)
+        self.write_membership(settings)
+        self.watch.on_fallback(message)
+
+
+def train(cohort: Cohort, desk: Desk) -> None:
+    """Train every run of the cohort to its end, writing each one's folder."""
+    watch = desk.watch
+    watch.on_start(cohort)
+    _settle(cohort, desk)  # runs that ended before a kill, but were perhaps not yet written
+    with _interruptible(desk.world), cohort.training():
+        while cohort.active:
+            before, began = cohort.active, time.perf_counter()
+            num_rows = _step(cohort, desk)
+            records = _score(cohort, desk)
+            cohort.seconds += time.perf_counter() - began
+            watch.on_step(cohort, num_rows)
+            for member, record in records:
+                desk.write_history(member)
+                watch.on_epoch(member, record)
+            ended, is_stopping = [member for member in before if not member.is_active], desk.world.is_stopping
+            # Before any result is written: resumed, the runs still training must find their cohort as it was.
+            if records or ended or is_stopping or cohort.num_steps % cohort.settings.save_every == 0:
+                desk.save(cohort)
+            for member in ended:
+                _write_end(member, cohort, desk)
+                watch.on_end(member)
+            _settle(cohort, desk)
+            if is_stopping:
+                raise Interrupted
+
+
+def _settle(cohort: Cohort, desk: Desk) -> None:
+    """Write the runs that have ended and give their slots to those that wait.
+
+    No state is written: from the last one, whose slots they still hold, the same runs enter the same slots.
+    """
+    while True:
+        for member in cohort.members:
+            if not member.is_active:
+                _write_end(member, cohort, desk)
+        entered = cohort.refill()
+        for member in entered:
+            desk.watch.on_enter(member)
+        if all(member.is_active for member in entered):  # one that lost its slot may have ended before it did
+            return
+
+
+def _step(cohort: Cohort, desk: Desk) -> int:
+    try:
+        return _in_pieces(cohort, desk, cohort.step, lambda: desk.save(cohort))
+    except OutOfMemory:
+        desk.save(cohort)  # nothing has moved: a smaller cohort goes on from here
+        raise
+
+
+def _score(cohort: Cohort, desk: Desk) -> list[tuple[Member, dict[str, Any]]]:
+    cohort.backbone.model.eval()
+    try:
+        return _in_pieces(cohort, desk, cohort.finish_epochs, lambda: None)
+    finally:
+        cohort.backbone.model.train()
+
+
+def _in_pieces(cohort: Cohort, desk: Desk, work: Callable[[], Any], save: Callable[[], None]) -> Any:
+    """What `work` gives, with half the token budget as often as memory runs out; raises OutOfMemory at one row."""
+    while True:
+        try:
+            return work()
+        except OutOfMemory as error:
+            if not cohort.halve_budget():
+                raise
+            reason = error.message
+        save()  # before the membership: between the two, the old budget runs out again and ends here
+        budget = cohort.settings.token_budget
+        desk.fall_back(f"memory ran out ({reason}): {budget:,} tokens a forward pass from here on", cohort.settings)
+
+
+def _write_end(member: Member, cohort: Cohort, desk: Desk) -> None:
+    """Everything of an ended run, the result last. Written again after a kill, with the same content."""
+    place, progress = desk.folder / member.run.id, member.progress
+    if not desk.world.is_first or is_finished(place):
+        return
+    write_history(place, progress.history)
+    if member.best_tensors:
+        write_tensors(place / "best.safetensors", member.best_tensors)
+    write_tensors(place / "last.safetensors", cohort.bank.read(member.slot))
+    draw_curve(place / "curve.png", member.run, progress)
+    result = Result(
+        run_id=member.run.id,
+        status=progress.status,
+        best_epoch=progress.best_epoch,
+        dev_metric=progress.best_metric,
+        history=progress.history,
+        seconds=cohort.seconds - progress.began,
+        peak_memory_bytes=peak_memory_bytes(cohort.backbone.device),
+        message=progress.message,
+    )
+    write_result(place, result)
+
+
+@contextmanager
+def _interruptible(world: World) -> Iterator[None]:
+    """Ctrl-C is told to the world, so that the step in hand is finished and saved; a second one stops at once."""
+    asked = threading.Event()
+    world.listen(asked)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,56 @@
+"""The runs of a cohort that wait for a slot.
+
+The longest wait least: the steps a run will take are known, and a long one begun last would leave the other slots idle.
+A run that lost its slot when the cohort was made smaller waits with all it had, before any that has not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from inlay.training.member import Progress
+from inlay.training.run import Run
+
+
+def longest_first(runs: Iterable[Run]) -> list[Run]:
+    """Runs in the order they get slots; of equally long ones the order given."""
+    return sorted(runs, key=lambda run: -run.num_steps)
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A run that has begun, taken out of its slot: what a resume state has of it."""
+
+    run: Run
+    progress: Progress
+    num_steps: int
+    """that its optimizer counts"""
+    rows: dict[str, Tensor]
+    """its row of the bank's values and of both moments, by name"""
+    best_tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Queue:
+    """Who enters next. `num_begun` of the runs have had a slot; those of them that lost it are parked."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = list(runs)
+        self.num_begun = 0
+        self.parked: list[Parked] = []
+
+    @property
+    def waiting(self) -> list[Run]:
+        """The runs without a slot that have not ended, in the order they will get one."""
+        return [parked.run for parked in self.parked] + self.runs[self.num_begun :]
+
+    def take(self) -> Run | Parked | None:
+        """The next to enter a slot, or None."""
+        if self.parked:
+            return self.parked.pop(0)
+        if self.num_begun == len(self.runs):
+            return None
+        self.num_begun += 1
+        return self.runs[self.num_begun - 1]

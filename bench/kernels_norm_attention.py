@@ -1,7 +1,6 @@
 """The Triton norm and attention of packed tokens against what PyTorch has for the same work, on one GPU.
 
     python bench/kernels_norm_attention.py [--only norm|attention] [--repeats 30] [--dtype bfloat16] [--out FILE.json]
-    python bench/kernels_norm_attention.py --tune
 
 Every way of a case is captured as a CUDA graph (a step is replayed as one) and measured in turns with the others; the
 medians are printed, each with its ratio to ours: above 1, ours is faster. A way that cannot be captured is marked.
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from kernels_tuning import tune
 from torch import Tensor
 
 from inlay.model.fused_attention import segment_attention
@@ -67,19 +65,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--tune", action="store_true", help="compare ways to cut our own kernels, and nothing else")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this measures a GPU, and there is none here")
     torch.manual_seed(0)
-    if options.tune:
-        tune()
-    else:
-        compare(options)
-
-
-def compare(options: argparse.Namespace) -> None:
-    """Print every case's medians, and write them where asked."""
     dtype = getattr(torch, options.dtype)
     hardware = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
     print(json.dumps({**hardware, "dtype": options.dtype}))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.model import fused_attention
 from inlay.model.fused_attention import segment_attention
 
 pytestmark = pytest.mark.triton
@@ -79,60 +78,9 @@ def test_one_program_for_a_row_equals_one_for_each_block(monkeypatch):
     check([40, 0, 33, 2], 128)
 
 
-@pytest.mark.parametrize("programs", [1, 2048], ids=["whole", "shared"])
-def test_rows_of_half_a_block_of_a_whole_and_of_several_equal_the_formula(monkeypatch, programs):
-    """At the edges of blocks of 64 tokens and their halves, the sizes of half precision."""
-    monkeypatch.setattr("inlay.model.fused_attention.PROGRAMS", programs)
-    monkeypatch.setitem(fused_attention.LARGEST_BLOCK, 4, 64)
-    bias = torch.randn(HEADS, 200, generator=torch.Generator().manual_seed(1))
-    check([32, 33, 0, 64, 65, 1, 100], 100, bias)
-
-
-@pytest.mark.parametrize("heads", [1, 2, 4])
-def test_a_program_may_take_any_number_of_heads(monkeypatch, heads):
-    monkeypatch.setattr("inlay.model.fused_attention.PROGRAMS", 1)
-    for name in ("FORWARD", "BACKWARD"):
-        monkeypatch.setattr(fused_attention, name, getattr(fused_attention, name)._replace(heads=heads))
-    noise = torch.Generator().manual_seed(0)
-    lengths = [5, 40]
-    inputs = [torch.randn(45, 3, WIDTH, generator=noise) for _ in range(4)]
-    own = [tensor.clone().requires_grad_() for tensor in inputs[:3]]
-    exact = [tensor.double().requires_grad_() for tensor in inputs[:3]]
-    o, expected = segment_attention(*own, *places(lengths), None, SCALING, 64), plain(*exact, lengths)
-    o.backward(inputs[3])
-    expected.backward(inputs[3].double())
-    torch.testing.assert_close(o.double(), expected, atol=1e-5, rtol=1e-5)
-    for a, b in zip(own, exact, strict=True):
-        torch.testing.assert_close(a.grad.double(), b.grad, atol=1e-5, rtol=1e-5)
-
-
-def test_heads_of_linear_outputs_are_not_copied():
-    """As transformers hands them over: [1, N, H·d] viewed by head and transposed, and the batch's axis dropped."""
-    output = torch.randn(1, 25, HEADS * WIDTH)
-    transposed = output.view(1, 25, HEADS, WIDTH).transpose(1, 2)[0].transpose(0, 1)
-    squeezed = output.squeeze(0).unflatten(1, (HEADS, WIDTH))
-    for q, k in ((transposed, squeezed), (squeezed, transposed)):
-        assert all(a is b for a, b in zip(fused_attention._alike(q, k), (q, k), strict=True))
-        assert fused_attention._unit_stride(q) is q
-
-
-@pytest.mark.parametrize("turned", [0, 1, 2], ids="qkv")
-def test_tensors_that_lie_differently_give_the_same(turned):
-    lengths = [5, 20]
-    *inputs, do = leaves(lengths)
-    results = []
-    for lie in (lambda x: x, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)):
-        own = [tensor.clone() for tensor in inputs]
-        own[turned] = lie(own[turned])
-        own = [tensor.requires_grad_() for tensor in own]
-        o = segment_attention(*own, *places(lengths), None, SCALING, 32)
-        results.append([o, *torch.autograd.grad(o, own, do)])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
 def test_rows_of_half_precision_are_summed_in_float32():
     """float16, as Triton's interpreter has no products in bf16; those are tested on a GPU."""
-    lengths = [70, 1, 9, 50]
+    lengths = [70, 1, 9]
     *inputs, do = (tensor.half() for tensor in leaves(lengths, 16))
     own = [tensor.clone().requires_grad_() for tensor in inputs]
     exact = [tensor.double().requires_grad_() for tensor in inputs]

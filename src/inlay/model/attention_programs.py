@@ -7,9 +7,9 @@ replaced, not multiplied: a neighbour's NaN does not come in. Nothing is added b
 and the bits are the same every time.
 
 Names: q, k, v and their kin point at the first token of the row and the head, tokens are counted from there; i are
-tokens that ask, j tokens that answer. `q_n` and `q_h` are the strides of q and k between tokens and heads, `v_n` and
-`v_h` those of v, `o_n` and `o_h` those of o and all gradients: offsets in common save registers. Scores and their
-logarithms are to base 2, which the processor has an instruction for.
+tokens that ask, j tokens that answer. `q_n` and `q_h` are the strides of q, k and v between tokens and between
+heads, `o_n` and `o_h` those of o and of all gradients: offsets in common save registers. Scores and
+their logarithms are to base 2, which the processor has an instruction for.
 """
 
 # mypy: allow-untyped-defs
@@ -18,8 +18,6 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-COUNTS = ("N", "H", "W", "HEADS")
-"""arguments that no address is aligned by: their values are not worth a program of their own"""
 
 
 @triton.jit
@@ -58,7 +56,7 @@ def keep(seed, i, j, pair_place, dropout, MAX_LENGTH: tl.constexpr):
 
 @triton.jit
 def forward_whole(
-    q, k, v, o, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, v_n, v_h, o_n, o_h, N, W,
+    q, k, v, o, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The heads from `head` to `last` of a row of one block."""
@@ -68,7 +66,7 @@ def forward_whole(
         bias_h = bias if bias is None else bias + h * W
         q_i = load_tokens(q + h * q_h, i, q_n, length, D, WIDE)
         k_j = load_tokens(k + h * q_h, i, q_n, length, D, WIDE)
-        v_j = load_tokens(v + h * v_h, i, v_n, length, D, WIDE)
+        v_j = load_tokens(v + h * q_h, i, q_n, length, D, WIDE)
         s = score(q_i, k_j, i[:, None], i[None, :], length, scaling, bias_h, W)
         largest = tl.max(s, 1)
         p = tl.exp2(s - largest[:, None])
@@ -82,7 +80,7 @@ def forward_whole(
 
 @triton.jit
 def forward_block(
-    q, k, v, o, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, v_n, o_n, W,
+    q, k, v, o, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, o_n, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """One head of the tokens of a row from `first` on that ask, one block of them."""
@@ -101,19 +99,18 @@ def forward_block(
         total = total * shrink + tl.sum(p, 1)
         if seed is not None:
             p *= keep(seed, i[:, None], j[None, :], pair_place, dropout, MAX_LENGTH)
-        v_j = load_tokens(v, j, v_n, length, D, WIDE)
+        v_j = load_tokens(v, j, q_n, length, D, WIDE)
         out = tl.dot(p.to(v_j.dtype), v_j, out * shrink[:, None], input_precision="ieee")
         largest = new
     store_tokens(o, out / total[:, None], i, o_n, length, D, WIDE)
     tl.store(lse + i, largest + tl.log2(total), mask=i < length)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit
 def attention_forward(
-    q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout,
-    q_n, q_h, v_n, v_h, o_n, o_h, N, H, W, HEADS,
+    q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Grid: groups of HEADS heads, rows, shares of a long row's blocks.
 
@@ -124,26 +121,26 @@ def attention_forward(
     length = tl.load(stops + tl.program_id(1)) - start.to(tl.int32)
     q += start * q_n
     k += start * q_n
-    v += start * v_n
+    v += start * q_n
     o += start * o_n
     own = tl.program_id(2) * BLOCK
     head = tl.program_id(0) * HEADS
     last = tl.where(own < length, tl.minimum(head + HEADS, H), 0)
     if length <= HALF:
         forward_whole(q, k, v, o, lse, start, length, head, last, bias, seed, scaling, dropout,
-                      q_n, q_h, v_n, v_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
+                      q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
     elif length <= BLOCK:
         if HALF < BLOCK:
             forward_whole(q, k, v, o, lse, start, length, head, last, bias, seed, scaling, dropout,
-                          q_n, q_h, v_n, v_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
+                          q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
     else:
         if BLOCK < MAX_LENGTH:
             for h in range(head, last):
                 place = start + h * N
                 bias_h = bias if bias is None else bias + h * W
                 for first in range(own, length, tl.num_programs(2) * BLOCK):
-                    forward_block(q + h * q_h, k + h * q_h, v + h * v_h, o + h * o_h, lse + place, place * MAX_LENGTH,
-                                  length, first, bias_h, seed, scaling, dropout, q_n, v_n, o_n, W,
+                    forward_block(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, lse + place, place * MAX_LENGTH,
+                                  length, first, bias_h, seed, scaling, dropout, q_n, o_n, W,
                                   MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
 
 
@@ -168,14 +165,12 @@ def pair(
 
 @triton.jit
 def backward_whole(
-    q, k, v, do, dq, dk, dv, lse, row_place, length, head, last, bias, seed, scaling, dropout,
-    q_n, q_h, v_n, v_h, o_n, o_h, N, W,
+    q, k, v, do, dq, dk, dv, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the heads of a row of one block.
+    """Gradients of the heads of a row of one block. do·o is the sum of the weights times their gradients: o is not read.
 
-    do·o is the sum of the weights times their gradients, so o is not read. Each gradient is stored as soon as it is
-    there, so that no two of them hold registers at once.
+    Each gradient is stored as soon as it is there, so that no two of them hold registers at once.
     """
     i = tl.arange(0, BLOCK)
     for h in range(head, last):
@@ -184,7 +179,7 @@ def backward_whole(
         q_i = load_tokens(q + h * q_h, i, q_n, length, D, WIDE)
         k_j = load_tokens(k + h * q_h, i, q_n, length, D, WIDE)
         do_i = load_tokens(do + h * o_h, i, o_n, length, D, WIDE)
-        v_j = load_tokens(v + h * v_h, i, v_n, length, D, WIDE)
+        v_j = load_tokens(v + h * q_h, i, q_n, length, D, WIDE)
         lse_i = tl.load(lse + place + i, mask=i < length, other=0.0)
         p, met, dp = pair(q_i, k_j, do_i, v_j, i[:, None], i[None, :], lse_i[:, None],
                           length, scaling, bias_h, W, seed, place * MAX_LENGTH, dropout, MAX_LENGTH)  # fmt: skip
@@ -198,7 +193,7 @@ def backward_whole(
 
 @triton.jit
 def backward_asking(
-    q, k, v, o, do, dq, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, v_n, o_n, W,
+    q, k, v, o, do, dq, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, o_n, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """dq of one head of a block of a long row."""
@@ -211,7 +206,7 @@ def backward_asking(
     for other in range(0, length, INNER):
         j = other + tl.arange(0, INNER)
         k_j = load_tokens(k, j, q_n, length, D, WIDE)
-        v_j = load_tokens(v, j, v_n, length, D, WIDE)
+        v_j = load_tokens(v, j, q_n, length, D, WIDE)
         p, _, dp = pair(q_i, k_j, do_i, v_j, i[:, None], j[None, :], lse_i[:, None],
                         length, scaling, bias, W, seed, pair_place, dropout, MAX_LENGTH)  # fmt: skip
         ds = p * (dp - delta_i[:, None])
@@ -221,13 +216,13 @@ def backward_asking(
 
 @triton.jit
 def backward_answering(
-    q, k, v, o, do, dk, dv, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, v_n, o_n, W,
+    q, k, v, o, do, dk, dv, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, o_n, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one head of a block of a long row."""
     j = first + tl.arange(0, BLOCK)
     k_j = load_tokens(k, j, q_n, length, D, WIDE)
-    v_j = load_tokens(v, j, v_n, length, D, WIDE)
+    v_j = load_tokens(v, j, q_n, length, D, WIDE)
     dk_j = tl.zeros((BLOCK, WIDE), tl.float32)
     dv_j = tl.zeros((BLOCK, WIDE), tl.float32)
     for other in range(0, length, INNER):
@@ -245,12 +240,11 @@ def backward_answering(
     store_tokens(dk, dk_j * scaling, j, o_n, length, D, WIDE)
 
 
-@triton.jit(do_not_specialize=COUNTS)
+@triton.jit
 def attention_backward(
-    q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout,
-    q_n, q_h, v_n, v_h, o_n, o_h, N, H, W, HEADS,
+    q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of some heads of one row.
 
@@ -261,7 +255,7 @@ def attention_backward(
     length = tl.load(stops + tl.program_id(1)) - start.to(tl.int32)
     q += start * q_n
     k += start * q_n
-    v += start * v_n
+    v += start * q_n
     o += start * o_n
     do += start * o_n
     dq += start * o_n
@@ -275,11 +269,11 @@ def attention_backward(
     last = tl.where(is_mine, tl.minimum(head + HEADS, H), 0)
     if length <= HALF:
         backward_whole(q, k, v, do, dq, dk, dv, lse, start, length, head, last, bias, seed, scaling, dropout,
-                       q_n, q_h, v_n, v_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
+                       q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
     elif length <= BLOCK:
         if HALF < BLOCK:
             backward_whole(q, k, v, do, dq, dk, dv, lse, start, length, head, last, bias, seed, scaling, dropout,
-                           q_n, q_h, v_n, v_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
+                           q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
     else:
         if BLOCK < MAX_LENGTH:
             for h in range(head, last):
@@ -287,11 +281,11 @@ def attention_backward(
                 bias_h = bias if bias is None else bias + h * W
                 for first in range(own, length, tl.num_programs(2) // sides * BLOCK):
                     if side == 0:
-                        backward_asking(q + h * q_h, k + h * q_h, v + h * v_h, o + h * o_h, do + h * o_h, dq + h * o_h,
+                        backward_asking(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h, dq + h * o_h,
                                         lse + place, place * MAX_LENGTH, length, first, bias_h, seed, scaling, dropout,
-                                        q_n, v_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
+                                        q_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
                     if side == sides - 1:
-                        backward_answering(q + h * q_h, k + h * q_h, v + h * v_h, o + h * o_h, do + h * o_h,
+                        backward_answering(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h,
                                            dk + h * o_h, dv + h * o_h, lse + place, place * MAX_LENGTH, length, first,
-                                           bias_h, seed, scaling, dropout, q_n, v_n, o_n, W,
+                                           bias_h, seed, scaling, dropout, q_n, o_n, W,
                                            MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip

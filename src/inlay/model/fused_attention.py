@@ -24,7 +24,7 @@ from inlay.model.launch import block_of, chunks_of, dense, on_device_of
 
 
 class Launch(NamedTuple):
-    """How programs are cut."""
+    """How programs of rows of up to SHORT tokens are cut."""
 
     heads: int
     """of a row that one program takes in turn, where there are many: it learns once where the row lies"""
@@ -34,13 +34,10 @@ class Launch(NamedTuple):
     """tokens of a long row that a block meets at once; few, to leave registers for another program"""
     num_warps: int
     num_stages: int
-    long_stages: int
-    """where rows are longer than SHORT: enough blocks to fetch one while another is worked on"""
 
 
-FORWARD = Launch(heads=4, half=32, inner=32, num_warps=4, num_stages=1, long_stages=2)
-BACKWARD = Launch(heads=2, half=32, inner=32, num_warps=4, num_stages=1, long_stages=1)
-"""one stage: two would not leave registers for a third program"""
+FORWARD = Launch(heads=4, half=32, inner=32, num_warps=4, num_stages=1)
+BACKWARD = Launch(heads=2, half=32, inner=32, num_warps=4, num_stages=1)
 PROGRAMS = 2048
 """with so many heads and rows a program takes whole rows of some heads; with fewer, one block of one head"""
 SHORT = 128
@@ -65,9 +62,8 @@ def segment_attention(
 ) -> Tensor:
     """What each token takes from its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`.
 
-    q, k and v are read where they lie if q and k lie alike, also as slices of one tensor. Element
-    [h, W//2 + key - query] of the bias is added to the scaled scores; it gets no gradient. `seed` [1] (int64, on the
-    device) is needed with `dropout`, and a new one at every step.
+    q, k and v may be slices of one tensor. Element [h, W//2 + key - query] of the bias is added to the scaled scores;
+    it gets no gradient. `seed` [1] (int64, on the device) is needed with `dropout`, and a new one at every step.
     """
     assert bias_HW is None or min(bias_HW.shape[1] // 2 + 1, (bias_HW.shape[1] + 1) // 2) >= max_length
     assert not dropout or seed is not None
@@ -92,14 +88,13 @@ def _attention(
     """o, and the logarithm, to base 2, of each softmax's denominator [H, N]."""
     from inlay.model.attention_programs import attention_forward
 
-    (q, k), v, bias = _alike(q, k), _unit_stride(v), dense(bias)
+    (q, k, v), bias = _alike(q, k, v), dense(bias)
     o, lse = _attention_like(q, k, v, starts, stops, bias, seed, scaling, max_length, dropout)
-    heads, grid, sizes = _cut(q, len(starts), max_length, FORWARD)
+    grid, sizes = _cut(q, len(starts), max_length, FORWARD)
     with on_device_of(q):
         attention_forward[grid](
             *(q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout),
-            *(stride for tensor in (q, v, o) for stride in tensor.stride()[:2]),
-            *(*q.shape[:2], 0 if bias is None else bias.shape[1], heads),
+            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1]),
             **sizes,
         )
     return o, lse
@@ -129,14 +124,13 @@ def _attention_backward(
     """The gradients of q, k and v."""
     from inlay.model.attention_programs import attention_backward
 
-    (q, k), v, o, do, bias = _alike(q, k), _unit_stride(v), o.contiguous(), do.contiguous(), dense(bias)
+    (q, k, v), o, do, bias = _alike(q, k, v), o.contiguous(), do.contiguous(), dense(bias)
     dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
-    heads, (groups, rows, shares), sizes = _cut(q, len(starts), max_length, BACKWARD)
+    (groups, rows, shares), sizes = _cut(q, len(starts), max_length, BACKWARD)
     with on_device_of(q):
         attention_backward[groups, rows, 2 * shares if shares > 1 else 1](
             *(q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout),
-            *(stride for tensor in (q, v, o) for stride in tensor.stride()[:2]),
-            *(*q.shape[:2], 0 if bias is None else bias.shape[1], heads),
+            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1]),
             **sizes,
         )
     return dq, dk, dv
@@ -160,24 +154,20 @@ def _differentiate(ctx, do, dlse):
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _cut(q: Tensor, num_rows: int, max_length: int, launch: Launch) -> tuple[int, tuple[int, int, int], dict[str, int]]:
-    """The heads of a program, the grid and the constants. Heads are innermost: those of a row lie side by side."""
+def _cut(q: Tensor, num_rows: int, max_length: int, launch: Launch) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """The grid and the constants of a launch. Heads are innermost: those of a row lie side by side in memory."""
     num_heads, width = q.shape[1:]
     block = block_of(max_length, LARGEST_BLOCK[q.element_size()])
-    is_short = max_length <= SHORT
-    is_whole = is_short and num_heads * num_rows >= PROGRAMS
+    is_whole = max_length <= SHORT and num_heads * num_rows >= PROGRAMS
     heads = launch.heads if is_whole else 1
-    grid = (chunks_of(num_heads, heads), num_rows, 1 if is_whole else chunks_of(max_length, block))
-    sizes = {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "BLOCK": block}
-    sizes |= {"HALF": min(launch.half, block), "INNER": min(launch.inner, block)}
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages if is_short else launch.long_stages}
-    return heads, grid, sizes | options
+    sizes = {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "HEADS": heads}
+    sizes |= {"BLOCK": block, "HALF": min(launch.half, block), "INNER": min(launch.inner, block)}
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    return (chunks_of(num_heads, heads), num_rows, 1 if is_whole else chunks_of(max_length, block)), sizes | options
 
 
-def _alike(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as they lie where their strides are the same, as in two dense tensors or slices of one."""
-    return (q, k) if q.stride() == k.stride() and q.stride(-1) == 1 else (q.contiguous(), k.contiguous())
-
-
-def _unit_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three as they lie where their strides are the same, as in three dense tensors or slices of one."""
+    if q.stride() == k.stride() == v.stride() and q.stride(-1) == 1:
+        return q, k, v
+    return q.contiguous(), k.contiguous(), v.contiguous()

@@ -83,11 +83,11 @@ def _norm(
 
     x, scale, residual, shift = x.contiguous(), scale.contiguous(), dense(residual), dense(shift)
     y, total, moments = _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept)
-    span, sizes = _cut(x.shape[-1], tile, len(slots), FORWARD)
+    sizes = _sizes(x.shape[-1], tile, len(slots), FORWARD)
     with on_device_of(x):
-        norm_forward[len(slots), tile // span](
+        norm_forward[len(slots), tile // sizes["SPAN"]](
             *(x, residual, scale, shift, y, total if total.numel() else None, moments),
-            *(slots, starts, stops, eps, span),
+            *(slots, starts, stops, eps),
             **sizes,
         )
     return y, total, moments
@@ -112,31 +112,22 @@ def _norm_backward(
     has_sums: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x + residual and, with `has_sums`, of scale and shift in float32."""
-    from inlay.model.norm_programs import norm_backward
+    from inlay.model.norm_programs import norm_backward, norm_sums
 
     dy, total, scale = dy.contiguous(), total.contiguous(), scale.contiguous()
     dx, dscale, dshift = _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums)
-    span, sizes = _cut(dy.shape[-1], tile, len(slots), BACKWARD)
-    parts = tile // span
-    sums_2PD = dy.new_empty((2, len(slots) * parts, dy.shape[-1]), dtype=torch.float32) if has_sums else None
+    sizes = _sizes(dy.shape[-1], tile, len(slots), BACKWARD)
+    parts, width = tile // sizes["SPAN"], dy.shape[-1]
+    sums_2PD = dy.new_empty((2, len(slots) * parts, width), dtype=torch.float32) if has_sums else None
     with on_device_of(dy):
-        norm_backward[len(slots), parts](dy, total, moments, scale, dx, sums_2PD, slots, starts, stops, span, **sizes)
-    if sums_2PD is not None:
-        add_sums(sums_2PD, (dscale, dshift), (slots, starts, stops))
+        norm_backward[len(slots), parts](dy, total, moments, scale, dx, sums_2PD, slots, starts, stops, **sizes)
+        if has_sums:
+            norm_sums[len(scale), chunks_of(width, SUMS.width)](
+                *(sums_2PD, dscale, dshift, slots, starts, stops, len(slots)),
+                *(parts, width, SUMS.width, SUMS.block, TILES),
+                num_warps=SUMS.num_warps,
+            )
     return dx, dscale, dshift
-
-
-def add_sums(sums_2PD: Tensor, out: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Write each slot's sums of its programs' sums into `out`, the gradients of scale and of shift."""
-    from inlay.model.norm_programs import norm_sums
-
-    num_tiles, (num_slots, width) = len(places[0]), out[0].shape
-    with on_device_of(sums_2PD):
-        norm_sums[num_slots, chunks_of(width, SUMS.width)](
-            *(sums_2PD, *out, *places, num_tiles, sums_2PD.shape[1] // num_tiles),
-            *(width, SUMS.width, SUMS.block, TILES),
-            num_warps=SUMS.num_warps,
-        )
 
 
 @_norm_backward.register_fake
@@ -167,9 +158,10 @@ def _differentiate(ctx, dy, dtotal, dmoments):
 _norm.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _cut(width: int, tile: int, num_tiles: int, launch: Launch) -> tuple[int, dict[str, int]]:
-    """The tokens of a program and the constants: few tokens while that makes no more programs than `launch` says."""
+def _sizes(width: int, tile: int, num_tiles: int, launch: Launch) -> dict[str, int]:
+    """The constants of a launch: few tokens to a program while that makes no more programs than `launch` says."""
     wide = 1 << (width - 1).bit_length()
     span = next((span for span in (4, 8, 16, 32) if span < tile and num_tiles * tile // span <= launch.programs), tile)
     rows = min(span, max(1, launch.block // wide))
-    return span, {"D": width, "WIDE": wide, "ROWS": rows, "STAGES": launch.num_stages, "num_warps": launch.num_warps}
+    sizes = {"D": width, "WIDE": wide, "ROWS": rows, "SPAN": span, "STAGES": launch.num_stages}
+    return sizes | {"num_warps": launch.num_warps}

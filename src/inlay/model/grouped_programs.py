@@ -51,7 +51,7 @@ def accumulate(
     y_ptr += start * E
     product_DE = tl.zeros([BLOCK_D, BLOCK_E], tl.float32)
     # A product with ones: a sum over rows is one across warps, with a barrier at every step.
-    ones_16N = tl.full([16, BLOCK_N], 1.0, tl.float32).to(y_ptr.dtype.element_ty)
+    ones_16N = tl.full([16, BLOCK_N], 1.0, y_ptr.dtype.element_ty)
     sums_16E = tl.zeros([16, BLOCK_E], tl.float32)
     for token in range(0, num_tokens, BLOCK_N):
         x_ND = load_block(x_ptr, token + rows, d, num_tokens, D, D)

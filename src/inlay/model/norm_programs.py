@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["SPAN"])
+@triton.jit
 def norm_forward(
-    x, residual, scale, shift, y, total, moments, slots, starts, stops, eps, SPAN,
-    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    x, residual, scale, shift, y, total, moments, slots, starts, stops, eps,
+    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     start = tl.load(starts + tile) + tl.program_id(1) * SPAN
@@ -50,10 +50,10 @@ def add_both(a, b, c, d):
     return a + c, b + d
 
 
-@triton.jit(do_not_specialize=["SPAN"])
+@triton.jit
 def norm_backward(
-    dy, total, moments, scale, dx, partial, slots, starts, stops, SPAN,
-    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    dy, total, moments, scale, dx, partial, slots, starts, stops,
+    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Every program writes its sums, zeros where it has no tokens: `norm_sums` need not ask."""
     tile = tl.program_id(0)
@@ -87,10 +87,10 @@ def norm_backward(
         tl.store(partial + (num_parts + part) * D + d, tl.sum(dshift, 0), mask=d < D)
 
 
-@triton.jit(do_not_specialize=["num_tiles", "PARTS"])
+@triton.jit
 def norm_sums(
-    partial, dscale, dshift, slots, starts, stops, num_tiles, PARTS,
-    D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+    partial, dscale, dshift, slots, starts, stops, num_tiles,
+    PARTS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """The sums of one slot's tiles, in the tiles' order; a slot without tokens gets zeros.
 

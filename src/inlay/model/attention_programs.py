@@ -168,7 +168,7 @@ def backward_whole(
     q, k, v, do, dq, dk, dv, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the heads of a row of one block. do·o is the sum of the weights times their gradients: o is not read.
+    """Gradients of the heads of a row of one block. do·o is the sum of weights times their gradients: o is not read.
 
     Each gradient is stored as soon as it is there, so that no two of them hold registers at once.
     """

@@ -1,6 +1,7 @@
 """What the fused bottleneck buys on this GPU against the same composed of grouped products, in turns in one process.
 
     python bench/kernels.py [--shape cohort …] [--repeats 5] [--tile 64] [--launched] [--out bench/kernels.json]
+    python bench/kernels.py --tune [--shape cohort …]
 
 Times are medians in microseconds of work replayed from a CUDA graph, so that launches cost nothing, as in a captured
 step; `--launched` times it as Python launches it. `×` is a way's time over the fused kernel's: a kernel that is not
@@ -8,7 +9,11 @@ at least 1.1 times faster than the best other way has no place. GB/s counts what
 and written once, weights of the slots visited, gradients of weights written once.
 
 Ways: `fused` reads float32 weights; `fused, copies` reads copies in bf16, whose making is part of its time; `linear`
-is composed of `segment_linear`; `grouped_mm` of torch's own grouped product with explicit casts.
+is composed of `segment_linear`; `grouped_mm` of torch's own grouped product with explicit casts. `dropout, fused` has
+dropout of 0.1 before it as torch does it, `fused dropout` in its own programs.
+
+`--tune` times each program alone, with copies in bf16 and dropout of 0.1, over the cuts of `CUTS`, and prints the best
+of each shape: what the tables of `inlay/model/fused.py` should say on this GPU.
 """
 
 from __future__ import annotations
@@ -25,13 +30,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.fused import Stacks, bottleneck
+from inlay.model import fused as programs
+from inlay.model.fused import Stacks, bottleneck, threshold_of
 from inlay.model.grouped import segment_linear
-from inlay.model.launch import is_available
+from inlay.model.launch import Cut, WeightsCut, is_available
 from inlay.model.tiles import Tiles, make_tiles, tile_capacity
 from inlay.training.publish import current_commit
 
 DEVICE = torch.device("cuda")
+DROPOUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class Work:
     """of each token, among those visited"""
     ends: Tensor
     """where the tokens of each slot visited end"""
+    seed: Tensor
 
 
 def make_work(shape: Shape, tile: int) -> Work:
@@ -99,6 +107,7 @@ def make_work(shape: Shape, tile: int) -> Work:
         visited.to(DEVICE),
         torch.arange(shape.num_slots, device=DEVICE).repeat_interleave(shape.tokens_per_slot),
         starts[1:].to(DEVICE, torch.int32),
+        torch.tensor([7], device=DEVICE),
     )
 
 
@@ -111,6 +120,14 @@ def fused_with_copies(work: Work) -> Tensor:
     copies = stacks.down_SDR.detach().bfloat16(), stacks.up_SRE.detach().bfloat16()
     with_copies = Stacks(stacks.down_SDR, stacks.up_SRE, stacks.scale_S, stacks.down_bias_SR, stacks.up_bias_SE, copies)
     return bottleneck(work.h, with_copies, work.tiles, "gelu")
+
+
+def fused_with_dropout(work: Work) -> Tensor:
+    return bottleneck(work.h, work.stacks, work.tiles, "gelu", dropout=DROPOUT, seed=work.seed)
+
+
+def dropout_before_fused(work: Work) -> Tensor:
+    return bottleneck(F.dropout(work.h, DROPOUT), work.stacks, work.tiles, "gelu")
 
 
 def linear(work: Work) -> Tensor:
@@ -132,6 +149,8 @@ def grouped_mm(work: Work) -> Tensor:
 WAYS: dict[str, Callable[[Work], Tensor]] = {
     "fused": fused,
     "fused, copies": fused_with_copies,
+    "fused dropout": fused_with_dropout,
+    "dropout, fused": torch.compile(dropout_before_fused, dynamic=False),
     "linear": linear,
     "linear, compiled": torch.compile(linear, dynamic=False),
     "grouped_mm": grouped_mm,
@@ -203,12 +222,80 @@ def bench(name: str, options: argparse.Namespace) -> list[dict[str, object]]:
     return findings
 
 
+# Tile -> cuts that are tried for the programs over tokens; the first is the one to beat.
+_WIDE_TILE = [Cut(64, 4, 3), Cut(64, 4, 2), Cut(64, 4, 4), Cut(128, 4, 2), Cut(64, 8, 3), Cut(128, 8, 3)]
+_NARROW_TILE = [Cut(128, 4, 4), Cut(128, 4, 3), Cut(128, 2, 3), Cut(64, 4, 4), Cut(256, 4, 2)]
+CUTS = {16: _NARROW_TILE, 32: _NARROW_TILE, 64: _WIDE_TILE, 128: [Cut(64, 8, 3), Cut(64, 8, 2), Cut(128, 8, 2)]}
+WEIGHTS_CUTS = [
+    WeightsCut(128, 64, 4, 3),
+    WeightsCut(128, 64, 4, 4, 792),
+    WeightsCut(128, 128, 8, 3),
+    WeightsCut(256, 64, 8, 3, 396),
+    WeightsCut(64, 64, 4, 4),
+    WeightsCut(64, 128, 4, 3, 792),
+]
+TUNED = {"cohort": (32, 64, 128), "large": (64,), "single": (16, 32, 64)}
+"""the tiles that are tried of each shape"""
+
+
+def alone(work: Work) -> dict[str, Callable[[], object]]:
+    """Each program of the bottleneck by itself, on what the others leave for it."""
+    stacks, tiles, threshold = work.stacks, work.tiles, threshold_of(DROPOUT)
+    down, up = stacks.down_SDR.detach().bfloat16(), stacks.up_SRE.detach().bfloat16()
+    h, scale, biases = work.h.detach(), stacks.scale_S, (stacks.down_bias_SR.detach(), stacks.up_bias_SE.detach())
+    grad, flags = torch.randn_like(h), (*tiles.tensors, tiles.tile, "gelu", True, threshold, 0)
+    inputs = (h, down, up, scale, *biases, None, None, work.seed, *flags, True)
+    z = programs._bottleneck(*inputs)[1]
+    widths, drop = (*down.shape[1:], up.shape[-1]), programs._Drop(work.seed, 0, threshold)
+    read = (h, z, z, grad, scale, tiles.begins_S, tiles.ends_S)
+    return {
+        "forward": lambda: programs._bottleneck(*inputs),
+        "backward tokens": lambda: programs._bottleneck_backward(
+            grad, h, z, down, up, scale, work.seed, *flags, [True, False]
+        ),
+        "backward weights": lambda: programs._weight_gradients(read, widths, drop),
+    }
+
+
+def tune(name: str) -> None:
+    """Print the times of every cut of every program for one shape."""
+    for tile in TUNED[name]:
+        calls = alone(make_work(SHAPES[name], tile))
+        tables: dict[str, tuple[dict, object, list]] = {
+            "forward": (programs.FORWARD, (2, tile), CUTS[tile]),
+            "backward tokens": (programs.BACKWARD_TOKENS, (2, tile), CUTS[tile]),
+        }
+        if tile == 64:  # the weights' gradients know no tiles
+            tables["backward weights"] = (programs.BACKWARD_WEIGHTS, 2, WEIGHTS_CUTS)
+        for program, (table, key, cuts) in tables.items():
+            times = {cut: timed_with(table, key, cut, calls[program]) for cut in cuts}
+            best = min(times, key=lambda cut: times[cut])
+            print(f"\n{name}, tile {tile}: {program}, best {tuple(best)}", flush=True)
+            print("  " + "  ".join(f"{tuple(cut)} {time:.1f}" for cut, time in times.items()), flush=True)
+
+
+def timed_with(table: dict, key: object, cut: object, call: Callable[[], object]) -> float:
+    """Median microseconds of a call under one cut; infinite where it does not fit the processor."""
+    from triton.runtime.errors import OutOfResources
+    from triton.testing import do_bench_cudagraph
+
+    before, table[key] = table[key], cut
+    try:
+        call()
+        return do_bench_cudagraph(call, rep=20, return_mode="median") * 1e3
+    except OutOfResources:
+        return float("inf")
+    finally:
+        table[key] = before
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tile", type=int, default=64, choices=(16, 32, 64, 128))
     parser.add_argument("--launched", action="store_true", help="time as Python launches, not as a graph replays")
+    parser.add_argument("--tune", action="store_true", help="time each program alone over the cuts it could have")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available() or not is_available(DEVICE):
@@ -225,6 +312,10 @@ def main() -> None:
         "timed": "launched" if options.launched else "replayed",
     }
     print(json.dumps(head))
+    if options.tune:
+        for name in [name for name in options.shape if name in TUNED]:
+            tune(name)
+        return
     findings = [finding for name in options.shape for finding in bench(name, options)]
     if options.out:
         options.out.write_text(json.dumps({**head, "findings": findings}, indent=1) + "\n", encoding="utf8")

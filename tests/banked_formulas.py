@@ -53,6 +53,8 @@ class Case:
     weight_dtype: torch.dtype = torch.float32
     order: list[int] | None = None
     device: str = "cpu"
+    dropout: float = 0.0
+    salt: int = 0
     seed: int = field(default=0, kw_only=True)
 
     @property
@@ -62,6 +64,16 @@ class Case:
     @property
     def segments(self) -> Segments:
         return lay_out(self.lengths, self.order)
+
+    @property
+    def drawn(self) -> Tensor:
+        """The seed of dropout, as the kernels take it."""
+        return torch.tensor([self.seed * 0x123456789ABCDEF + 7], device=self.device)
+
+    @property
+    def mask(self) -> Tensor:
+        """What dropout multiplies h with."""
+        return dropout_mask((sum(self.lengths), self.width), self.dropout, int(self.drawn), self.salt).to(self.device)
 
     @property
     def tiles(self) -> Tiles:
@@ -109,12 +121,32 @@ def gradients(function: Callable[..., Tensor], inputs: Tensors) -> Tensors:
     return {"out": out.detach(), **{f"d_{name}": leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}}
 
 
+def dropout_mask(shape: tuple[int, int], rate: float, seed: int, salt: int) -> Tensor:
+    """What dropout multiplies with: sixteen bits of a mixed counter for each number, two numbers to a counter."""
+
+    def mixed(x: Tensor, key: Tensor) -> Tensor:
+        x = x & 0xFFFFFFFF
+        x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+        x = (x ^ x >> 15 ^ key) * 0x846CA68B & 0xFFFFFFFF
+        return x ^ x >> 16
+
+    place = torch.tensor(salt)
+    key = mixed(torch.tensor(seed), place)
+    between = mixed(torch.tensor(seed >> 32) & 0xFFFFFFFF ^ key, place)
+    n, d = torch.arange(shape[0])[:, None], torch.arange(shape[1])
+    word = mixed(n * -(-shape[1] // 2) + d // 2 + key, between)
+    number = torch.where(d % 2 == 1, word >> 16, word & 0xFFFF)
+    threshold = round(rate * 65536)
+    return (number >= threshold).double() / (1 - threshold / 65536)
+
+
 def plain_bottleneck(case: Case) -> Callable[..., Tensor]:
     """The formula of a bottleneck; a slot uses its own columns only."""
     activate = ACTIVATIONS.get(case.activation or "", lambda z: z)
 
     def formula(h, down, up, scale, down_bias=None, up_bias=None):
         pieces = []
+        h = h * case.mask if case.dropout else h
         for slot, start, stop in case.segments:
             x, size = h[start:stop], case.sizes[slot]
             z = x @ down[slot, :, :size] + (0 if down_bias is None else down_bias[slot, :size])
@@ -130,7 +162,8 @@ def fused_bottleneck(case: Case) -> Callable[..., Tensor]:
 
     def kernel(h, down, up, scale, down_bias=None, up_bias=None):
         stacks = Stacks(down, up, scale, down_bias, up_bias)
-        return bottleneck(h, stacks, case.tiles, case.activation, residual=case.residual)
+        drawn = {"dropout": case.dropout, "seed": case.drawn, "salt": case.salt}
+        return bottleneck(h, stacks, case.tiles, case.activation, residual=case.residual, **drawn)
 
     return kernel
 

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from banked_formulas import Case, composed_bottleneck, distance, errors, fused_bottleneck, gradients, tiles_of
+from banked_formulas import (
+    Case,
+    composed_bottleneck,
+    distance,
+    dropout_mask,
+    errors,
+    fused_bottleneck,
+    gradients,
+    tiles_of,
+)
 from inlay.model import launch
 from inlay.model.fused import Stacks, bottleneck
 from inlay.model.grouped import segment_linear, slot_vectors
@@ -118,6 +127,42 @@ def test_a_slots_tokens_split_among_programs_give_the_same_gradients(kernel, mon
     assert max(errors(case, KERNELS[kernel]).values()) < EXACT
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("width", [33, 40, 72])
+def test_dropout_before_a_bottleneck_is_the_formula_with_its_mask(rate, width):
+    case = Case([20, 0, 37], [8, 8, 3], width, dropout=rate, salt=5, seed=3)
+    assert max(errors(case).values()) < EXACT
+    assert max(errors(replace(case, width_out=50, residual=False)).values()) < EXACT
+
+
+def test_dropout_is_another_for_every_seed_and_every_salt_and_keeps_the_mean():
+    masks = [dropout_mask((400, 90), 0.1, seed, salt) > 0 for seed in (0, 1, 1 << 40) for salt in (0, 1)]
+    for index, mask in enumerate(masks):
+        spread = (0.1 * 0.9 / mask.numel()) ** 0.5
+        assert abs(mask.double().mean() - 0.9) < 4 * spread
+        for axis in (0, 1):  # of neighbours, below or beside one another, both are kept as often as of strangers
+            both = mask.narrow(axis, 1, mask.shape[axis] - 1) & mask.narrow(axis, 0, mask.shape[axis] - 1)
+            assert abs(both.double().mean() - 0.81) < 8 * spread
+        for other in masks[:index]:
+            assert abs((mask & other).double().mean() - 0.81) < 8 * spread
+
+
+def test_views_of_a_bank_are_read_where_they_lie():
+    case = Case([20, 9], [8, 8], dropout=0.2)
+    inputs = case.in_kernel_types(case.make())
+    weights = {name: inputs[name] for name in ("down", "up", "down_bias", "up_bias")}
+    flat = torch.cat([tensor.flatten(1) for tensor in weights.values()], 1)
+    parts = flat.split([tensor[0].numel() for tensor in weights.values()], 1)
+    views = {name: part.view(weights[name].shape) for name, part in zip(weights, parts, strict=True)}
+    assert all(launch.by_slot(view)[0] is view for view in views.values())
+    leaves = {name: view.requires_grad_() for name, view in views.items()}
+    out = fused_bottleneck(case)(inputs["h"], leaves["down"], leaves["up"], inputs["scale"], *list(leaves.values())[2:])
+    grads = torch.autograd.grad(out, list(leaves.values()), inputs["grad"])
+    expected = gradients(fused_bottleneck(case), inputs)
+    assert torch.equal(out, expected["out"])
+    assert all(torch.equal(grad, expected[f"d_{name}"]) for name, grad in zip(leaves, grads, strict=True))
+
+
 # The interpreter multiplies the bits of bf16 as integers: half precision stands in for it here, the GPU tests have it.
 def test_weights_of_float32_get_gradients_of_float32_beside_tokens_of_less():
     case = Case([20, 9], [16, 16], dtype=torch.float16)
@@ -183,7 +228,8 @@ def test_operators_keep_torchs_promises():
     biases = inputs["down_bias"], inputs["up_bias"]
     ops = torch.ops.inlay
     torch.library.opcheck(
-        ops.bottleneck, (h, down, up, inputs["scale"], *biases, None, None, *tiles, "gelu", True, True)
+        ops.bottleneck,
+        (h, down, up, inputs["scale"], *biases, None, None, case.drawn, *tiles, "gelu", True, 6554, 3, True),
     )
     torch.library.opcheck(ops.segment_linear, (h, down, inputs["down_bias"], *tiles))
     torch.library.opcheck(ops.slot_vectors, (inputs["up_bias"], *tiles, len(h), torch.float32))
@@ -219,6 +265,6 @@ def test_inference_keeps_nothing_for_backward():
     case = Case([20, 9], [8, 8])
     inputs = case.in_kernel_types(case.make())
     arguments = [inputs[name] for name in ("h", "down", "up", "scale")]
-    out, kept = torch.ops.inlay.bottleneck(*arguments, *[None] * 4, *case.tiles.tensors, 16, "gelu", True, False)
+    out, kept = torch.ops.inlay.bottleneck(*arguments, *[None] * 5, *case.tiles.tensors, 16, "gelu", True, 0, 0, False)
     assert kept.numel() == 0
     assert torch.equal(out, fused_bottleneck(replace(case, has_biases=False))(*arguments))

@@ -29,9 +29,12 @@ def make_runs(backbone, toy_task, method="houlsby"):
         (number, 3, {"lr": 2e-3, "seed": 2, "schedule": "bert", "optimizer": "bert-adam"}),
         (two, 8, {"lr": 1e-2, "seed": 3, "batch_size": 5, "clip_norm": 0.5}),
     ]
+    # A smooth activation: at the kink of Pfeiffer's relu a rounding decides whether a unit gets a gradient at all.
     return [
         make_run(
-            task, RunConfig(method=MethodConfig(method, size), train=TrainConfig(**{**QUIET, **settings})), backbone
+            task,
+            RunConfig(method=MethodConfig(method, size, activation="gelu"), train=TrainConfig(**{**QUIET, **settings})),
+            backbone,
         )
         for task, size, settings in varied
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -90,3 +92,23 @@ def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, t
     for one, other in zip(losses, take(plain, 8), strict=True):
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(ours.flat.values_SP, plain.flat.values_SP, atol=1e-4, rtol=1e-3)
+
+
+def test_nothing_is_compiled_again_for_a_run_that_enters_a_freed_slot(backbone_of, toy_task, compilations):
+    """Sizes, label counts and kinds of heads change hands; what was compiled serves the newcomers, and is right."""
+    backbone = backbone_of("bert")
+    runs = make_runs(backbone, toy_task, pooling="mean")
+    settings = dataclasses.replace(SETTINGS, num_slots=2)
+    found, counts = [], []
+    for is_plain in (False, True):
+        cohort = Cohort(runs, backbone, settings)
+        if is_plain:
+            cohort.stepper = Stepper(cohort.bank, cohort.flat, cohort.optimizer, SETTINGS.token_budget)
+        for _ in range(2):
+            take(cohort, 1)
+            counts.append(len(compilations))
+            cohort.members[0].progress.status = "finished"
+            cohort.refill()
+        found.append(cohort.flat.values_SP.clone())
+    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-3)
+    assert counts[0] == counts[1]  # though the newcomer has a head of another kind

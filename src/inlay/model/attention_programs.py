@@ -1,17 +1,23 @@
 """Triton programs of attention inside the rows of a pack.
 
-A program takes one head of one row: whole if the row fits a block, else block by block, one program or several sharing
-the blocks. What lies outside the row is read as zero and its scores are replaced, not multiplied: a neighbour's NaN
-does not come in. Nothing is added by two programs, so there are no atomics and the bits are the same every time.
+A program takes some heads of one row, one after the other. A row that fits a block is worked on whole, in a block half
+as large where that is enough: every weight is computed once and nothing is read twice. A longer row is taken block by
+block by one program, or by several sharing the blocks. What lies outside the row is read as zero and its scores are
+replaced, not multiplied: a neighbour's NaN does not come in. Nothing is added by two programs, so there are no atomics
+and the bits are the same every time.
 
-Names: q, k, v and their kin point at the first token of the row and the program's head, tokens are counted from there;
-i are tokens that ask, j tokens that answer. `q_n` and `q_h` are q's strides between tokens and between heads.
+Names: q, k, v and their kin point at the first token of the row and the head, tokens are counted from there; i are
+tokens that ask, j tokens that answer. `q_n` and `q_h` are the strides of q, k and v between tokens and between
+heads, `o_n` and `o_h` those of o and of all gradients: offsets in common save registers. Scores and
+their logarithms are to base 2, which the processor has an instruction for.
 """
 
 # mypy: allow-untyped-defs
 
 import triton
 import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -31,143 +37,255 @@ def store_tokens(ptr, x, n, stride, length, D: tl.constexpr, WIDE: tl.constexpr)
 
 @triton.jit
 def score(x, y, i, j, length, scaling, bias, W):
-    """What tokens i give tokens j before the softmax; -inf beyond the row.
+    """What tokens i give tokens j before the softmax; -inf where j is beyond the row.
 
     x and y are q and k with i down and j across, or k and q with i across and j down.
     """
-    s = tl.dot(x, tl.trans(y), input_precision="ieee") * scaling
+    s = tl.dot(x, tl.trans(y), input_precision="ieee") * (scaling * LOG2E)
     if bias is not None:
-        s += tl.load(bias + W // 2 + j - i, mask=(i < length) & (j < length), other=0.0).to(tl.float32)
+        s += tl.load(bias + W // 2 + j - i, mask=(i < length) & (j < length), other=0.0).to(tl.float32) * LOG2E
     return tl.where(j < length, s, float("-inf"))
 
 
 @triton.jit
-def keep(seed, i, j, row_place, dropout, MAX_LENGTH: tl.constexpr):
+def keep(seed, i, j, pair_place, dropout, MAX_LENGTH: tl.constexpr):
     """0 where a weight is dropped, else 1/(1 - dropout); the same in forward and backward."""
-    place = row_place + i * MAX_LENGTH + j
+    place = pair_place + i * MAX_LENGTH + j
     return tl.where(tl.rand(tl.load(seed), place) < dropout, 0.0, 1 / (1 - dropout))
 
 
 @triton.jit
-def attention_forward(
-    q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout,
-    q_n, q_h, k_n, k_h, v_n, v_h, o_n, o_h, N, W,
+def forward_whole(
+    q, k, v, o, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0)
+    """The heads from `head` to `last` of a row of one block."""
+    i = tl.arange(0, BLOCK)
+    for h in range(head, last):
+        place = row_place + h * N
+        bias_h = bias if bias is None else bias + h * W
+        q_i = load_tokens(q + h * q_h, i, q_n, length, D, WIDE)
+        k_j = load_tokens(k + h * q_h, i, q_n, length, D, WIDE)
+        v_j = load_tokens(v + h * q_h, i, q_n, length, D, WIDE)
+        s = score(q_i, k_j, i[:, None], i[None, :], length, scaling, bias_h, W)
+        largest = tl.max(s, 1)
+        p = tl.exp2(s - largest[:, None])
+        total = tl.sum(p, 1)
+        if seed is not None:
+            p *= keep(seed, i[:, None], i[None, :], place * MAX_LENGTH, dropout, MAX_LENGTH)
+        out = tl.dot(p.to(v_j.dtype), v_j, input_precision="ieee")
+        store_tokens(o + h * o_h, out / total[:, None], i, o_n, length, D, WIDE)
+        tl.store(lse + place + i, largest + tl.log2(total), mask=i < length)
+
+
+@triton.jit
+def forward_block(
+    q, k, v, o, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, o_n, W,
+    MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """One head of the tokens of a row from `first` on that ask, one block of them."""
+    i = first + tl.arange(0, BLOCK)
+    q_i = load_tokens(q, i, q_n, length, D, WIDE)
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    out = tl.zeros((BLOCK, WIDE), tl.float32)
+    for other in range(0, length, INNER):
+        j = other + tl.arange(0, INNER)
+        k_j = load_tokens(k, j, q_n, length, D, WIDE)
+        s = score(q_i, k_j, i[:, None], j[None, :], length, scaling, bias, W)
+        new = tl.maximum(largest, tl.max(s, 1))
+        p = tl.exp2(s - new[:, None])
+        shrink = tl.exp2(largest - new)
+        total = total * shrink + tl.sum(p, 1)
+        if seed is not None:
+            p *= keep(seed, i[:, None], j[None, :], pair_place, dropout, MAX_LENGTH)
+        v_j = load_tokens(v, j, q_n, length, D, WIDE)
+        out = tl.dot(p.to(v_j.dtype), v_j, out * shrink[:, None], input_precision="ieee")
+        largest = new
+    store_tokens(o, out / total[:, None], i, o_n, length, D, WIDE)
+    tl.store(lse + i, largest + tl.log2(total), mask=i < length)
+
+
+@triton.jit
+def attention_forward(
+    q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W,
+    MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Grid: groups of HEADS heads, rows, shares of a long row's blocks.
+
+    Each of the three ways has a loop over the heads of its own: what the compiler keeps from one head to the next is
+    then that way's alone, and registers are as many as the greediest way needs.
+    """
     start = tl.load(starts + tl.program_id(1)).to(tl.int64)
     length = tl.load(stops + tl.program_id(1)) - start.to(tl.int32)
-    q += start * q_n + head * q_h
-    k += start * k_n + head * k_h
-    v += start * v_n + head * v_h
-    o += start * o_n + head * o_h
-    lse += head.to(tl.int64) * N + start
-    row_place = (head.to(tl.int64) * N + start) * MAX_LENGTH
-    if bias is not None:
-        bias += head * W
-    for first in range(tl.program_id(2) * BLOCK, length, tl.num_programs(2) * BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        q_i = load_tokens(q, i, q_n, length, D, WIDE)
-        largest = tl.full((BLOCK,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK,), tl.float32)
-        out = tl.zeros((BLOCK, WIDE), tl.float32)
-        for other in range(0, length, BLOCK):
-            j = other + tl.arange(0, BLOCK)
-            k_j = load_tokens(k, j, k_n, length, D, WIDE)
-            s = score(q_i, k_j, i[:, None], j[None, :], length, scaling, bias, W)
-            new = tl.maximum(largest, tl.max(s, 1))
-            p = tl.exp(s - new[:, None])
-            shrink = tl.exp(largest - new)
-            total = total * shrink + tl.sum(p, 1)
-            if seed is not None:
-                p *= keep(seed, i[:, None], j[None, :], row_place, dropout, MAX_LENGTH)
-            v_j = load_tokens(v, j, v_n, length, D, WIDE)
-            out = tl.dot(p.to(v_j.dtype), v_j, out * shrink[:, None], input_precision="ieee")
-            largest = new
-        store_tokens(o, out / total[:, None], i, o_n, length, D, WIDE)
-        tl.store(lse + i, largest + tl.log(total), mask=i < length)
+    q += start * q_n
+    k += start * q_n
+    v += start * q_n
+    o += start * o_n
+    own = tl.program_id(2) * BLOCK
+    head = tl.program_id(0) * HEADS
+    last = tl.where(own < length, tl.minimum(head + HEADS, H), 0)
+    if length <= HALF:
+        forward_whole(q, k, v, o, lse, start, length, head, last, bias, seed, scaling, dropout,
+                      q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
+    elif length <= BLOCK:
+        if HALF < BLOCK:
+            forward_whole(q, k, v, o, lse, start, length, head, last, bias, seed, scaling, dropout,
+                          q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
+    else:
+        if BLOCK < MAX_LENGTH:
+            for h in range(head, last):
+                place = start + h * N
+                bias_h = bias if bias is None else bias + h * W
+                for first in range(own, length, tl.num_programs(2) * BLOCK):
+                    forward_block(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, lse + place, place * MAX_LENGTH,
+                                  length, first, bias_h, seed, scaling, dropout, q_n, o_n, W,
+                                  MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
 
 
 @triton.jit
 def pair(
-    x, y, g, w, i, j, lse, delta, length, scaling, bias, W, seed, row_place, dropout, MAX_LENGTH: tl.constexpr
+    x, y, g, w, i, j, lse, length, scaling, bias, W, seed, pair_place, dropout, MAX_LENGTH: tl.constexpr
 ):  # fmt: skip
-    """Of tokens i and j: the weights as they met v, and the gradients of the scores, both in q's dtype.
+    """Of tokens i and j: the weights, the weights as they met v, and the gradients of the weights.
 
-    x, y, g, w are q, k, do, v with i down and j across, or k, q, v, do with i across and j down.
+    x, y, g, w are q, k, do, v with i down and j across, or k, q, v, do with i across and j down. Nothing is replaced
+    where i is beyond the row: q and do are zero there, so that the gradients of its scores are.
     """
-    s = score(x, y, i, j, length, scaling, bias, W)
-    p = tl.where((i < length) & (j < length), tl.exp(s - lse), 0.0)
+    p = tl.exp2(score(x, y, i, j, length, scaling, bias, W) - lse)
     dp = tl.dot(g, tl.trans(w), input_precision="ieee")
     met = p
     if seed is not None:
-        kept = keep(seed, i, j, row_place, dropout, MAX_LENGTH)
+        kept = keep(seed, i, j, pair_place, dropout, MAX_LENGTH)
         met = p * kept
         dp *= kept
-    ds = p * (dp - delta)
-    return met.to(x.dtype), ds.to(x.dtype)
+    return p, met, dp
+
+
+@triton.jit
+def backward_whole(
+    q, k, v, do, dq, dk, dv, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
+    MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the heads of a row of one block. do·o is the sum of the weights times their gradients: o is not read.
+
+    Each gradient is stored as soon as it is there, so that no two of them hold registers at once.
+    """
+    i = tl.arange(0, BLOCK)
+    for h in range(head, last):
+        place = row_place + h * N
+        bias_h = bias if bias is None else bias + h * W
+        q_i = load_tokens(q + h * q_h, i, q_n, length, D, WIDE)
+        k_j = load_tokens(k + h * q_h, i, q_n, length, D, WIDE)
+        do_i = load_tokens(do + h * o_h, i, o_n, length, D, WIDE)
+        v_j = load_tokens(v + h * q_h, i, q_n, length, D, WIDE)
+        lse_i = tl.load(lse + place + i, mask=i < length, other=0.0)
+        p, met, dp = pair(q_i, k_j, do_i, v_j, i[:, None], i[None, :], lse_i[:, None],
+                          length, scaling, bias_h, W, seed, place * MAX_LENGTH, dropout, MAX_LENGTH)  # fmt: skip
+        ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scaling).to(q_i.dtype)
+        store_tokens(dq + h * o_h, tl.dot(ds, k_j, input_precision="ieee"), i, o_n, length, D, WIDE)
+        dv_j = tl.dot(tl.trans(met.to(q_i.dtype)), do_i, input_precision="ieee")
+        store_tokens(dv + h * o_h, dv_j, i, o_n, length, D, WIDE)
+        dk_j = tl.dot(tl.trans(ds), q_i, input_precision="ieee")
+        store_tokens(dk + h * o_h, dk_j, i, o_n, length, D, WIDE)
+
+
+@triton.jit
+def backward_asking(
+    q, k, v, o, do, dq, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, o_n, W,
+    MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """dq of one head of a block of a long row."""
+    i = first + tl.arange(0, BLOCK)
+    q_i = load_tokens(q, i, q_n, length, D, WIDE)
+    do_i = load_tokens(do, i, o_n, length, D, WIDE)
+    lse_i = tl.load(lse + i, mask=i < length, other=0.0)
+    delta_i = tl.sum(load_tokens(o, i, o_n, length, D, WIDE).to(tl.float32) * do_i.to(tl.float32), 1)
+    dq_i = tl.zeros((BLOCK, WIDE), tl.float32)
+    for other in range(0, length, INNER):
+        j = other + tl.arange(0, INNER)
+        k_j = load_tokens(k, j, q_n, length, D, WIDE)
+        v_j = load_tokens(v, j, q_n, length, D, WIDE)
+        p, _, dp = pair(q_i, k_j, do_i, v_j, i[:, None], j[None, :], lse_i[:, None],
+                        length, scaling, bias, W, seed, pair_place, dropout, MAX_LENGTH)  # fmt: skip
+        ds = p * (dp - delta_i[:, None])
+        dq_i = tl.dot(ds.to(k_j.dtype), k_j, dq_i, input_precision="ieee")
+    store_tokens(dq, dq_i * scaling, i, o_n, length, D, WIDE)
+
+
+@triton.jit
+def backward_answering(
+    q, k, v, o, do, dk, dv, lse, pair_place, length, first, bias, seed, scaling, dropout, q_n, o_n, W,
+    MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one head of a block of a long row."""
+    j = first + tl.arange(0, BLOCK)
+    k_j = load_tokens(k, j, q_n, length, D, WIDE)
+    v_j = load_tokens(v, j, q_n, length, D, WIDE)
+    dk_j = tl.zeros((BLOCK, WIDE), tl.float32)
+    dv_j = tl.zeros((BLOCK, WIDE), tl.float32)
+    for other in range(0, length, INNER):
+        i = other + tl.arange(0, INNER)
+        q_i = load_tokens(q, i, q_n, length, D, WIDE)
+        do_i = load_tokens(do, i, o_n, length, D, WIDE)
+        lse_i = tl.load(lse + i, mask=i < length, other=0.0)
+        delta_i = tl.sum(load_tokens(o, i, o_n, length, D, WIDE).to(tl.float32) * do_i.to(tl.float32), 1)
+        p, met, dp = pair(k_j, q_i, v_j, do_i, i[None, :], j[:, None], lse_i[None, :],
+                          length, scaling, bias, W, seed, pair_place, dropout, MAX_LENGTH)  # fmt: skip
+        dv_j = tl.dot(met.to(q_i.dtype), do_i, dv_j, input_precision="ieee")
+        ds = p * (dp - delta_i[None, :])
+        dk_j = tl.dot(ds.to(q_i.dtype), q_i, dk_j, input_precision="ieee")
+    store_tokens(dv, dv_j, j, o_n, length, D, WIDE)
+    store_tokens(dk, dk_j * scaling, j, o_n, length, D, WIDE)
 
 
 @triton.jit
 def attention_backward(
-    q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout,
-    q_n, q_h, k_n, k_h, v_n, v_h, do_n, do_h, o_n, o_h, N, W,
-    MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W,
+    MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one head of one row. o, dq, dk and dv have the same strides.
+    """Gradients of some heads of one row.
 
-    Tokens a are a program's own, as those that ask (dq) and as those that answer (dk, dv). A row of one block skips
-    both loops: its weights are computed once and serve all three gradients.
+    The grid is that of forward, with twice the shares where there are several: a long row's tokens that ask (dq) and
+    that answer (dk, dv) are then two programs'.
     """
-    head = tl.program_id(0)
     start = tl.load(starts + tl.program_id(1)).to(tl.int64)
     length = tl.load(stops + tl.program_id(1)) - start.to(tl.int32)
-    q += start * q_n + head * q_h
-    k += start * k_n + head * k_h
-    v += start * v_n + head * v_h
-    do += start * do_n + head * do_h
-    o += start * o_n + head * o_h
-    dq += start * o_n + head * o_h
-    dk += start * o_n + head * o_h
-    dv += start * o_n + head * o_h
-    lse += head.to(tl.int64) * N + start
-    row_place = (head.to(tl.int64) * N + start) * MAX_LENGTH
-    if bias is not None:
-        bias += head * W
-    num_others = tl.cdiv(length, BLOCK) - 1 if MAX_LENGTH > BLOCK else 0
-    for first in range(tl.program_id(2) * BLOCK, length, tl.num_programs(2) * BLOCK):
-        a = first + tl.arange(0, BLOCK)
-        q_a = load_tokens(q, a, q_n, length, D, WIDE)
-        do_a = load_tokens(do, a, do_n, length, D, WIDE)
-        lse_a = tl.load(lse + a, mask=a < length, other=0.0)
-        delta_a = tl.sum(load_tokens(o, a, o_n, length, D, WIDE).to(tl.float32) * do_a.to(tl.float32), 1)
-        dq_a = tl.zeros((BLOCK, WIDE), tl.float32)
-        for step in range(num_others):
-            b = step * BLOCK + tl.where(step * BLOCK < first, 0, BLOCK) + tl.arange(0, BLOCK)
-            k_b = load_tokens(k, b, k_n, length, D, WIDE)
-            v_b = load_tokens(v, b, v_n, length, D, WIDE)
-            _, ds = pair(q_a, k_b, do_a, v_b, a[:, None], b[None, :], lse_a[:, None], delta_a[:, None],
-                         length, scaling, bias, W, seed, row_place, dropout, MAX_LENGTH)  # fmt: skip
-            dq_a = tl.dot(ds, k_b, dq_a, input_precision="ieee")
-
-        k_a = load_tokens(k, a, k_n, length, D, WIDE)
-        v_a = load_tokens(v, a, v_n, length, D, WIDE)
-        p, ds = pair(q_a, k_a, do_a, v_a, a[:, None], a[None, :], lse_a[:, None], delta_a[:, None],
-                     length, scaling, bias, W, seed, row_place, dropout, MAX_LENGTH)  # fmt: skip
-        dq_a = tl.dot(ds, k_a, dq_a, input_precision="ieee")
-        store_tokens(dq, dq_a * scaling, a, o_n, length, D, WIDE)
-        dk_a = tl.dot(tl.trans(ds), q_a, input_precision="ieee")
-        dv_a = tl.dot(tl.trans(p), do_a, input_precision="ieee")
-
-        for step in range(num_others):
-            b = step * BLOCK + tl.where(step * BLOCK < first, 0, BLOCK) + tl.arange(0, BLOCK)
-            q_b = load_tokens(q, b, q_n, length, D, WIDE)
-            do_b = load_tokens(do, b, do_n, length, D, WIDE)
-            lse_b = tl.load(lse + b, mask=b < length, other=0.0)
-            delta_b = tl.sum(load_tokens(o, b, o_n, length, D, WIDE).to(tl.float32) * do_b.to(tl.float32), 1)
-            p, ds = pair(k_a, q_b, v_a, do_b, b[None, :], a[:, None], lse_b[None, :], delta_b[None, :],
-                         length, scaling, bias, W, seed, row_place, dropout, MAX_LENGTH)  # fmt: skip
-            dk_a = tl.dot(ds, q_b, dk_a, input_precision="ieee")
-            dv_a = tl.dot(p, do_b, dv_a, input_precision="ieee")
-        store_tokens(dk, dk_a * scaling, a, o_n, length, D, WIDE)
-        store_tokens(dv, dv_a, a, o_n, length, D, WIDE)
+    q += start * q_n
+    k += start * q_n
+    v += start * q_n
+    o += start * o_n
+    do += start * o_n
+    dq += start * o_n
+    dk += start * o_n
+    dv += start * o_n
+    sides = tl.minimum(tl.num_programs(2), 2)
+    side = tl.program_id(2) % sides
+    own = tl.program_id(2) // sides * BLOCK
+    head = tl.program_id(0) * HEADS
+    is_mine = (own < length) & ((side == 0) | (length > BLOCK))
+    last = tl.where(is_mine, tl.minimum(head + HEADS, H), 0)
+    if length <= HALF:
+        backward_whole(q, k, v, do, dq, dk, dv, lse, start, length, head, last, bias, seed, scaling, dropout,
+                       q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
+    elif length <= BLOCK:
+        if HALF < BLOCK:
+            backward_whole(q, k, v, do, dq, dk, dv, lse, start, length, head, last, bias, seed, scaling, dropout,
+                           q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
+    else:
+        if BLOCK < MAX_LENGTH:
+            for h in range(head, last):
+                place = start + h * N
+                bias_h = bias if bias is None else bias + h * W
+                for first in range(own, length, tl.num_programs(2) // sides * BLOCK):
+                    if side == 0:
+                        backward_asking(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h, dq + h * o_h,
+                                        lse + place, place * MAX_LENGTH, length, first, bias_h, seed, scaling, dropout,
+                                        q_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
+                    if side == sides - 1:
+                        backward_answering(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h,
+                                           dk + h * o_h, dv + h * o_h, lse + place, place * MAX_LENGTH, length, first,
+                                           bias_h, seed, scaling, dropout, q_n, o_n, W,
+                                           MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip

@@ -214,7 +214,10 @@ class Bank:
             width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
             route = route.tiled(self.num_slots, width, device)
         views.renew_copies()
-        operations = RoutedBank(views, route, is_training=is_training)
+        seeds = None
+        if is_training and route.tiling is not None:
+            seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
+        operations = RoutedBank(views, route, is_training=is_training, seeds=seeds)
         with self.backbone.mount.routed(operations):
             yield
         operations.settle()

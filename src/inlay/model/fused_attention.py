@@ -15,15 +15,33 @@ Shape letters: N packed tokens, H heads, d their width, B rows, W distances.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from inlay.model.launch import block_of, chunks_of, dense, on_device_of
 
+
+class Launch(NamedTuple):
+    """How programs of rows of up to SHORT tokens are cut."""
+
+    heads: int
+    """of a row that one program takes in turn, where there are many: it learns once where the row lies"""
+    half: int
+    """rows of so many tokens take a block of this size instead of a whole one"""
+    inner: int
+    """tokens of a long row that a block meets at once; few, to leave registers for another program"""
+    num_warps: int
+    num_stages: int
+
+
+FORWARD = Launch(heads=4, half=32, inner=32, num_warps=4, num_stages=1)
+BACKWARD = Launch(heads=2, half=32, inner=32, num_warps=4, num_stages=1)
 PROGRAMS = 2048
-"""with so many heads and rows a program takes a whole row; with fewer, each block of a row has a program of its own"""
+"""with so many heads and rows a program takes whole rows of some heads; with fewer, one block of one head"""
 SHORT = 128
-"""rows of so many tokens may be one program's, and have too few blocks to fetch one while another is worked on"""
+"""longer rows are always shared among programs"""
 LARGEST_BLOCK = {2: 64, 4: 16}
 """bytes of one number of q -> tokens of a block; exact float32 products use no matrix units and need the room"""
 WIDEST = 256
@@ -67,17 +85,16 @@ def _attention(
     max_length: int,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the logarithm of each softmax's denominator [H, N]."""
+    """o, and the logarithm, to base 2, of each softmax's denominator [H, N]."""
     from inlay.model.attention_programs import attention_forward
 
-    q, k, v, bias = _unit_stride(q), _unit_stride(k), _unit_stride(v), dense(bias)
+    (q, k, v), bias = _alike(q, k, v), dense(bias)
     o, lse = _attention_like(q, k, v, starts, stops, bias, seed, scaling, max_length, dropout)
-    sizes = {**_sizes(q, max_length), "num_stages": 1 if max_length <= SHORT else 2}
+    grid, sizes = _cut(q, len(starts), max_length, FORWARD)
     with on_device_of(q):
-        attention_forward[_grid(q, starts, max_length, sizes["BLOCK"])](
+        attention_forward[grid](
             *(q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout),
-            *(stride for tensor in (q, k, v, o) for stride in tensor.stride()[:2]),
-            *(len(q), 0 if bias is None else bias.shape[1]),
+            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1]),
             **sizes,
         )
     return o, lse
@@ -107,15 +124,13 @@ def _attention_backward(
     """The gradients of q, k and v."""
     from inlay.model.attention_programs import attention_backward
 
-    q, k, v, do = _unit_stride(q), _unit_stride(k), _unit_stride(v), _unit_stride(do)
-    o, bias = o.contiguous(), dense(bias)
+    (q, k, v), o, do, bias = _alike(q, k, v), o.contiguous(), do.contiguous(), dense(bias)
     dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
-    sizes = {**_sizes(q, max_length), "num_stages": 1}  # two would not fit the registers
+    (groups, rows, shares), sizes = _cut(q, len(starts), max_length, BACKWARD)
     with on_device_of(q):
-        attention_backward[_grid(q, starts, max_length, sizes["BLOCK"])](
+        attention_backward[groups, rows, 2 * shares if shares > 1 else 1](
             *(q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout),
-            *(stride for tensor in (q, k, v, do, o) for stride in tensor.stride()[:2]),
-            *(len(q), 0 if bias is None else bias.shape[1]),
+            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1]),
             **sizes,
         )
     return dq, dk, dv
@@ -139,18 +154,20 @@ def _differentiate(ctx, do, dlse):
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _sizes(q: Tensor, max_length: int) -> dict[str, int]:
-    """The constants of a launch."""
-    width, block = q.shape[-1], block_of(max_length, LARGEST_BLOCK[q.element_size()])
-    return {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "BLOCK": block, "num_warps": 4}
-
-
-def _grid(q: Tensor, starts: Tensor, max_length: int, block: int) -> tuple[int, int, int]:
-    """Heads innermost: those of a row lie side by side in memory."""
-    num_heads, num_rows = q.shape[1], len(starts)
+def _cut(q: Tensor, num_rows: int, max_length: int, launch: Launch) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """The grid and the constants of a launch. Heads are innermost: those of a row lie side by side in memory."""
+    num_heads, width = q.shape[1:]
+    block = block_of(max_length, LARGEST_BLOCK[q.element_size()])
     is_whole = max_length <= SHORT and num_heads * num_rows >= PROGRAMS
-    return num_heads, num_rows, 1 if is_whole else chunks_of(max_length, block)
+    heads = launch.heads if is_whole else 1
+    sizes = {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "HEADS": heads}
+    sizes |= {"BLOCK": block, "HALF": min(launch.half, block), "INNER": min(launch.inner, block)}
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    return (chunks_of(num_heads, heads), num_rows, 1 if is_whole else chunks_of(max_length, block)), sizes | options
 
 
-def _unit_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three as they lie where their strides are the same, as in three dense tensors or slices of one."""
+    if q.stride() == k.stride() == v.stride() and q.stride(-1) == 1:
+        return q, k, v
+    return q.contiguous(), k.contiguous(), v.contiguous()

@@ -24,17 +24,31 @@ from inlay.model.tiles import Tiles
 
 
 class Launch(NamedTuple):
-    """How programs are cut: the numbers one holds at once, and how many there are at most, while tokens allow."""
+    """How programs are cut."""
 
     block: int
+    """numbers that one works on at once, in whole tokens"""
     programs: int
+    """the most there are, while a tile has one at least; the fewer, the more tokens each takes in turn"""
+    num_warps: int
+    num_stages: int
+    """blocks on their way or worked on"""
 
 
-FORWARD = Launch(4096, 4096)
-BACKWARD = Launch(2048, 2048)
+class Sums(NamedTuple):
+    """How programs that add up the others' sums are cut: the columns and the sums each adds at once."""
+
+    width: int
+    block: int
+    num_warps: int
+
+
+FORWARD = Launch(block=2048, programs=4096, num_warps=4, num_stages=2)
+BACKWARD = Launch(block=1024, programs=512, num_warps=4, num_stages=3)
 """smaller blocks, as the sums take registers too; fewer programs, as each writes two sums as wide as a token"""
-SUMS_WIDTH, SUMS_BLOCK = 32, 64
-"""columns and programs' sums that one program of the reduction adds at once"""
+SUMS = Sums(width=32, block=64, num_warps=8)
+TILES = 1024
+"""tiles that a program looks through at once for those of its slot"""
 
 
 def layer_norm(
@@ -108,9 +122,10 @@ def _norm_backward(
     with on_device_of(dy):
         norm_backward[len(slots), parts](dy, total, moments, scale, dx, sums_2PD, slots, starts, stops, **sizes)
         if has_sums:
-            norm_sums[len(scale), chunks_of(width, SUMS_WIDTH)](
+            norm_sums[len(scale), chunks_of(width, SUMS.width)](
                 *(sums_2PD, dscale, dshift, slots, starts, stops, len(slots)),
-                *(parts, sizes["SPAN"], width, SUMS_WIDTH, SUMS_BLOCK),
+                *(parts, width, SUMS.width, SUMS.block, TILES),
+                num_warps=SUMS.num_warps,
             )
     return dx, dscale, dshift
 
@@ -146,6 +161,7 @@ _norm.register_autograd(_differentiate, setup_context=_keep)
 def _sizes(width: int, tile: int, num_tiles: int, launch: Launch) -> dict[str, int]:
     """The constants of a launch: few tokens to a program while that makes no more programs than `launch` says."""
     wide = 1 << (width - 1).bit_length()
-    span = next((span for span in (8, 16, 32) if span < tile and num_tiles * tile // span <= launch.programs), tile)
+    span = next((span for span in (4, 8, 16, 32) if span < tile and num_tiles * tile // span <= launch.programs), tile)
     rows = min(span, max(1, launch.block // wide))
-    return {"D": width, "WIDE": wide, "ROWS": rows, "SPAN": span}
+    sizes = {"D": width, "WIDE": wide, "ROWS": rows, "SPAN": span, "STAGES": launch.num_stages}
+    return sizes | {"num_warps": launch.num_warps}

@@ -1,7 +1,10 @@
 """Triton programs of the fused bottleneck: down, activation, up, scale and residual in one pass over a tile.
 
 What always holds is what `grouped_programs.py` says. z is the pre-activation, kept for backward; the activation is
-computed again there.
+computed again there, and so is the mask of dropout. h is what dropout is applied to: where its rate (THRESHOLD, in
+65536ths) is not zero, everything below reads d = dropout(h) in h's stead. The weights of a slot are dense; the slots
+lie `stride` numbers apart. STAGES is said to the loops that add a residual: by itself the pipeline prefetches what
+products read, and each step would wait for the residual's numbers.
 
 Shape letters: N tokens of a tile, D width read, R bottleneck, E width written.
 """
@@ -9,6 +12,7 @@ Shape letters: N tokens of a tile, D width read, R bottleneck, E width written.
 import triton
 import triton.language as tl
 
+from inlay.model.dropout_programs import dropped, kept_scale, load_keys
 from inlay.model.grouped_programs import accumulate, load_block, share_of, store_block
 
 
@@ -63,7 +67,7 @@ def slope(z, ACTIVATION: tl.constexpr):
     return z
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["salt"])
 def bottleneck_forward(
     h_ptr,
     down_ptr,
@@ -76,11 +80,19 @@ def bottleneck_forward(
     stops_ptr,
     out_ptr,
     z_ptr,
+    seed_ptr,
+    salt,
+    down_stride,
+    down_bias_stride,
+    up_stride,
+    up_bias_stride,
     D: tl.constexpr,
     R: tl.constexpr,
     E: tl.constexpr,
     ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -95,33 +107,38 @@ def bottleneck_forward(
     h_ptr += start * D
     rows = tl.arange(0, BLOCK_N)
     r = tl.arange(0, BLOCK_R)
+    keys = load_keys(seed_ptr, salt, THRESHOLD)
 
     z_NR = tl.zeros([BLOCK_N, BLOCK_R], tl.float32)
     for first in range(0, D, BLOCK_D):
         d = first + tl.arange(0, BLOCK_D)
         h_ND = load_block(h_ptr, rows, d, num_tokens, D, D)
-        down_DR = load_block(down_ptr + slot * D * R, d, r, D, R, R).to(h_ptr.dtype.element_ty)
+        h_ND = dropped(h_ND, keys, start + rows, first, D, THRESHOLD)
+        down_DR = load_block(down_ptr + slot * down_stride, d, r, D, R, R).to(h_ptr.dtype.element_ty)
         z_NR = tl.dot(h_ND, down_DR, z_NR, input_precision="ieee")
+    z_NR *= kept_scale(THRESHOLD)
     if down_bias_ptr is not None:
-        z_NR += tl.load(down_bias_ptr + slot * R + r, mask=r < R, other=0.0).to(tl.float32)[None, :]
+        z_NR += tl.load(down_bias_ptr + slot * down_bias_stride + r, mask=r < R, other=0.0).to(tl.float32)[None, :]
     if z_ptr is not None:
         store_block(z_ptr + start * R, z_NR, rows, r, num_tokens, R)
 
     a_NR = activate(z_NR, ACTIVATION).to(h_ptr.dtype.element_ty)
     scale = tl.load(scale_ptr + slot).to(tl.float32)
-    for first in range(0, E, BLOCK_D):
+    for first in tl.range(0, E, BLOCK_D, num_stages=STAGES):
         e = first + tl.arange(0, BLOCK_D)
-        up_RE = load_block(up_ptr + slot * R * E, r, e, R, E, E).to(h_ptr.dtype.element_ty)
+        up_RE = load_block(up_ptr + slot * up_stride, r, e, R, E, E).to(h_ptr.dtype.element_ty)
         y_NE = tl.dot(a_NR, up_RE, input_precision="ieee")
         if up_bias_ptr is not None:
-            y_NE += tl.load(up_bias_ptr + slot * E + e, mask=e < E, other=0.0).to(tl.float32)[None, :]
+            y_NE += tl.load(up_bias_ptr + slot * up_bias_stride + e, mask=e < E, other=0.0).to(tl.float32)[None, :]
         y_NE *= scale
         if RESIDUAL:
-            y_NE += load_block(h_ptr, rows, e, num_tokens, E, E).to(tl.float32)
+            h_NE = load_block(h_ptr, rows, e, num_tokens, E, E)
+            h_NE = dropped(h_NE, keys, start + rows, first, E, THRESHOLD)
+            y_NE += h_NE.to(tl.float32) * kept_scale(THRESHOLD)
         store_block(out_ptr + start * E, y_NE, rows, e, num_tokens, E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["salt"])
 def bottleneck_backward_tokens(
     grad_ptr,
     z_ptr,
@@ -134,11 +151,17 @@ def bottleneck_backward_tokens(
     a_ptr,
     dz_ptr,
     dh_ptr,
+    seed_ptr,
+    salt,
+    down_stride,
+    up_stride,
     D: tl.constexpr,
     R: tl.constexpr,
     E: tl.constexpr,
     ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    THRESHOLD: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -158,7 +181,7 @@ def bottleneck_backward_tokens(
     for first in range(0, E, BLOCK_D):
         e = first + tl.arange(0, BLOCK_D)
         grad_NE = load_block(grad_ptr, rows, e, num_tokens, E, E)
-        up_RE = load_block(up_ptr + slot * R * E, r, e, R, E, E).to(grad_ptr.dtype.element_ty)
+        up_RE = load_block(up_ptr + slot * up_stride, r, e, R, E, E).to(grad_ptr.dtype.element_ty)
         da_NR = tl.dot(grad_NE, tl.trans(up_RE), da_NR, input_precision="ieee")
     z_NR = load_block(z_ptr + start * R, rows, r, num_tokens, R, R).to(tl.float32)
     dz_NR = tl.load(scale_ptr + slot).to(tl.float32) * da_NR * slope(z_NR, ACTIVATION)
@@ -167,16 +190,18 @@ def bottleneck_backward_tokens(
     store_block(dz_ptr + start * R, dz_NR, rows, r, num_tokens, R)
 
     if dh_ptr is not None:
-        for first in range(0, D, BLOCK_D):
+        keys = load_keys(seed_ptr, salt, THRESHOLD)
+        for first in tl.range(0, D, BLOCK_D, num_stages=STAGES):
             d = first + tl.arange(0, BLOCK_D)
-            down_DR = load_block(down_ptr + slot * D * R, d, r, D, R, R).to(grad_ptr.dtype.element_ty)
+            down_DR = load_block(down_ptr + slot * down_stride, d, r, D, R, R).to(grad_ptr.dtype.element_ty)
             dh_ND = tl.dot(dz_NR, tl.trans(down_DR), input_precision="ieee")
             if RESIDUAL:
                 dh_ND += load_block(grad_ptr, rows, d, num_tokens, D, D).to(tl.float32)
+            dh_ND = dropped(dh_ND, keys, start + rows, first, D, THRESHOLD) * kept_scale(THRESHOLD)
             store_block(dh_ptr + start * D, dh_ND, rows, d, num_tokens, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["salt"])
 def bottleneck_backward_weights(
     h_ptr,
     dz_ptr,
@@ -189,10 +214,13 @@ def bottleneck_backward_weights(
     down_bias_ptr,
     up_ptr,
     up_bias_ptr,
+    seed_ptr,
+    salt,
     split_size,
     D: tl.constexpr,
     R: tl.constexpr,
     E: tl.constexpr,
+    THRESHOLD: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -210,17 +238,17 @@ def bottleneck_backward_weights(
     num_down = tl.cdiv(D, BLOCK_D)
     if chunk < num_down:
         d = chunk * BLOCK_D
+        keys = load_keys(seed_ptr, salt, THRESHOLD)
         down_DR, bias_R = accumulate(
-            h_ptr + first * D, dz_ptr + first * R, num_tokens, d, 0, D, R, BLOCK_N, BLOCK_D, BLOCK_R
+            h_ptr, dz_ptr, first, num_tokens, d, 0, keys, D, R, THRESHOLD, BLOCK_N, BLOCK_D, BLOCK_R
         )
+        down_DR *= kept_scale(THRESHOLD)
         store_block(down_ptr + split * split_size + slot * D * R, down_DR, d + block, r, D, R)
         if down_bias_ptr is not None:
             tl.store(down_bias_ptr + split * split_size + slot * R + r, bias_R, mask=(r < R) & (chunk == 0))
     else:
         e = (chunk - num_down) * BLOCK_D
-        up_RE, bias_E = accumulate(
-            a_ptr + first * R, grad_ptr + first * E, num_tokens, 0, e, R, E, BLOCK_N, BLOCK_R, BLOCK_D
-        )
+        up_RE, bias_E = accumulate(a_ptr, grad_ptr, first, num_tokens, 0, e, None, R, E, 0, BLOCK_N, BLOCK_R, BLOCK_D)
         scale = tl.load(scale_ptr + slot).to(tl.float32)
         store_block(up_ptr + split * split_size + slot * R * E, up_RE * scale, r, e + block, R, E)
         if up_bias_ptr is not None:

@@ -10,6 +10,8 @@ Triton's interpreter wants the annotations themselves.
 import triton
 import triton.language as tl
 
+from inlay.model.dropout_programs import dropped
+
 
 @triton.jit
 def load_block(ptr, rows, cols, num_rows, num_cols, stride):
@@ -29,27 +31,35 @@ def store_block(ptr, block, rows, cols, num_rows, num_cols):
 def accumulate(
     x_ptr,
     y_ptr,
+    start,
     num_tokens,
     first_d,
     first_e,
+    keys,
     D: tl.constexpr,
     E: tl.constexpr,
+    THRESHOLD: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """A block of x^T y and the sum of y's columns, over the `num_tokens` first tokens of both."""
+    """A block of x^T y and the sum of y's columns, over `num_tokens` tokens from `start`; x as dropout leaves it."""
     rows = tl.arange(0, BLOCK_N)
     d = first_d + tl.arange(0, BLOCK_D)
     e = first_e + tl.arange(0, BLOCK_E)
+    x_ptr += start * D
+    y_ptr += start * E
     product_DE = tl.zeros([BLOCK_D, BLOCK_E], tl.float32)
-    sum_E = tl.zeros([BLOCK_E], tl.float32)
+    # A product with ones: a sum over rows is one across warps, with a barrier at every step.
+    ones_16N = tl.full([16, BLOCK_N], 1.0, y_ptr.dtype.element_ty)
+    sums_16E = tl.zeros([16, BLOCK_E], tl.float32)
     for token in range(0, num_tokens, BLOCK_N):
         x_ND = load_block(x_ptr, token + rows, d, num_tokens, D, D)
+        x_ND = dropped(x_ND, keys, start + token + rows, first_d, D, THRESHOLD)
         y_NE = load_block(y_ptr, token + rows, e, num_tokens, E, E)
         product_DE = tl.dot(tl.trans(x_ND), y_NE, product_DE, input_precision="ieee")
-        sum_E += tl.sum(y_NE.to(tl.float32), 0)
-    return product_DE, sum_E
+        sums_16E = tl.dot(ones_16N, y_NE, sums_16E, input_precision="ieee")
+    return product_DE, tl.sum(sums_16E, 0) * 0.0625
 
 
 @triton.jit
@@ -126,7 +136,7 @@ def linear_backward_weights(
     offset = tl.program_id(2).to(tl.int64) * split_size
     first, num_tokens = share_of(begins_ptr, ends_ptr, slot, tl.program_id(2), tl.num_programs(2), BLOCK_N)
     w_DE, bias_E = accumulate(
-        x_ptr + first * D, grad_ptr + first * E, num_tokens, first_d, first_e, D, E, BLOCK_N, BLOCK_D, BLOCK_E
+        x_ptr, grad_ptr, first, num_tokens, first_d, first_e, None, D, E, 0, BLOCK_N, BLOCK_D, BLOCK_E
     )
     d, e = first_d + tl.arange(0, BLOCK_D), first_e + tl.arange(0, BLOCK_E)
     store_block(w_ptr + offset + slot * D * E, w_DE, d, e, D, E)

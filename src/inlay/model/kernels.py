@@ -164,6 +164,18 @@ def adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Mome
     return h_BTD + bottleneck_update(h_BTD, weights, route, moments)
 
 
+def drops(weights: Bottleneck | None, route: Route) -> bool:
+    """Whether the dropout before these bottlenecks is computed with them."""
+    return route.tiling is not None and weights is not None and weights.tiled is not None and weights.tiled.is_plain
+
+
+def dropped_and_adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, drop: tiled.Drop) -> Tensor:
+    """d + scale·up(act(down(d))) of d = dropout(h), where `drops` says so."""
+    assert route.tiling is not None
+    assert weights.tiled is not None
+    return tiled.adapt(h_BTD.flatten(0, -2), weights.tiled, route.tiling, drop).view_as(h_BTD)
+
+
 class _BySlot:
     """The weights of each slot, taken from the stacks once."""
 

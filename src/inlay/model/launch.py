@@ -23,9 +23,22 @@ class Cut(NamedTuple):
     num_warps: int
     num_stages: int
 
-    def options(self, *, is_wide: bool) -> dict[str, int]:
+    def options(self, *, is_wide: bool = False) -> dict[str, int]:
         """Warps and stages as a launch takes them; a wide tile has twice the warps."""
         return {"num_warps": self.num_warps * (2 if is_wide else 1), "num_stages": self.num_stages}
+
+
+class WeightsCut(NamedTuple):
+    """How the programs of the weights' gradients are cut."""
+
+    block: int
+    """the chunk of the width that one program has the gradient of"""
+    num_rows: int
+    """tokens it adds at once"""
+    num_warps: int
+    num_stages: int
+    num_programs: int = PROGRAMS
+    """a slot's tokens are split until about so many run"""
 
 
 def is_available(device: torch.device) -> bool:
@@ -43,14 +56,20 @@ def chunks_of(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def splits_of(num_programs: int, num_tokens: int) -> int:
-    """Into how many shares a slot's tokens are split."""
-    return max(1, min(round(PROGRAMS / num_programs), num_tokens // TOKENS_OF_A_SPLIT))
+def splits_of(num_programs: int, num_tokens: int, wanted: int = PROGRAMS) -> int:
+    """Into how many shares a slot's tokens are split, of so many programs making about so many."""
+    return max(1, min(round(wanted / num_programs), num_tokens // TOKENS_OF_A_SPLIT))
 
 
 def dense(tensor: Tensor | None) -> Tensor | None:
     """The tensor without gaps, as programs read it."""
     return None if tensor is None else tensor.contiguous()
+
+
+def by_slot(stack: Tensor) -> tuple[Tensor, int]:
+    """A stack whose slots are each without gaps, and how many numbers apart they lie: no copy of a view of a bank."""
+    stack = stack if stack[:1].is_contiguous() else stack.contiguous()
+    return stack, stack.stride(0)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:

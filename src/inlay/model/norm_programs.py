@@ -1,7 +1,8 @@
 """Triton programs of the banked layer norm.
 
-A program takes a few tokens of one tile, so it reads its slot's scale once and no token meets another slot's. What lies
-outside a tile is read as zero and never multiplied: a neighbour's NaN does not come in.
+A program takes a few tokens of one tile, so it reads its slot's scale once and no token meets another slot's. While it
+works on some, the next ones are on their way. What lies outside a tile is read as zero and never multiplied: a
+neighbour's NaN does not come in.
 """
 
 # mypy: allow-untyped-defs
@@ -13,7 +14,7 @@ import triton.language as tl
 @triton.jit
 def norm_forward(
     x, residual, scale, shift, y, total, moments, slots, starts, stops, eps,
-    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     start = tl.load(starts + tile) + tl.program_id(1) * SPAN
@@ -22,7 +23,9 @@ def norm_forward(
         d = tl.arange(0, WIDE)
         own = tl.load(slots + tile) * D + d
         w = tl.load(scale + own, mask=d < D, other=0.0).to(tl.float32)
-        for first in range(start, stop, ROWS):
+        if shift is not None:
+            b = tl.load(shift + own, mask=d < D, other=0.0).to(tl.float32)
+        for first in tl.range(start, stop, ROWS, num_stages=STAGES):
             n = first + tl.arange(0, ROWS)
             place = n.to(tl.int64)[:, None] * D + d[None, :]
             inside = (n < stop)[:, None] & (d < D)[None, :]
@@ -38,69 +41,81 @@ def norm_forward(
             tl.store(moments + n.to(tl.int64) * 2 + 1, rate, mask=n < stop)
             out = away * rate[:, None] * w[None, :]
             if shift is not None:
-                out += tl.load(shift + own, mask=d < D, other=0.0).to(tl.float32)[None, :]
+                out += b[None, :]
             tl.store(y + place, out.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_both(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
 def norm_backward(
     dy, total, moments, scale, dx, partial, slots, starts, stops,
-    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Every program writes its sums, zeros where it has no tokens: `norm_sums` need not ask."""
     tile = tl.program_id(0)
     start = tl.load(starts + tile) + tl.program_id(1) * SPAN
     stop = tl.minimum(tl.load(stops + tile), start + SPAN)
-    if start < stop:
-        d = tl.arange(0, WIDE)
-        own = tl.load(slots + tile) * D + d
-        w = tl.load(scale + own, mask=d < D, other=0.0).to(tl.float32)
-        dscale = tl.zeros((ROWS, WIDE), tl.float32)
-        dshift = tl.zeros((ROWS, WIDE), tl.float32)
-        for first in range(start, stop, ROWS):
-            n = first + tl.arange(0, ROWS)
-            place = n.to(tl.int64)[:, None] * D + d[None, :]
-            inside = (n < stop)[:, None] & (d < D)[None, :]
-            mean = tl.load(moments + n.to(tl.int64) * 2, mask=n < stop, other=0.0)
-            rate = tl.load(moments + n.to(tl.int64) * 2 + 1, mask=n < stop, other=0.0)
-            h = tl.load(total + place, mask=inside, other=0.0).to(tl.float32)
-            g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
-            normal = tl.where((d < D)[None, :], (h - mean[:, None]) * rate[:, None], 0.0)
-            if partial is not None:
-                dscale += g * normal
-                dshift += g
-            g = g * w[None, :]
-            along = tl.sum(g * normal, 1) / D
-            level = tl.sum(g, 1) / D
-            out = (g - level[:, None] - normal * along[:, None]) * rate[:, None]
-            tl.store(dx + place, out.to(dx.dtype.element_ty), mask=inside)
+    d = tl.arange(0, WIDE)
+    own = tl.load(slots + tile) * D + d
+    w = tl.load(scale + own, mask=d < D, other=0.0).to(tl.float32)
+    dscale = tl.zeros((ROWS, WIDE), tl.float32)
+    dshift = tl.zeros((ROWS, WIDE), tl.float32)
+    for first in tl.range(start, stop, ROWS, num_stages=STAGES):
+        n = first + tl.arange(0, ROWS)
+        place = n.to(tl.int64)[:, None] * D + d[None, :]
+        inside = (n < stop)[:, None] & (d < D)[None, :]
+        mean = tl.load(moments + n.to(tl.int64) * 2, mask=n < stop, other=0.0)
+        rate = tl.load(moments + n.to(tl.int64) * 2 + 1, mask=n < stop, other=0.0)
+        h = tl.load(total + place, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+        normal = tl.where((d < D)[None, :], (h - mean[:, None]) * rate[:, None], 0.0)
         if partial is not None:
-            part = tile * tl.num_programs(1) + tl.program_id(1)
-            num_parts = tl.num_programs(0) * tl.num_programs(1)
-            tl.store(partial + part * D + d, tl.sum(dscale, 0), mask=d < D)
-            tl.store(partial + (num_parts + part) * D + d, tl.sum(dshift, 0), mask=d < D)
+            dscale += g * normal
+            dshift += g
+        g = g * w[None, :]
+        along, level = tl.reduce((g * normal, g), 1, add_both)  # one wait for the other warps, not two
+        out = (g - (level / D)[:, None] - normal * (along / D)[:, None]) * rate[:, None]
+        tl.store(dx + place, out.to(dx.dtype.element_ty), mask=inside)
+    if partial is not None:
+        part = tile * tl.num_programs(1) + tl.program_id(1)
+        num_parts = tl.num_programs(0) * tl.num_programs(1)
+        tl.store(partial + part * D + d, tl.sum(dscale, 0), mask=d < D)
+        tl.store(partial + (num_parts + part) * D + d, tl.sum(dshift, 0), mask=d < D)
 
 
 @triton.jit
 def norm_sums(
     partial, dscale, dshift, slots, starts, stops, num_tiles,
-    PARTS: tl.constexpr, SPAN: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The sums of one slot's tiles, in the tiles' order; a slot without tokens gets zeros."""
+    """The sums of one slot's tiles, in the tiles' order; a slot without tokens gets zeros.
+
+    A slot's tiles follow each other, so it is enough to find the first and to count them.
+    """
     slot = tl.program_id(0)
     d = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    scale_sum = tl.zeros((WIDE,), tl.float32)
-    shift_sum = tl.zeros((WIDE,), tl.float32)
-    num_parts = num_tiles * PARTS
-    for first in range(0, num_parts, BLOCK):
-        part = first + tl.arange(0, BLOCK)
-        tile = part // PARTS
-        real = part < num_parts
-        start = tl.load(starts + tile, mask=real, other=0) + part % PARTS * SPAN
+    first_tile = num_tiles
+    count = 0
+    for at in range(0, num_tiles, TILES):
+        tile = at + tl.arange(0, TILES)
+        real = tile < num_tiles
+        start = tl.load(starts + tile, mask=real, other=0)
         stop = tl.load(stops + tile, mask=real, other=0)
-        mine = real & (start < stop) & (tl.load(slots + tile, mask=real, other=-1) == slot)
-        inside = mine[:, None] & (d < D)[None, :]
+        mine = (start < stop) & (tl.load(slots + tile, mask=real, other=-1) == slot)
+        first_tile = tl.minimum(first_tile, tl.min(tl.where(mine, tile, num_tiles), 0))
+        count += tl.sum(mine.to(tl.int32), 0)
+    scale_sum = tl.zeros((BLOCK, WIDE), tl.float32)
+    shift_sum = tl.zeros((BLOCK, WIDE), tl.float32)
+    stop_part = (first_tile + count) * PARTS
+    for first in range(first_tile * PARTS, stop_part, BLOCK):
+        part = first + tl.arange(0, BLOCK)
+        inside = (part < stop_part)[:, None] & (d < D)[None, :]
         place = part[:, None] * D + d[None, :]
-        scale_sum += tl.sum(tl.load(partial + place, mask=inside, other=0.0), 0)
-        shift_sum += tl.sum(tl.load(partial + num_parts * D + place, mask=inside, other=0.0), 0)
-    tl.store(dscale + slot * D + d, scale_sum, mask=d < D)
-    tl.store(dshift + slot * D + d, shift_sum, mask=d < D)
+        scale_sum += tl.load(partial + place, mask=inside, other=0.0)
+        shift_sum += tl.load(partial + num_tiles * PARTS * D + place, mask=inside, other=0.0)
+    tl.store(dscale + slot * D + d, tl.sum(scale_sum, 0), mask=d < D)
+    tl.store(dshift + slot * D + d, tl.sum(shift_sum, 0), mask=d < D)

@@ -383,6 +383,8 @@ class SlotOperations(Protocol):
 
     def rewrite(self, place: str, output: Tensor) -> Tensor: ...
 
+    def drop_and_rewrite(self, place: str, dropout: Any, output: Tensor) -> Tensor: ...
+
     def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor: ...
@@ -438,10 +440,13 @@ class OutputSite(_Wrapper):
     def __init__(self, inner: nn.Module, mount: Mount, place: str) -> None:
         super().__init__(inner, mount)
         self.place = place
+        self._is_dropout = isinstance(inner, nn.Dropout)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.inner(*args, **kwargs)
         active = self._mount.active
+        if active is not None and self._is_dropout and self.training:
+            return active.drop_and_rewrite(self.place, self.inner, *args)
+        output = self.inner(*args, **kwargs)
         return output if active is None else active.rewrite(self.place, output)
 
 

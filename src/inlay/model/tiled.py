@@ -67,11 +67,24 @@ class TiledBottleneck:
         return self.activations, self.depths, self.inner_norms, self.multiplies
 
 
-def adapt(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
-    """h and what each token's own bottleneck makes of it, added."""
-    if weights.is_plain:
-        return fused.bottleneck(h_ND, weights.stacks, tiling.tiles, weights.activations.names[0])
-    return h_ND + update(h_ND, weights, tiling)
+@dataclass(frozen=True, eq=False)
+class Drop:
+    """The dropout that stands before an adapter."""
+
+    rate: float
+    seed: Tensor
+    """[1], on the device: another one at every step and in every block"""
+    salt: int
+    """tells the places of a block apart"""
+
+
+def adapt(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling, drop: Drop | None = None) -> Tensor:
+    """h, dropped, and what each token's own bottleneck makes of that, added. Only a plain one drops by itself."""
+    if not weights.is_plain:
+        assert drop is None
+        return h_ND + update(h_ND, weights, tiling)
+    more: dict[str, Any] = {} if drop is None else {"dropout": drop.rate, "seed": drop.seed, "salt": drop.salt}
+    return fused.bottleneck(h_ND, weights.stacks, tiling.tiles, weights.activations.names[0], **more)
 
 
 def update(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:

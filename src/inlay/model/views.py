@@ -18,7 +18,9 @@ from inlay.model import kernels
 from inlay.model.methods import adapted_linears, adapter_groups, scales_input
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
+from inlay.model.tiled import Drop
 
+_SALTS = {"attention": 0, "feedforward": 1, "output": 2}
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
 
 Stacks = Mapping[str, Tensor]
@@ -199,8 +201,10 @@ class RoutedBank:
     otherwise.
     """
 
-    def __init__(self, views: Views, route: Route, *, is_training: bool = False) -> None:
-        self._views, self._route, self._is_training = views, route, is_training
+    def __init__(self, views: Views, route: Route, *, is_training: bool = False, seeds: Tensor | None = None) -> None:
+        """`seeds` has a random number for each block, on the device, if it trains there with fused dropout."""
+        self._views, self._route, self._is_training, self._seeds = views, route, is_training, seeds
+        self._seed: Tensor | None = None
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
         self._blocks: list[RoutedBank] = []
@@ -209,6 +213,7 @@ class RoutedBank:
     def at(self, layer: int) -> RoutedBank:
         """The same for the wrappers of one block."""
         block = self._block(self._views.at(layer))
+        block._seed = None if self._seeds is None else self._seeds[layer : layer + 1]
         block._layer = layer
         self._blocks.append(block)
         return block
@@ -239,6 +244,17 @@ class RoutedBank:
         if parallel is not None:
             result = result + self.update(key, self._inputs.pop(key), parallel)
         return result
+
+    def drop_and_rewrite(self, place: str, dropout: Any, output: Tensor) -> Tensor:
+        """A sublayer's output through its dropout and the adapters: at once, where one program does both."""
+        weights = self._views.sequential.get(place)
+        is_fused = self._seed is not None and place not in self._views.parallel and kernels.drops(weights, self._route)
+        if not is_fused or not dropout.p:
+            return self.rewrite(place, dropout(output))
+        assert weights is not None
+        assert self._seed is not None
+        drop = Drop(dropout.p, self._seed, _SALTS[place])
+        return self._unlay(kernels.dropped_and_adapted(self._lay(output), weights, self._route, drop))
 
     def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor:
         """A layer norm with each slot's scale and shift, around Pfeiffer's adapter where one stands there."""

@@ -140,7 +140,7 @@ def test_a_text_goes_through_the_frozen_layers_once_over_epochs_runs_and_methods
         for seed in (0, 1)
     ]
     with counted(block(tiny_bert, 0)) as below, counted(block(tiny_bert, 1)) as above:
-        fit(runs, tiny_bert, tmp_path)
+        fit(runs, tiny_bert, tmp_path, FitSettings(token_budget=16384))  # given: no passes to measure memory by
     assert len(below) == 2  # the training rows, and the dev rows
     assert len(above) == 2 * 6 * (6 + 1)  # two cohorts of six epochs: six steps and a score in each
 
@@ -270,22 +270,25 @@ def test_a_disk_without_room_is_no_error(tiny_bert, toy_task, tmp_path, monkeypa
     assert result.status == "finished"
 
 
-class StopSuddenly(Watcher):
+class StopAfter(Watcher):
+    def __init__(self, num_steps):
+        self.num_left = num_steps
+
     def on_step(self, cohort, num_rows):
-        if cohort.num_steps == 9:
+        self.num_left -= 1
+        if not self.num_left:
             raise RuntimeError("planted")
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(tiny_bert, toy_task, tmp_path):
-    first, second = (make(tiny_bert, toy_task(seed=seed), layers="1:", dropout=0.2) for seed in range(2))
-    other = make(tiny_bert, relabelled(toy_task(seed=1)), "pfeiffer", layers="1:", dropout=0.2)
+    runs = [make(tiny_bert, toy_task(seed=seed), layers="1:", dropout=0.2) for seed in range(2)]
+    runs.append(make(tiny_bert, relabelled(toy_task(seed=1)), "pfeiffer", layers="1:", dropout=0.2))
     settings = FitSettings(max_cohort=1, save_every=4)
-    whole = fit([first, second, other], tiny_bert, tmp_path / "whole", settings)
-    for runs in ([first], [first, second], [first, second, other]):  # stopped in the midst of each
+    whole = fit(runs, tiny_bert, tmp_path / "whole", settings)
+    for num_steps in (9, 40, 30):  # in the midst of each: the second enters the first one's slot, the third its own
         with pytest.raises(RuntimeError, match="planted"):
-            fit(runs, tiny_bert, tmp_path / "cut", settings, StopSuddenly())
-        fit(runs, tiny_bert, tmp_path / "cut", settings)
-    resumed = fit([first, second, other], tiny_bert, tmp_path / "cut", settings)
+            fit(runs, tiny_bert, tmp_path / "cut", settings, StopAfter(num_steps))
+    resumed = fit(runs, tiny_bert, tmp_path / "cut", settings)
     for one, same in zip(whole, resumed, strict=True):
         assert all(torch.equal(one.tensors[name], same.tensors[name]) for name in one.tensors)
 

@@ -113,7 +113,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_labelled_tokens(tiny_bert, toy_
     cohort = Cohort([run], tiny_bert, SETTINGS)
     (member,) = cohort.members
     batch = member.next_batch()
-    logits = infer(cohort.bank, [member.row(int(index)) for index in batch])
+    logits = infer(cohort.bank, member.rows(batch))
     losses = []
     for index, row in zip(batch, logits, strict=True):
         labels = [label for *_, label in run.task.train.targets[index]]

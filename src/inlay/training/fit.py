@@ -16,6 +16,7 @@ import torch
 from inlay.config import digest
 from inlay.errors import Missing, OutOfMemory
 from inlay.model.backbone import Backbone
+from inlay.model.methods import first_layer
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.loop import Desk, Interrupted, train
 from inlay.training.memory import (
@@ -76,10 +77,11 @@ class _Ways:
     world: World
     prefixes: PrefixCache
 
-    def find_prefixes(self, runs: Sequence[Run]) -> PrefixCache | None:
-        """Where the lower layers of these runs' texts are kept; not for texts that are read once."""
-        is_worth_it = self.settings.reuse_prefix and sum(run.config.train.epochs for run in runs) > 1
-        return self.prefixes if is_worth_it else None
+    def find_prefixes(self, runs: Sequence[Run], backbone: Backbone) -> PrefixCache | None:
+        """Where the frozen layers of these runs' texts are kept: if there are such layers, and texts are read again."""
+        has_frozen = first_layer(backbone.anatomy, runs[0].config.method) > 0
+        is_read_again = sum(run.config.train.epochs for run in runs) > 1
+        return self.prefixes if self.settings.reuse_prefix and has_frozen and is_read_again else None
 
 
 def fit(
@@ -140,7 +142,9 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) 
     settings, world = ways.settings, ways.world
     stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
-    desk = Desk(folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs))
+    desk = Desk(
+        folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs, backbone)
+    )
     world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
     if stopped is None:
         desk.begin()

@@ -1,7 +1,7 @@
 """Measuring processes, asked in turns: A, B, C, A, B, C … so that whatever else the machine does meets all alike.
 
-Peers need libraries that Inlay's environment cannot hold, so every way of doing the work has a process of its own. They
-prepare side by side (compiling takes minutes) and measure one after another.
+Peers need libraries that Inlay's environment cannot hold, so every way of doing the work has a process of its own. A few
+prepare side by side (compiling takes minutes, and many at once starve each other) and all measure one after another.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -74,6 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/inlay-bench"), help="for backbones, rows and logs")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--prepare-limit-s", type=float, default=420, help="a way that takes longer is left out")
+    parser.add_argument("--at-once", type=int, default=3, help="ways that prepare side by side")
 
 
 class Worker:
@@ -83,7 +85,12 @@ class Worker:
         command, variables = environments.command(way)
         self.way, self.log = way, environments.folder / f"{way.name.replace('/', '-').replace(' ', '-')}.log"
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log.open("w"), env=variables
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("w"),
+            env=variables,
+            start_new_session=True,  # what it compiles with must end with it
         )
 
     def ask(self, **request: Any) -> None:
@@ -106,23 +113,27 @@ class Worker:
 
     def stop(self) -> None:
         assert self.process.stdin is not None
-        self.process.kill()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process.stdin.close()
 
 
 def measure_in_turns(ways: list[Way], options: argparse.Namespace, steps: Mapping[str, int]) -> None:
-    """Prepare all ways at once, then let each do its steps in every turn. A way that fails says why and is left out."""
+    """Prepare the ways, then let each do its steps in every turn. A way that fails says why and is left out."""
     options.folder.mkdir(parents=True, exist_ok=True)
     environments = Environments(options.adapters_python, options.folder)
-    workers = [Worker(way, environments) for way in ways]
+    workers: list[Worker] = []
     try:
-        for worker in workers:
-            worker.ask(do="prepare", **worker.way.job)
-        deadline = time.monotonic() + options.prepare_limit_s
-        for worker in workers:
-            worker.way.facts = worker.hear(deadline - time.monotonic()) or {}
-            print(f"ready: {worker.way.name} {json.dumps(worker.way.facts)}", file=sys.stderr, flush=True)
+        for start in range(0, len(ways), options.at_once):
+            begun = [Worker(way, environments) for way in ways[start : start + options.at_once]]
+            workers += begun
+            for worker in begun:
+                worker.ask(do="prepare", **worker.way.job)
+            deadline = time.monotonic() + options.prepare_limit_s
+            for worker in begun:
+                worker.way.facts = worker.hear(deadline - time.monotonic()) or {}
+                print(f"ready: {worker.way.name} {json.dumps(worker.way.facts)}", file=sys.stderr, flush=True)
         for turn in range(options.turns + 1):
             for worker in workers:
                 if not worker.way.error:
@@ -133,7 +144,7 @@ def measure_in_turns(ways: list[Way], options: argparse.Namespace, steps: Mappin
 
 
 def _take_turn(worker: Worker, steps: int, *, is_warm_up: bool) -> None:
-    worker.ask(do="measure", steps=max(1, steps // 4) if is_warm_up else steps)
+    worker.ask(do="measure", steps=steps)  # a whole turn to warm up: every shape that will occur is met
     answer = worker.hear(600)
     if answer is not None and not is_warm_up:
         worker.way.rates.append(answer["samples"] / answer["seconds"])

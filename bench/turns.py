@@ -1,7 +1,7 @@
 """Measuring processes, asked in turns: A, B, C, A, B, C … so that whatever else the machine does meets all alike.
 
-Peers need libraries that Inlay's environment cannot hold, so every way of doing the work has a process of its own. A few
-prepare side by side (compiling takes minutes, and many at once starve each other) and all measure one after another.
+Peers need libraries that Inlay's environment cannot hold, so every way of doing the work has a process of its own. A
+few prepare side by side (compiling takes minutes, and many at once starve each other); all measure one after another.
 """
 
 from __future__ import annotations

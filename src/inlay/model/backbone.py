@@ -214,6 +214,8 @@ class Backbone:
     def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
         """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
 
+        The first rung is compiled as it is, the second for any number of tokens, rows and lengths, which serves the rest.
+
         What was compiled is kept between processes, in torch's cache (`$TORCHINDUCTOR_CACHE_DIR`) or beside ours.
         """
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
@@ -221,11 +223,13 @@ class Backbone:
         blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
         try:
             for block in blocks:
-                block._compiled_call_impl = torch.compile(
-                    block._call_impl, backend=backend, dynamic=False, fullgraph=True
-                )
-            # Every rung and bank has its own shapes, and all blocks of a process share one limit of compilations.
-            with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=256):
+                block._compiled_call_impl = torch.compile(block._call_impl, backend=backend, fullgraph=True)
+            # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers that
+            # a route brings (its longest row) may change as its shapes do.
+            with (
+                warnings.catch_warnings(),
+                torch._dynamo.config.patch(recompile_limit=256, allow_unspec_int_on_nn_module=True),
+            ):
                 # The compiler looks for gradients where there are none.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
                 yield

@@ -275,7 +275,8 @@ def _chunk_of(cut: Cut, size_R: int) -> int:
 
 
 def _forward_shapes(h: Tensor, size_R: int, size_E: int, is_kept: bool) -> tuple[Tensor, Tensor]:
-    return h.new_empty(len(h), size_E), h.new_empty(len(h) if is_kept else 0, size_R)
+    num_tokens = h.shape[0]  # not len(h), which would be compiled for this number alone
+    return h.new_empty(num_tokens, size_E), h.new_empty(num_tokens if is_kept else 0, size_R)
 
 
 def _backward_shapes(
@@ -298,7 +299,7 @@ def _(h, down, up, *args):  # type: ignore[no-untyped-def]
 
 @_bottleneck_backward.register_fake
 def _(grad, h, z, down, up, scale, *args):  # type: ignore[no-untyped-def]
-    return _backward_shapes(h, (*down.shape[1:], up.shape[-1]), len(down), args[-1])
+    return _backward_shapes(h, (*down.shape[1:], up.shape[-1]), down.shape[0], args[-1])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

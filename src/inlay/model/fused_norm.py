@@ -95,8 +95,9 @@ def _norm(
 
 @_norm.register_fake
 def _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept):
+    # Not len(x), which would be compiled for this number alone.
     total = x.new_empty(x.shape if is_kept and residual is not None else (0,))
-    return x.new_empty(x.shape), total, x.new_empty((len(x), 2), dtype=torch.float32)
+    return x.new_empty(x.shape), total, x.new_empty((x.shape[0], 2), dtype=torch.float32)
 
 
 @torch.library.custom_op("inlay::layer_norm_backward", mutates_args=())

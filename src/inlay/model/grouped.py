@@ -177,13 +177,13 @@ def _slot_sums(grad: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
 
 @_segment_linear.register_fake
 def _(x, w, *_args):  # type: ignore[no-untyped-def]
-    return x.new_empty(len(x), w.shape[-1])
+    return x.new_empty(x.shape[0], w.shape[-1])  # not len(x), which would be compiled for this number alone
 
 
 @_segment_linear_backward.register_fake
 def _(grad, x, w, *args):  # type: ignore[no-untyped-def]
     needs = args[-1]
-    size = w.numel() + len(w) * w.shape[-1] if needs[1] else 0
+    size = w.numel() + w.shape[0] * w.shape[-1] if needs[1] else 0
     return x.new_empty(x.shape if needs[0] else (0,)), x.new_empty(size, dtype=torch.float32)
 
 
@@ -195,7 +195,7 @@ def _(stack, *args):  # type: ignore[no-untyped-def]
 
 @_slot_sums.register_fake
 def _(grad, begins, _ends):  # type: ignore[no-untyped-def]
-    return grad.new_empty(len(begins), grad.shape[1], dtype=torch.float32)
+    return grad.new_empty(begins.shape[0], grad.shape[1], dtype=torch.float32)
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -211,9 +211,9 @@ def _linear_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     dx, weights = _segment_linear_backward(grad, *saved, ctx.tile, needs)
     d_w = d_bias = None
     if needs[1]:
-        flat_w, flat_bias = weights.split([w.numel(), len(w) * w.shape[-1]])
+        flat_w, flat_bias = weights.split([w.numel(), w.shape[0] * w.shape[-1]])
         d_w = flat_w.view(w.shape).to(w.dtype)
-        d_bias = None if ctx.bias_dtype is None else flat_bias.view(len(w), -1).to(ctx.bias_dtype)
+        d_bias = None if ctx.bias_dtype is None else flat_bias.view(w.shape[0], -1).to(ctx.bias_dtype)
     return dx if needs[0] else None, d_w, d_bias, *[None] * 6
 
 

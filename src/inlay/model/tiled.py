@@ -135,7 +135,7 @@ def _scaled(wide: Tensor, mean: Tensor, var: Tensor, weights: TiledBottleneck, t
     from inlay.model.kernels import NORM_EPS
 
     assert weights.norm is not None
-    scale_NR, shift_NR = (grouped.slot_vectors(stack_SR, tiling.tiles, len(wide)) for stack_SR in weights.norm)
+    scale_NR, shift_NR = (grouped.slot_vectors(stack_SR, tiling.tiles, wide.shape[0]) for stack_SR in weights.norm)
     return (wide - mean) * torch.rsqrt(var + NORM_EPS) * scale_NR + shift_NR
 
 

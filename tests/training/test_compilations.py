@@ -1,0 +1,62 @@
+"""How often a block is compiled, whatever the rungs: shapes are traced as for a GPU, and nothing is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.model import launch
+from inlay.training import compiled
+from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.run import make_run
+
+
+class Traced(Exception):
+    """A compiled block was called."""
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """The forward graphs that were compiled."""
+    found = []
+
+    def stop(graph, inputs):
+        found.append(graph)
+
+        def run(*args):
+            raise Traced
+
+        return run
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(launch, "is_available", lambda device: True)
+    monkeypatch.setattr(compiled, "BACKEND", aot_autograd(fw_compiler=stop, bw_compiler=lambda graph, inputs: graph))
+    yield found
+    torch._dynamo.reset()
+
+
+def make_cohort(backbone, toy_task, method):
+    train = TrainConfig(batch_size=4, max_length=16)
+    tasks = [toy_task("two", num_labels=2, num_rows=22), toy_task("five", num_labels=5, num_rows=19, seed=1)]
+    runs = [
+        make_run(task, RunConfig(method=MethodConfig(name=method, size=size, norms="encoder"), train=train), backbone)
+        for task, size in zip(tasks, (8, 16), strict=True)
+    ]
+    return Cohort(runs, backbone, CohortSettings(token_budget=65536, num_threads=1, save_every=100))
+
+
+@pytest.mark.parametrize(("family", "longest"), [("bert", 500), ("mpnet", 60)])
+def test_a_block_is_compiled_for_one_rung_then_for_all_others(backbone_of, toy_task, compilations, family, longest):
+    cohort = make_cohort(backbone_of(family), toy_task, "houlsby")
+    stepper, counts = cohort.stepper, []
+    for num_tokens, num_rows in [(300, 8), (300, 8), (700, 8), (1500, 12), (5000, 12), (20000, 200), (40000, 200)]:
+        lengths = np.full(num_rows, min(num_tokens // num_rows, longest))
+        program = stepper._find_program(num_tokens, lengths, stepper._heads(cohort.active), None)
+        with cohort.training(), cohort.backbone.compiled(compiled.BACKEND), pytest.raises(Traced):
+            stepper._compute(program)
+        counts.append(len(compilations))
+    # For the first rung, then for any number of tokens, rows and lengths, then for larger tiles too.
+    assert counts == [1, 1, 2, 2, 2, 3, 3]

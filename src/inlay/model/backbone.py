@@ -214,7 +214,7 @@ class Backbone:
     def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
         """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
 
-        The first rung is compiled as it is, the second for any number of tokens, rows and lengths, which serves the rest.
+        The first rung is compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest.
 
         What was compiled is kept between processes, in torch's cache (`$TORCHINDUCTOR_CACHE_DIR`) or beside ours.
         """

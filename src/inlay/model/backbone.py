@@ -232,6 +232,8 @@ class Backbone:
             ):
                 # The compiler looks for gradients where there are none.
                 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+                # A float32 backbone is asked for where every bit counts.
+                warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
                 yield
         finally:
             for block in blocks:

@@ -18,8 +18,8 @@ from inlay.research.scores import Row, StudySpec, choose, select, shared_tasks
 # kind -> how its arms are named; a number in the name is the size, or how many layers
 KINDS = {
     "full": re.compile(r"full(-.*)?"),
-    "adapters": re.compile(r"(?:adapters?|houlsby)(?:-m?(\d+))?"),
-    "top": re.compile(r"(?:top|variable)(?:-k?(\d+))?(?:-layers?)?"),
+    "adapters": re.compile(r"(?:adapters?|houlsby)(?:-m?(?P<number>\d+))?"),
+    "top": re.compile(r"(?:top|variable)(?:-k?(?P<number>\d+))?(?:-layers?)?"),
     "norms": re.compile(r"(?:layer-)?norms?(?:-only)?"),
     "baseline": re.compile(r"baseline|tf-?idf|no-transformer|no-bert"),
 }
@@ -58,6 +58,8 @@ METRICS = {
 
 # What a study reports where it is not each task's own metric.
 SHOWN_METRIC = {"sizes": "accuracy", "init": "accuracy", "ablation": "accuracy", "uva": "accuracy"}
+WIDE = 7  # tasks beyond this are shown group by group, and as lines, not columns
+NOT_AVERAGED = frozenset({"glue/wnli"})
 # What differences are taken to, where it is not full fine-tuning; the first that the study has.
 REFERENCES = {"extensions": ("plain", "adapters", "adapters-64", "houlsby"), "sizes": ("adapters-64",)}
 
@@ -82,11 +84,18 @@ class RowSpec:
 
 def way_of(record: Record) -> Way:
     """The kind and number of a record, by its arm's name, its axes and its settings."""
+    way = read_way(record.arm)
+    if way is None:
+        return Way(record.arm)
+    return way if way.number is not None else Way(way.kind, _number(way.kind, record))
+
+
+def read_way(arm: str) -> Way | None:
+    """What an arm's name says; None for a name of no kind."""
     for kind, pattern in KINDS.items():
-        if found := pattern.fullmatch(record.arm):
-            number = found[1] if found.re.groups and kind != "full" else None
-            return Way(kind, int(number) if number else _number(kind, record))
-    return Way(record.arm)
+        if found := pattern.fullmatch(arm):
+            return Way(kind, int(found["number"]) if found.groupdict().get("number") else None)
+    return None
 
 
 def _number(kind: str, record: Record) -> int | None:
@@ -111,9 +120,9 @@ def best_of(kind: str) -> RowMaker:
         found = select(records, lambda record: way_of(record).kind == kind)
         numbers = sorted({number for record in found if (number := way_of(record).number) is not None})
         label = LABELS.get(kind, kind)
-        if kind == "adapters" and len(numbers) > 1:
-            label = f"adapters ({numbers[0]}–{numbers[-1]})"
-        return [RowSpec(kind, label, tuple(found))] if found and not (kind == "adapters" and len(numbers) == 1) else []
+        if kind == "adapters" and numbers:
+            label = f"adapters ({numbers[0]}" + (f"–{numbers[-1]})" if len(numbers) > 1 else ")")
+        return [RowSpec(kind, label, tuple(found))] if found else []
 
     return make
 
@@ -159,7 +168,7 @@ def name_row(kind: str, number: int | None) -> str:
 # study -> what its rows are made of; arms that none of them takes follow, each as a row of its own
 ROWS: dict[str, tuple[RowMaker, ...]] = {
     "glue": (best_of("full"), best_of("adapters"), each_of("adapters", only=64)),
-    "extra": (best_of("baseline"), best_of("full"), best_of("top"), best_of("adapters"), each_of("adapters", only=64)),
+    "extra": (best_of("baseline"), best_of("full"), best_of("top"), best_of("adapters")),
     "tradeoff": (best_of("full"), each_of("adapters"), each_of("top"), best_of("norms")),
     "squad": (best_of("full"), each_of("adapters")),
     "init": (each_scale,),
@@ -171,7 +180,9 @@ ROWS: dict[str, tuple[RowMaker, ...]] = {
 
 def list_rows(study: StudySpec, records: Sequence[Record]) -> list[RowSpec]:
     """The rows of a study that have records, in the order they are shown."""
-    rows = [row for make in ROWS.get(study.name, ()) for row in make(records)]
+    made = [row for make in ROWS.get(study.name, ()) for row in make(records)]
+    # The best of one size is that size: it is shown once.
+    rows = [row for row in made if not any(row.records == other.records for other in made[made.index(row) + 1 :])]
     taken = {record.arm for row in rows for record in row.records}
     arms = dict.fromkeys([*study.arms, *sorted(record.arm for record in records)])
     for arm in (arm for arm in arms if arm not in taken):
@@ -189,7 +200,12 @@ def _key(record: Record) -> str:
 def name_arm(study: StudySpec, arm: str) -> str:
     """How an arm is called: its own title in the study's file, or its name."""
     title = getattr(study.arms.get(arm), "title", "")
-    return title if title and title != arm else LABELS.get(arm, arm)
+    return title if title and title != arm else LABELS.get(arm, name_way(read_way(arm), arm))
+
+
+def name_way(way: Way | None, arm: str) -> str:
+    """A kind with its number, or the arm's name as it is."""
+    return arm if way is None or way.number is None else name_row(way.kind, way.number)
 
 
 def name_task(task: str) -> str:
@@ -233,6 +249,10 @@ class Scored:
         """The task and its metric, as published columns are named."""
         return f"{task}:{self.metric(task)}"
 
+    def is_tested(self, task: str) -> bool:
+        """Whether a task has scores on labelled test rows."""
+        return any(record.test for spec in self.specs for record in spec.records if record.task == task)
+
     def narrowed(self, tasks: Sequence[str]) -> Scored:
         """The same for some of the tasks."""
         rows = {key: {task: row[task] for task in tasks if task in row} for key, row in self.rows.items()}
@@ -261,8 +281,21 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
 
 
 def mean_tasks(scored: Scored) -> list[str]:
-    """The tasks a mean is over: those that every row has, and of these, where any is, those that were published."""
-    shared = shared_tasks(scored.rows.values(), scored.tasks)
+    """The tasks a mean is over: those that every row has. WNLI is shown and not averaged, as in the papers."""
+    return [task for task in shared_tasks(scored.rows.values(), scored.tasks) if task not in NOT_AVERAGED]
+
+
+def published_tasks(scored: Scored) -> list[str]:
+    """Those of them that some published table has under the same metric: where two means can be compared."""
     columns = {column for table in scored.published.tables for column in table.columns}
-    known = [task for task in shared if scored.column(task) in columns]
-    return known or shared
+    return [task for task in mean_tasks(scored) if scored.column(task) in columns]
+
+
+def group_tasks(tasks: Sequence[str]) -> dict[str, list[str]]:
+    """Tasks by where they come from (`glue/…`, `extra/…`); few of them stay together."""
+    if len(tasks) <= WIDE:
+        return {"": list(tasks)} if tasks else {}
+    groups: dict[str, list[str]] = {}
+    for task in tasks:
+        groups.setdefault(task.partition("/")[0], []).append(task)
+    return groups

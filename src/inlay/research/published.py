@@ -35,6 +35,8 @@ class PublishedRow:
     deviations: tuple[float, ...] = ()
     """standard deviations, where printed"""
     trained_parameters: int | None = None
+    is_difference: bool = False
+    """the row is one row less another, as the source prints it"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class PublishedTable:
     columns: tuple[str, ...]
     rows: tuple[PublishedRow, ...]
     notes: tuple[str, ...] = ()
+    over: str = ""
+    """what a `mean:…` column is a mean of, where the source prints nothing else: `17 tasks`"""
 
     def row(self, arm: str) -> PublishedRow | None:
         """The row that compares with an arm of ours."""
@@ -118,7 +122,7 @@ def _read_table(tree: Mapping[str, Any], where: str) -> PublishedTable:
 
 
 def _read_row(tree: Mapping[str, Any], where: str) -> PublishedRow:
-    known = {"arm", "label", "cells", "printed", "deviations", "trained_parameters"}
+    known = {"arm", "label", "cells", "printed", "deviations", "trained_parameters", "is_difference"}
     wrong = sorted((tree.keys() - known) | ({"arm", "label", "cells"} - tree.keys()))
     if wrong:
         has = "an unknown" if wrong[0] in tree else "no"
@@ -130,4 +134,5 @@ def _read_row(tree: Mapping[str, Any], where: str) -> PublishedRow:
         printed={key: float(value) for key, value in tree.get("printed", {}).items()},
         deviations=tuple(map(float, tree.get("deviations", ()))),
         trained_parameters=tree.get("trained_parameters"),
+        is_difference=bool(tree.get("is_difference", False)),
     )

@@ -2,7 +2,7 @@
 
 A table of scores has a line for each row of `lineup.py` and, under the same columns, a line for what was published.
 Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
-last columns compare with full fine-tuning pair by pair. What a half-done study lacks is left out and named in the notes.
+last columns compare with full fine-tuning pair by pair. What a half-done study lacks is left out and named in a note.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inlay.research.lineup import Scored, mean_tasks, name_column, name_task
+from inlay.research.lineup import WIDE, Scored, group_tasks, mean_tasks, name_column, name_task, published_tasks
 from inlay.research.published import PublishedTable
 from inlay.research.records import FINISHED, Record
 from inlay.research.scores import Estimate, Row, StudySpec, mean_of, pair, total_parameters
 
 ABSENT = "–"
-_WIDE = 7  # with more tasks than this, tasks are lines and rows are columns
 
 
 @dataclass(frozen=True)
@@ -49,50 +48,83 @@ def show(value: Estimate | float | None, *, signed: bool = False) -> str:
 
 def score_tables(scored: Scored) -> list[Table]:
     """The study's scores: one table, or one for each group of tasks (`glue/…`, `extra/…`)."""
-    groups: dict[str, list[str]] = {}
-    for task in scored.tasks:
-        groups.setdefault(task.partition("/")[0], []).append(task)
-    if len(scored.tasks) <= _WIDE:
-        groups = {"": list(scored.tasks)} if scored.tasks else {}
+    groups = group_tasks(scored.tasks)
     return [_score_table(scored.narrowed(tasks), name if len(groups) > 1 else "") for name, tasks in groups.items()]
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Which columns a table of scores has besides its tasks."""
+
+    tasks: tuple[str, ...]
+    averaged: tuple[str, ...]
+    """tasks of the first mean; none where there is but one task"""
+    compared: tuple[str, ...]
+    """tasks of a second mean, over what was published; none where that is the first, or a single task"""
+    reference: str | None
+
+    @property
+    def means(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(tasks for tasks in (self.averaged, self.compared) if tasks)
+
+
+def _lay_out(scored: Scored) -> _Layout:
+    averaged, compared = mean_tasks(scored), published_tasks(scored)
+    is_second = 1 < len(compared) < len(averaged)
+    reference = scored.reference if len(scored.rows) > 1 else None
+    return _Layout(
+        scored.tasks, tuple(averaged) if len(averaged) > 1 else (), tuple(compared) if is_second else (), reference
+    )
+
+
 def _score_table(scored: Scored, group: str) -> Table:
-    reference = scored.reference
-    compared = mean_tasks(scored)
-    full = scored.rows.get(reference) if reference else None
-    less = f"less {scored.label(reference)}" if reference else ""
+    layout = _lay_out(scored)
     columns = ["", *(name_column(task, scored.metric(task)) for task in scored.tasks)]
-    columns += [f"mean of {len(compared)}"] * bool(compared) + [less, "pairs"] * bool(full)
-    columns += ["trained", "% of backbone", f"total, {len(scored.tasks)} tasks"]
+    columns += [f"mean of {len(layout.averaged)}"] * bool(layout.averaged)
+    columns += [f"mean of {len(layout.compared)} published"] * bool(layout.compared)
+    columns += [f"less {scored.label(layout.reference)}", "pairs"] if layout.reference else []
+    columns += ["trained", "% of backbone"] + [f"total, {len(scored.tasks)} tasks"] * (len(scored.tasks) > 1)
     lines, is_published = [], set()
-    for key, row in scored.rows.items():
-        line = [scored.label(key), *(show(row[task].estimate) if task in row else ABSENT for task in scored.tasks)]
-        line += [show(mean_of(row, compared))] * bool(compared)
-        if full is not None:
-            difference = pair(row, full) if key != reference else None
-            line += [show(difference and difference.estimate, signed=True)]
-            line += [str(difference.num_pairs) if difference else ABSENT]
-        lines.append((*line, *_count(row, len(scored.tasks))))
-        for other in _published_lines(scored, key, compared, has_pairs=full is not None):
+    for key in [*scored.rows, *_unmatched(scored)]:
+        if key in scored.rows:
+            lines.append(_own_line(scored, key, layout))
+        for other in _published_lines(scored, key, layout):
             is_published.add(len(lines))
             lines.append(other)
     title = f"{group}, {_split_name(scored)}" if group else _split_name(scored)
-    table = Table(title, tuple(columns), tuple(lines), tuple(_notes(scored, compared)), frozenset(is_published))
-    return table.turned() if len(scored.tasks) > _WIDE else table
+    table = Table(title, tuple(columns), tuple(lines), tuple(_notes(scored, layout)), frozenset(is_published))
+    return table.turned() if len(scored.tasks) > WIDE else table
+
+
+def _unmatched(scored: Scored) -> list[str]:
+    """Published rows that none of ours stands beside; they close the table."""
+    return list(
+        dict.fromkeys(row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows)
+    )
+
+
+def _own_line(scored: Scored, key: str, layout: _Layout) -> tuple[str, ...]:
+    row = scored.rows[key]
+    line = [scored.label(key), *(show(row[task].estimate) if task in row else ABSENT for task in layout.tasks)]
+    line += [show(mean_of(row, tasks)) for tasks in layout.means]
+    if layout.reference:
+        difference = (
+            None
+            if key == layout.reference
+            else pair(row, scored.rows[layout.reference], layout.averaged or layout.tasks)
+        )
+        line += [show(difference.estimate if difference else None, signed=True)]
+        line += [str(difference.num_pairs) if difference else ABSENT]
+    return (*line, *_count(row, len(layout.tasks)))
 
 
 def _count(row: Row, num_tasks: int) -> list[str]:
     counts = sorted(cell.trained_parameters for cell in row.values())
-    shares = [cell.share for cell in row.values()]
     few, many = name_count(counts[0]), name_count(counts[-1])
+    share = sum(cell.share for cell in row.values()) / len(row)
     total = total_parameters(row) if len(row) == num_tasks else None
-    share = sum(shares) / len(shares)
-    return [
-        few if few == many else f"{few}–{many}",
-        f"{share:.{0 if share > 95 else 2}f}",
-        f"{total:.2f}×" if total else ABSENT,
-    ]
+    texts = [few if few == many else f"{few}–{many}", f"{share:.{0 if share > 95 else 2}f}"]
+    return texts + [f"{total:.2f}×" if total else ABSENT] * (num_tasks > 1)
 
 
 def name_count(number: float) -> str:
@@ -103,71 +135,74 @@ def name_count(number: float) -> str:
     return f"{number:g}"
 
 
-def _published_lines(scored: Scored, key: str, compared: Sequence[str], *, has_pairs: bool) -> list[tuple[str, ...]]:
+def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[str, ...]]:
     """What was published for a row of ours, under our columns; nothing where no column is the same."""
     lines = []
     for table in scored.published.tables:
         row = table.row(key)
         if row is None:
             continue
-        values = [table.value(key, scored.column(task)) for task in scored.tasks]
-        mean, base = (_published_mean(scored, table, arm, compared) for arm in (key, scored.reference or key))
-        if mean is None and not any(value is not None for value in values):
+        values = [table.value(key, scored.column(task)) for task in layout.tasks]
+        means = [_published_mean(scored, table, key, tasks) for tasks in layout.means]
+        if not any(value is not None for value in (*values, *means)):
             continue
         line = [f"{row.label}, published", *map(show, values)]
-        line += [show(mean)] * bool(compared)
-        if has_pairs:
-            gap = mean - base if mean is not None and base is not None and key != scored.reference else None
-            line += [show(gap, signed=True), ABSENT]
-        trained = row.trained_parameters
-        share = row.printed.get("trained %")
-        total = row.printed.get("total ×")
-        line += [ABSENT if trained is None else name_count(trained), ABSENT if share is None else f"{share:g}"]
-        lines.append((*line, ABSENT if total is None else f"{total:g}×"))
+        line += [_with_extent(mean, table, tasks) for mean, tasks in zip(means, layout.means, strict=True)]
+        line += [show(_published_gap(scored, table, key, layout), signed=True), ABSENT] if layout.reference else []
+        share, total = row.printed.get("trained %"), row.printed.get("total ×")
+        line += [ABSENT if row.trained_parameters is None else name_count(row.trained_parameters)]
+        line += [ABSENT if share is None else f"{share:g}"]
+        line += [ABSENT if total is None else f"{total:g}×"] * (len(layout.tasks) > 1)
+        lines.append(tuple(line))
     return lines
 
 
-def _published_mean(scored: Scored, table: PublishedTable, key: str, compared: Sequence[str]) -> float | None:
+def _published_mean(scored: Scored, table: PublishedTable, key: str, tasks: Sequence[str]) -> float | None:
     """The mean over our columns; where the source prints nothing but a mean of its own tasks, that."""
-    metrics = {scored.metric(task) for task in compared}
-    own = table.value(key, f"mean:{metrics.pop()}") if len(metrics) == 1 else None
-    return own if own is not None else table.mean(key, [scored.column(task) for task in compared])
+    if table.over:
+        return table.value(key, f"mean:{scored.metric(tasks[0])}") if tasks == tuple(mean_tasks(scored)) else None
+    return table.mean(key, [scored.column(task) for task in tasks])
+
+
+def _with_extent(mean: float | None, table: PublishedTable, tasks: Sequence[str]) -> str:
+    return f"{show(mean)} (its {table.over})" if table.over and mean is not None else show(mean)
+
+
+def _published_gap(scored: Scored, table: PublishedTable, key: str, layout: _Layout) -> float | None:
+    """The row less the reference, over the columns that both sources have, or over the source's own tasks."""
+    row = table.row(key)
+    if key == layout.reference or layout.reference is None or row is None or row.is_difference:
+        return None
+    if table.over:
+        found = [_published_mean(scored, table, arm, tuple(mean_tasks(scored))) for arm in (key, layout.reference)]
+    else:
+        columns = [scored.column(task) for task in published_tasks(scored)]
+        shared = [column for column in columns if table.value(key, column) is not None]
+        found = [table.mean(arm, shared) for arm in (key, layout.reference)]
+    return None if found[0] is None or found[1] is None else found[0] - found[1]
 
 
 def _split_name(scored: Scored) -> str:
     return "test scores, settings chosen on dev" if scored.split == "test" else "dev scores, settings chosen on dev"
 
 
-def _notes(scored: Scored, compared: Sequence[str]) -> list[str]:
+def _notes(scored: Scored, layout: _Layout) -> list[str]:
     seeds = sorted({cell.estimate.num for row in scored.rows.values() for cell in row.values()})
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     notes = [
         f"mean ± s.e.m. over {counted} seed{'' if seeds == [1] else 's'}, in points; "
-        "a row's settings are chosen for each task on dev, by the mean over seeds"
+        "settings are chosen for each task on dev, by the mean over seeds"
     ]
-    if compared and len(compared) < len(scored.tasks):
-        names = ", ".join(name_task(task) for task in scored.tasks if task not in compared)
-        notes.append(f"not in the mean, as not every row (or nothing published) has it: {names}")
-    if scored.reference and len(scored.rows) > 1:
-        name = scored.label(scored.reference)
+    left_out = [name_task(task) for task in layout.tasks if task not in layout.averaged]
+    if layout.averaged and left_out:
+        notes.append(f"not in the mean: {', '.join(left_out)}")
+    if layout.reference:
         notes.append(
-            f"differences to {name} are paired: same task, same seed, each at its own chosen settings; "
-            "mean over tasks ± s.e.m. over seeds"
+            f"less {scored.label(layout.reference)}: the mean over tasks of differences between runs of the same task "
+            "and seed, each at its own chosen settings; ± s.e.m. over seeds; `pairs` is their number"
         )
-    if scored.split == "test":
-        untested = [
-            name_task(task)
-            for task in scored.tasks
-            if all(_is_untested(row, task, scored) for row in scored.rows.values())
-        ]
-        notes += [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
-    return notes
-
-
-def _is_untested(row: Row, task: str, scored: Scored) -> bool:
-    key = next(key for key, value in scored.rows.items() if value is row)
-    spec = next(spec for spec in scored.specs if spec.key == key)
-    return not any(record.test for record in spec.records if record.task == task)
+    untested = [name_task(task) for task in layout.tasks if scored.split == "test" and not scored.is_tested(task)]
+    return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
 
 
 def settings_table(scored: Scored) -> Table:

@@ -1,0 +1,223 @@
+"""How the figures of studies look: one style, one colour per kind of tuning, and pictures as bytes.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart, and every series has a marker of its own besides.
+Ours is filled, what was published is hollow. Legends stand outside of the data. The same records give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.research.scores import Estimate
+from inlay.research.tables import name_count
+
+INK, PALE_INK, GRID = "#26323c", "#7b858c", "#e4e7ea"
+ADAPTERS, TUNED, NORMS, PLUM = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
+# row key (or the kind before its number) -> colour and marker; others take OTHERS in turn
+MARKS = {
+    "full": (INK, "D"),
+    "adapters": (ADAPTERS, "o"),
+    "top": (TUNED, "s"),
+    "norms": (NORMS, "^"),
+    "baseline": (PALE_INK, "X"),
+    "none": (ADAPTERS, "o"),
+}
+OTHERS = (
+    ("#56B4E9", "v"),
+    (PLUM, "P"),
+    (NORMS, "^"),
+    ("#E69F00", "h"),
+    (TUNED, "s"),
+    ("#882255", "<"),
+    ("#44AA99", ">"),
+    ("#999933", "d"),
+)
+WIDTH = 6.6
+"""inches of a figure across the page"""
+DPI = 200
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "axes.edgecolor": PALE_INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "svg.fonttype": "path",
+    "axes.unicode_minus": True,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A finished figure: `name` is that of its files, `caption` says what is to be seen."""
+
+    name: str
+    caption: str
+    svg: bytes
+    png: bytes
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a series is drawn."""
+
+    colour: str
+    shape: str
+
+    def ours(self) -> dict[str, Any]:
+        """A filled marker."""
+        return {"color": self.colour, "marker": self.shape, "markersize": 5, "markeredgewidth": 0.0}
+
+    def theirs(self) -> dict[str, Any]:
+        """A hollow one, for what was published."""
+        return {
+            "color": self.colour,
+            "marker": self.shape,
+            "markersize": 6,
+            "markerfacecolor": "white",
+            "markeredgewidth": 1.2,
+            "linestyle": "none",
+        }
+
+
+def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
+    """A mark for each row, the same in every figure for the kinds that have their own."""
+    free = iter(OTHERS * (1 + len(keys) // len(OTHERS)))
+    marks: dict[str, Mark] = {}
+    for key in keys:
+        known = MARKS.get(key, MARKS.get(key.rpartition("-")[0]))
+        taken = {(mark.colour, mark.shape) for mark in marks.values()}
+        chosen = known if known and known not in taken else next(mark for mark in free if mark not in taken)
+        marks[key] = Mark(*chosen)
+    return marks
+
+
+@contextmanager
+def paper_style(name: str) -> Iterator[None]:
+    """Matplotlib as the figures want it; `name` makes the ids inside a SVG its own."""
+    import matplotlib  # half a second to import, and only where something is drawn
+
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"inlay-{name}"}):
+        yield
+
+
+def finish(figure: Any, name: str, caption: str) -> Drawing:
+    """The figure as SVG and PNG. Call inside `paper_style`."""
+    svg, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+    return Drawing(name, caption, svg.getvalue(), png.getvalue())
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, laid out so that nothing overlaps."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def count_axis(axes: Any) -> None:
+    """A logarithmic x axis of trained parameters, written as 10k or 1M."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=10))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: name_count(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("trained parameters per task")
+
+
+def error_bar(axes: Any, x: float, y: Estimate, mark: Mark, *, across: bool = False) -> None:
+    """A point with ± one standard error, upright or across."""
+    place = {"xerr": y.sem} if across else {"yerr": y.sem}
+    spot = (y.mean, x) if across else (x, y.mean)
+    axes.errorbar(*spot, **place, **mark.ours(), linestyle="none", elinewidth=1.1, capsize=2, zorder=4)
+
+
+def legend(figure: Any, entries: Sequence[tuple[str, Mark | None, bool]], *, columns: int = 4) -> None:
+    """A legend below the axes. An entry is a label, its mark and whether it is hollow; no mark: a dashed line."""
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for label, mark, is_hollow in entries:
+        if mark is None:
+            handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 2)), linewidth=1.1, label=label))
+        else:
+            style = mark.theirs() if is_hollow else {**mark.ours(), "linestyle": "none"}
+            handles.append(Line2D([], [], label=label, **style))
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)), handletextpad=0.4)
+
+
+def hold_labels(axes: Any, points: Sequence[tuple[float, float, str]], *, size: float = 7.5) -> None:
+    """Write each point's name beside it, where it covers neither a point nor another name."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = axes.figure
+    canvas = FigureCanvasAgg(figure)  # only a canvas knows how wide a text is
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    spots = [axes.transData.transform((x, y)) for x, y, _ in points]
+    reach = 4 * figure.dpi / 72
+    taken = [(x - reach, y - reach, x + reach, y + reach) for x, y in spots]
+    frame = axes.get_window_extent(renderer)
+    for x, y, text in sorted(points, key=lambda point: -point[1]):
+        best = None
+        for offset, across, upright in _OFFSETS:
+            note = axes.annotate(
+                text, (x, y), xytext=offset, textcoords="offset points", ha=across, va=upright, fontsize=size, zorder=5
+            )
+            box = note.get_window_extent(renderer)
+            cover = sum(_overlap((box.x0, box.y0, box.x1, box.y1), other) for other in taken)
+            cover += 10 * max(0.0, frame.x0 - box.x0, box.x1 - frame.x1, frame.y0 - box.y0, box.y1 - frame.y1)
+            if best is None or cover < best[0]:
+                if best is not None:
+                    best[1].remove()
+                best = (cover, note, (box.x0, box.y0, box.x1, box.y1))
+            else:
+                note.remove()
+            if cover == 0:
+                break
+        assert best is not None
+        taken.append(best[2])
+
+
+_OFFSETS = (
+    ((6, 0), "left", "center"),
+    ((-6, 0), "right", "center"),
+    ((0, 6), "center", "bottom"),
+    ((0, -6), "center", "top"),
+    ((5, 5), "left", "bottom"),
+    ((5, -5), "left", "top"),
+    ((-5, 5), "right", "bottom"),
+    ((-5, -5), "right", "top"),
+    ((8, 12), "left", "bottom"),
+    ((8, -12), "left", "top"),
+    ((-8, 12), "right", "bottom"),
+    ((-8, -12), "right", "top"),
+)
+
+
+def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
+    wide = min(box[2], other[2]) - max(box[0], other[0])
+    high = min(box[3], other[3]) - max(box[1], other[1])
+    return max(wide, 0.0) * max(high, 0.0)

@@ -279,7 +279,8 @@ def stream() -> tuple[FakeStudy, list[Record]]:
                     lost = 0.12 * (number - earlier) if arm == "sequence" else 0.0
                     after[name] = max(LEVELS[name][1] - lost + 0.004 * seed, 0.02)
                 count = BACKBONE - 590_592 if arm == "sequence" else 2_419_202
-                bench.add(arm, task, level, seed=seed, extra={"after": after}, trained_parameters=count)
+                extra = {"after": after, "moved": None if arm == "sequence" else 0.0}
+                bench.add(arm, task, level, seed=seed, extra=extra, trained_parameters=count)
     arms = {"adapters-64": "adapters (64)", "sequence": "one network, fine-tuned in turn"}
     return study("stream", tasks, arms, title="Tasks one after another"), bench.records
 

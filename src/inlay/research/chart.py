@@ -39,6 +39,8 @@ OTHERS = (
 WIDTH = 6.6
 """inches of a figure across the page"""
 DPI = 200
+BARS = {"elinewidth": 1.1, "capsize": 2.2, "capthick": 1.1}
+"""error bars; ± one standard error, with caps"""
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
@@ -85,7 +87,7 @@ class Mark:
 
     def ours(self) -> dict[str, Any]:
         """A filled marker."""
-        return {"color": self.colour, "marker": self.shape, "markersize": 5, "markeredgewidth": 0.0}
+        return {"color": self.colour, "marker": self.shape, "markersize": 5, "markeredgecolor": "none"}
 
     def theirs(self) -> dict[str, Any]:
         """A hollow one, for what was published."""
@@ -150,11 +152,15 @@ def error_bar(axes: Any, x: float, y: Estimate, mark: Mark, *, across: bool = Fa
     """A point with ± one standard error, upright or across."""
     place = {"xerr": y.sem} if across else {"yerr": y.sem}
     spot = (y.mean, x) if across else (x, y.mean)
-    axes.errorbar(*spot, **place, **mark.ours(), linestyle="none", elinewidth=1.1, capsize=2, zorder=4)
+    axes.errorbar(*spot, **place, **mark.ours(), linestyle="none", **BARS, zorder=4)
 
 
-def legend(figure: Any, entries: Sequence[tuple[str, Mark | None, bool]], *, columns: int = 4) -> None:
-    """A legend below the axes. An entry is a label, its mark and whether it is hollow; no mark: a dashed line."""
+Entry = tuple[str, "Mark | None", bool]
+"""a legend's label, its mark and whether it is hollow; no mark: a dashed line"""
+
+
+def legend(figure: Any, entries: Sequence[Entry]) -> None:
+    """A legend below the axes, in as many columns as the figure is wide."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -165,7 +171,19 @@ def legend(figure: Any, entries: Sequence[tuple[str, Mark | None, bool]], *, col
             style = mark.theirs() if is_hollow else {**mark.ours(), "linestyle": "none"}
             handles.append(Line2D([], [], label=label, **style))
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)), handletextpad=0.4)
+        columns = _fit_columns([len(label) for label, _, _ in entries], figure.get_figwidth())
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.4)
+
+
+def _fit_columns(lengths: Sequence[int], width: float) -> int:
+    """The most columns whose widest labels lie side by side; entries fill column by column."""
+    for columns in range(len(lengths), 1, -1):
+        rows = -(-len(lengths) // columns)
+        widest = [max(lengths[i : i + rows]) for i in range(0, len(lengths), rows)]
+        # 8 point letters are some 0.07 inches wide; marker and gap take half an inch.
+        if sum(0.07 * length + 0.5 for length in widest) <= width:
+            return columns
+    return 1
 
 
 def hold_labels(axes: Any, points: Sequence[tuple[float, float, str]], *, size: float = 7.5) -> None:

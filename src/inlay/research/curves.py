@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from inlay.research.chart import (
+    BARS,
     INK,
     PALE_INK,
     WIDTH,
     Drawing,
+    Entry,
     Mark,
     count_axis,
     error_bar,
@@ -22,7 +24,7 @@ from inlay.research.chart import (
     paper_style,
 )
 from inlay.research.lineup import METRICS, Scored, mean_tasks, name_column, name_task
-from inlay.research.scores import Estimate, mean_of
+from inlay.research.scores import Estimate, Row, mean_of
 
 FULL = "full"
 # The series of a figure against parameters: kind, label.
@@ -79,13 +81,13 @@ def draw_percentiles(scored: Scored) -> Drawing | None:
         axes = figure.add_subplot()
         axes.axhline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
         marks = marks_for([kind for kind, _ in SERIES])
-        entries: list[tuple[str, Mark | None, bool]] = []
+        entries: list[Entry] = []
         for kind, label in SERIES:
             if curves[kind]:
                 _draw_bands(axes, curves[kind], marks[kind])
                 entries.append((label, marks[kind], False))
         count_axis(axes)
-        axes.set_ylabel("score less full fine-tuning (points)")
+        axes.set_ylabel("difference to full fine-tuning (points)")
         legend(figure, [*entries, ("full fine-tuning", None, False)])
         tasks = max(band.num_tasks for bands in curves.values() for band in bands)
         caption = (
@@ -100,7 +102,7 @@ def _draw_bands(axes: Any, bands: Sequence[Band], mark: Mark) -> None:
     middle = [band.middle for band in bands]
     if len(bands) == 1:
         reach = [[middle[0] - bands[0].low], [bands[0].high - middle[0]]]
-        axes.errorbar(x, middle, yerr=reach, **mark.ours(), linestyle="none", elinewidth=1.1, capsize=3, zorder=4)
+        axes.errorbar(x, middle, yerr=reach, **mark.ours(), linestyle="none", **BARS, zorder=4)
         return
     low, high = [band.low for band in bands], [band.high for band in bands]
     axes.fill_between(x, low, high, color=mark.colour, alpha=0.16, linewidth=0, zorder=2)
@@ -124,13 +126,15 @@ def draw_panels(scored: Scored) -> Drawing | None:
             has_published |= _draw_panel(axes, scored, task)
         for axes in list(grid.flat)[len(tasks) :]:
             axes.axis("off")
+        for axes in grid[:, 0]:
+            axes.set_ylabel(f"{scored.split} score (points)")
         for axes in list(grid.flat)[: max(len(tasks) - columns, 0)]:
             axes.set_xlabel("")
         marks = marks_for([kind for kind, _ in SERIES])
         entries = [(label, marks[kind], False) for kind, label in SERIES if series_keys(scored, kind)]
         line = [("full fine-tuning ± s.e.m.", None, False)] if FULL in scored.rows else []
         hollow = [("published (another backbone)", Mark(PALE_INK, "o"), True)] if has_published else []
-        legend(figure, [*entries, *line, *hollow], columns=3)
+        legend(figure, [*entries, *line, *hollow])
         caption = "Score against trained parameters, ± one s.e.m. over seeds; the dashed line is full fine-tuning."
         if has_published:
             caption += " Hollow: published values, at the parameters of the same method here."
@@ -192,7 +196,7 @@ def draw_methods(scored: Scored) -> Drawing | None:
         axes.margins(x=0.12, y=0.1)
         axes.set_ylabel(f"mean dev score of {len(tasks)} tasks (points)")
         families = dict.fromkeys(_family(key) for key in scored.rows)
-        legend(figure, [(_FAMILY_NAMES[item], Mark(*_FAMILY[item]), False) for item in families], columns=5)
+        legend(figure, [(_FAMILY_NAMES[item], Mark(*_FAMILY[item]), False) for item in families])
         hold_labels(axes, points)
         names = ", ".join(name_task(task) for task in tasks)
         return finish(figure, name, f"Mean score on {names} against trained parameters, ± one s.e.m. over seeds.")
@@ -242,20 +246,20 @@ def draw_sizes(scored: Scored) -> Drawing | None:
         shown = [(size, value) for size, value in printed if value is not None]
         if shown:
             left.plot(*zip(*shown, strict=True), **{**mark.theirs(), "linestyle": ":"}, linewidth=1, zorder=4)
-        left.set_ylabel(f"mean dev {metric} of {len(tasks)} tasks (points)")
+        left.set_ylabel(f"mean {metric} of {len(tasks)} tasks")
         colours = marks_for([f"task-{task}" for task in tasks])
         for task, own in zip(tasks, colours.values(), strict=True):
             cells = [scored.rows[key][task].estimate for key in keys]
             middle = statistics.fmean(cell.mean for cell in cells)
             _draw_series(right, [(s, Estimate(c.mean - middle, c.sem)) for s, c in zip(sizes, cells, strict=True)], own)
         right.axhline(0, color=PALE_INK, linewidth=0.8, zorder=1)
-        right.set_ylabel("less the task's mean over sizes (points)")
+        right.set_ylabel("less the mean over sizes (points)")
         for axes in (left, right):
             _size_axis(axes, sizes)
-        entries: list[tuple[str, Mark | None, bool]] = [("mean", mark, False)]
+        entries: list[Entry] = [("mean", mark, False)]
         entries += [("mean, published (BERT-large, 8 tasks)", mark, True)] if shown else []
         entries += [(name_task(task), own, False) for task, own in zip(tasks, colours.values(), strict=True)]
-        legend(figure, entries, columns=5)
+        legend(figure, entries)
         caption = f"Dev {metric} against adapter size, ± one s.e.m.: the mean over tasks (left) and each task (right)."
         return finish(figure, "sizes", caption)
 
@@ -272,30 +276,41 @@ def _size_axis(axes: Any, sizes: Sequence[int]) -> None:
 
 
 def draw_init(scored: Scored) -> Drawing | None:
-    """Accuracy against the scale of the initial values, one line for each task; dotted: the majority class."""
+    """Accuracy against the scale of the initial values, a panel for each task, all of one height in points."""
     keys = [key for key in scored.rows if key.startswith("init-")]
-    if len(keys) < 2:
+    tasks = [task for task in scored.tasks if sum(task in scored.rows[key] for key in keys) > 1]
+    if not tasks:
         return None
+    mark = marks_for(["adapters"])["adapters"]
     with paper_style("init"):
-        figure = new_figure(WIDTH * 0.82, 3.2)
-        axes = figure.add_subplot()
-        marks = dict(
-            zip(scored.tasks, (Mark("#0072B2", "s"), Mark("#D55E00", "o"), Mark("#009E73", "^")), strict=False)
-        )
-        for task, mark in marks.items():
+        figure = new_figure(WIDTH if len(tasks) > 1 else WIDTH * 0.6, 2.8)
+        panels = figure.subplots(1, len(tasks), squeeze=False)[0]
+        for axes, task in zip(panels, tasks, strict=True):
             cells = [(float(key.partition("-")[2]), scored.rows[key][task]) for key in keys if task in scored.rows[key]]
             _draw_series(axes, [(scale, cell.estimate) for scale, cell in cells], mark)
-            majority = next((cell.majority for _, cell in cells if cell.majority is not None), None)
-            if majority is not None:
-                axes.axhline(majority, color=mark.colour, linestyle=":", linewidth=1.1, zorder=1)
-        axes.axvline(1e-2, color=PALE_INK, linewidth=0.8, zorder=1)
-        axes.text(1.15e-2, 0.02, "1e-2, the paper's choice", transform=axes.get_xaxis_transform(), fontsize=7.5,
-                  color=PALE_INK)  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_xlabel("standard deviation of the initial values")
-        axes.set_ylabel("dev accuracy (points)")
-        legend(figure, [(name_task(task), mark, False) for task, mark in marks.items()])
+            _init_axis(axes, name_task(task))
+        _draw_majorities(panels, [scored.rows[key] for key in keys], tasks)
+        panels[0].set_ylabel("dev accuracy (points)")
         caption = (
-            "Dev accuracy against the scale of the adapters' initial values, ± one s.e.m.; dotted: majority class."
+            "Dev accuracy against the standard deviation of the adapters' initial values, ± one s.e.m.; the panels "
+            "span the same number of points. Dotted, if in sight: the majority class. Upright: the paper's 1e-2."
         )
         return finish(figure, "init", caption)
+
+
+def _init_axis(axes: Any, title: str) -> None:
+    axes.axvline(1e-2, color=PALE_INK, linewidth=0.9, zorder=1)
+    axes.set_xscale("log")
+    axes.set_xlabel("standard deviation of the initial values")
+    axes.set_title(title)
+
+
+def _draw_majorities(panels: Sequence[Any], rows: Sequence[Row], tasks: Sequence[str]) -> None:
+    """Give all panels the same height, and draw the majority class where it lies within."""
+    height = max(axes.get_ylim()[1] - axes.get_ylim()[0] for axes in panels)
+    for axes, task in zip(panels, tasks, strict=True):
+        top = axes.get_ylim()[1]
+        axes.set_ylim(top - height, top)
+        majority = next((row[task].majority for row in rows if task in row and row[task].majority is not None), None)
+        if majority is not None and majority >= top - height:
+            axes.axhline(majority, color=INK, linestyle=":", linewidth=1.1, zorder=1)

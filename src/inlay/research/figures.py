@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from inlay.errors import UnknownName
 from inlay.research.chart import (
     INK,
     PALE_INK,
     WIDTH,
     Drawing,
+    Entry,
     Mark,
     error_bar,
     finish,
@@ -23,7 +25,7 @@ from inlay.research.chart import (
     paper_style,
 )
 from inlay.research.curves import draw_init, draw_methods, draw_panels, draw_percentiles, draw_sizes
-from inlay.research.lineup import Scored, group_tasks, mean_tasks, name_column, name_task
+from inlay.research.lineup import Scored, group_tasks, mean_tasks, name_column, name_task, shape_of
 from inlay.research.maps import draw_ablation, draw_forgetting, draw_growth
 from inlay.research.scores import Estimate, pair
 
@@ -31,9 +33,14 @@ Maker = Callable[[Scored], "list[Drawing] | Drawing | None"]
 
 
 def draw_figures(scored: Scored) -> list[Drawing]:
-    """All figures of a study that its records can fill."""
+    """All figures of a study that its records can fill: those its file names, or those that suit its shape."""
+    kinds = tuple(scored.study.figures) or (shape_of(scored.study),)
+    for kind in scored.study.figures:
+        if kind not in FIGURES:
+            raise UnknownName("kind of figure", kind, FIGURES)
+    makers = dict.fromkeys(make for kind in kinds for make in FIGURES.get(kind, FIGURES["differences"]))
     found: list[Drawing] = []
-    for make in FIGURES.get(scored.study.name, (draw_differences,)):
+    for make in makers:
         made = make(scored)
         found += made if isinstance(made, list) else [made] if made else []
     return found
@@ -56,7 +63,7 @@ def _draw_differences(scored: Scored, name: str) -> Drawing | None:
     if reference is None or not keys:
         return None
     lines = _difference_lines(scored, keys, reference)
-    step = 0.13 * len(keys) + 0.16
+    step = 0.11 * len(keys) + 0.14
     with paper_style(name):
         figure = new_figure(WIDTH, 1.0 + step * len(lines))
         axes = figure.add_subplot()
@@ -74,10 +81,10 @@ def _draw_differences(scored: Scored, name: str) -> Drawing | None:
         axes.axvline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
         axes.set_xlim(*limits)
         _name_lines(axes, [label for label, _, _ in lines], has_mean=len(lines) > 1)
-        axes.set_xlabel(f"points less {scored.label(reference)}")
-        entries: list[tuple[str, Mark | None, bool]] = [(_plain(scored.label(key)), marks[key], False) for key in keys]
+        axes.set_xlabel(f"difference to {_plain(scored.label(reference))} (points)")
+        entries: list[Entry] = [(_plain(scored.label(key)), marks[key], False) for key in keys]
         entries += [("published", Mark(PALE_INK, "o"), True)] if hollow else []
-        legend(figure, entries, columns=4)
+        legend(figure, entries)
         caption = (
             f"Differences to {scored.label(reference)} on each task, paired by seed, ± one s.e.m.; below the line the "
             "mean over tasks." + (" Hollow: the published differences, on another backbone." if hollow else "")
@@ -106,8 +113,20 @@ def _difference_lines(scored: Scored, keys: Sequence[str], reference: str) -> li
         lines.append((name_column(task, scored.metric(task)), ours, published))
     means = {key: found.estimate for key, found in pairs.items() if found is not None}
     if len(mean_tasks(scored)) > 1 and means:
-        lines.append((f"mean of {len(mean_tasks(scored))}", means, {}))
+        lines.append((f"mean of {len(mean_tasks(scored))}", means, _published_means(scored, keys, reference)))
     return lines
+
+
+def _published_means(scored: Scored, keys: Sequence[str], reference: str) -> dict[str, float]:
+    """Row -> the published mean less the reference's, where all tasks of our mean are published in one table."""
+    columns = [scored.column(task) for task in mean_tasks(scored)]
+    found = {}
+    for key in keys:
+        for table in scored.published.tables:
+            mean, base = table.mean(key, columns), table.mean(reference, columns)
+            if mean is not None and base is not None:
+                found[key] = mean - base
+    return found
 
 
 def _limits(lines: Sequence[_Line]) -> tuple[float, float]:
@@ -175,10 +194,10 @@ def draw_extensions(scored: Scored) -> Drawing | None:
             error_bar(axes, place, paired.estimate, mark, across=True)
         axes.axvline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
         _name_lines(axes, [_plain(scored.label(key)) for key in shown], has_mean=False)
-        axes.set_xlabel(f"points less {scored.label(reference)}")
-        entries: list[tuple[str, Mark | None, bool]] = [("mean over tasks ± s.e.m.", mark, False)]
+        axes.set_xlabel(f"difference to {_plain(scored.label(reference))} (points)")
+        entries: list[Entry] = [("mean over tasks ± s.e.m.", mark, False)]
         entries += [(name_task(task), Mark(PALE_INK, small[task]), False) for task in mean_tasks(scored)]
-        legend(figure, entries, columns=6)
+        legend(figure, entries)
         caption = (
             f"Extensions of the adapter less the plain one ({scored.label(reference)}), paired by task and seed: mean "
             "over tasks ± one s.e.m., and each task."
@@ -216,12 +235,12 @@ def draw_bars(scored: Scored) -> Drawing | None:
         axes.tick_params(axis="x", length=0)
         bottom = max(0.0, 5 * ((min(values) - 5) // 5))
         axes.set_ylim(bottom, max(values) + 0.12 * (max(values) - bottom))
-        axes.set_ylabel(f"dev score (points; the axis begins at {bottom:g})")
-        entries: list[tuple[str, Mark | None, bool]] = []
+        axes.set_ylabel(f"dev score (points,\naxis from {bottom:g})")
+        entries: list[Entry] = []
         for key in keys:
             entries.append((_plain(scored.label(key)), Mark(marks[key].colour, "s"), False))
             entries.append((f"{_plain(scored.label(key))}, published", Mark(marks[key].colour, "s"), True))
-        legend(figure, entries, columns=2)
+        legend(figure, entries)
         caption = "Ours, ± one s.e.m. over seeds, beside the published scores (hollow; one run each)."
         return finish(figure, name, caption)
 
@@ -241,18 +260,27 @@ def _plain(label: str) -> str:
     return label.replace("`", "")
 
 
+# kind of figure -> what draws it; a study's file names kinds, or by a study's own name those that it has in the paper
 FIGURES: dict[str, tuple[Maker, ...]] = {
-    "glue": (draw_differences,),
-    "extra": (draw_differences,),
-    "tradeoff": (draw_percentiles, draw_panels),
-    "squad": (draw_panels,),
+    "differences": (draw_differences,),
+    "percentiles": (draw_percentiles,),
+    "panels": (draw_panels,),
     "ablation": (draw_ablation,),
     "init": (draw_init,),
     "sizes": (draw_sizes,),
     "extensions": (draw_extensions,),
-    "sharing": (draw_differences,),
-    "stream": (draw_growth, draw_forgetting),
+    "growth": (draw_growth,),
+    "forgetting": (draw_forgetting,),
     "methods": (draw_methods,),
-    "features": (draw_differences,),
-    "uva": (draw_bars,),
+    "bars": (draw_bars,),
+}
+FIGURES |= {
+    "glue": FIGURES["differences"],
+    "extra": FIGURES["differences"],
+    "tradeoff": (*FIGURES["percentiles"], *FIGURES["panels"]),
+    "squad": FIGURES["panels"],
+    "sharing": FIGURES["differences"],
+    "stream": (*FIGURES["growth"], *FIGURES["forgetting"]),
+    "features": FIGURES["differences"],
+    "uva": FIGURES["bars"],
 }

@@ -178,9 +178,14 @@ ROWS: dict[str, tuple[RowMaker, ...]] = {
 }
 
 
+def shape_of(study: StudySpec) -> str:
+    """Which of the known studies one is shown as: a copy under another name has the same published values."""
+    return study.published or study.name
+
+
 def list_rows(study: StudySpec, records: Sequence[Record]) -> list[RowSpec]:
     """The rows of a study that have records, in the order they are shown."""
-    made = [row for make in ROWS.get(study.name, ()) for row in make(records)]
+    made = [row for make in ROWS.get(shape_of(study), ()) for row in make(records)]
     # The best of one size is that size: it is shown once.
     rows = [row for row in made if not any(row.records == other.records for other in made[made.index(row) + 1 :])]
     taken = {record.arm for row in rows for record in row.records}
@@ -234,7 +239,7 @@ class Scored:
     @property
     def reference(self) -> str | None:
         """The row that differences are taken to."""
-        wanted = REFERENCES.get(self.study.name, ("full",))
+        wanted = REFERENCES.get(shape_of(self.study), ("full",))
         return next((key for key in (*wanted, "full") if key in self.rows), None)
 
     def label(self, key: str) -> str:
@@ -265,7 +270,7 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
 
     Where test scores are to be reported but a task has none (GLUE's test sides are unlabelled), dev is, and said.
     """
-    metric = SHOWN_METRIC.get(study.name)
+    metric = SHOWN_METRIC.get(shape_of(study))
     has_test = any(record.test for record in records)
     split = study.report_on if has_test else "dev"
     specs = list_rows(study, records)
@@ -283,6 +288,11 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
 def mean_tasks(scored: Scored) -> list[str]:
     """The tasks a mean is over: those that every row has. WNLI is shown and not averaged, as in the papers."""
     return [task for task in shared_tasks(scored.rows.values(), scored.tasks) if task not in NOT_AVERAGED]
+
+
+def averaged_tasks(scored: Scored) -> list[str]:
+    """All tasks that a mean may be over, whether or not every row has them."""
+    return [task for task in scored.tasks if task not in NOT_AVERAGED]
 
 
 def published_tasks(scored: Scored) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.research.chart import (
+    BARS,
     INK,
     PALE_INK,
     WIDTH,
@@ -94,7 +95,7 @@ def draw_growth(scored: Scored) -> Drawing | None:
         axes.set_ylim(bottom=0)
         entries = [(_GROWTH.get(key, scored.label(key)), mark, False) for key, mark in marks.items()]
         entries += [("published, nine tasks (BERT-large)", Mark(PALE_INK, "o"), True)] if published else []
-        legend(figure, entries, columns=2)
+        legend(figure, entries)
         return finish(figure, "stream", "Parameters of all tasks together against the number of tasks.")
 
 
@@ -131,10 +132,8 @@ def draw_forgetting(scored: Scored) -> Drawing | None:
             _draw_steps(axes, steps, by_name)
             axes.set_title(scored.label(key))
         panels[0].set_ylabel("dev score (points)")
-        legend(figure, [(name_task(name), mark, False) for name, mark in by_name.items()], columns=6)
-        caption = (
-            "Dev score on every task learnt so far, after each further task; each line begins where it was learnt."
-        )
+        legend(figure, [(name_task(name), mark, False) for name, mark in by_name.items()])
+        caption = "Dev score on every task so far after each further task; a line begins where its task was learnt."
         return finish(figure, "stream-forgetting", caption)
 
 
@@ -144,6 +143,6 @@ def _draw_steps(axes: Any, steps: Sequence[Step], marks: dict[str, Mark]) -> Non
         if places:
             x, y = [number for number, _ in places], [value.mean for _, value in places]
             error = [value.margin for _, value in places]
-            axes.errorbar(x, y, yerr=error, **mark.ours(), linewidth=1.4, elinewidth=1, capsize=2, zorder=3)
+            axes.errorbar(x, y, yerr=error, **mark.ours(), linewidth=1.4, **BARS, zorder=3)
     axes.set_xticks(range(len(steps)), [name_task(step.task) for step in steps], rotation=30, ha="right")
     axes.set_xlabel("after learning")

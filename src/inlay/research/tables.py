@@ -7,13 +7,23 @@ last columns compare with full fine-tuning pair by pair. What a half-done study 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inlay.research.lineup import WIDE, Scored, group_tasks, mean_tasks, name_column, name_task, published_tasks
+from inlay.research.extras import read_ablations, read_steps
+from inlay.research.lineup import (
+    WIDE,
+    Scored,
+    group_tasks,
+    mean_tasks,
+    name_column,
+    name_task,
+    published_tasks,
+    shape_of,
+)
 from inlay.research.published import PublishedTable
 from inlay.research.records import FINISHED, Record
-from inlay.research.scores import Estimate, Row, StudySpec, mean_of, pair, total_parameters
+from inlay.research.scores import Estimate, Row, StudySpec, estimate, mean_of, pair, total_parameters
 
 ABSENT = "–"
 
@@ -49,7 +59,9 @@ def show(value: Estimate | float | None, *, signed: bool = False) -> str:
 def score_tables(scored: Scored) -> list[Table]:
     """The study's scores: one table, or one for each group of tasks (`glue/…`, `extra/…`)."""
     groups = group_tasks(scored.tasks)
-    return [_score_table(scored.narrowed(tasks), name if len(groups) > 1 else "") for name, tasks in groups.items()]
+    tables = [_score_table(scored.narrowed(tasks), name if len(groups) > 1 else "") for name, tasks in groups.items()]
+    tables += [_mean_table(scored, table) for table in scored.published.tables if table.over]
+    return [table for table in tables if table.lines]
 
 
 @dataclass(frozen=True)
@@ -140,15 +152,14 @@ def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[st
     lines = []
     for table in scored.published.tables:
         row = table.row(key)
-        if row is None:
+        if row is None or table.over:
             continue
         values = [table.value(key, scored.column(task)) for task in layout.tasks]
-        means = [_published_mean(scored, table, key, tasks) for tasks in layout.means]
+        means = [table.mean(key, [scored.column(task) for task in tasks]) for tasks in layout.means]
         if not any(value is not None for value in (*values, *means)):
             continue
-        line = [f"{row.label}, published", *map(show, values)]
-        line += [_with_extent(mean, table, tasks) for mean, tasks in zip(means, layout.means, strict=True)]
-        line += [show(_published_gap(scored, table, key, layout), signed=True), ABSENT] if layout.reference else []
+        line = [f"{row.label}, published", *map(show, (*values, *means))]
+        line += [show(_table_gap(scored, table, key), signed=True), ABSENT] if layout.reference else []
         share, total = row.printed.get("trained %"), row.printed.get("total ×")
         line += [ABSENT if row.trained_parameters is None else name_count(row.trained_parameters)]
         line += [ABSENT if share is None else f"{share:g}"]
@@ -157,29 +168,43 @@ def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[st
     return lines
 
 
-def _published_mean(scored: Scored, table: PublishedTable, key: str, tasks: Sequence[str]) -> float | None:
-    """The mean over our columns; where the source prints nothing but a mean of its own tasks, that."""
-    if table.over:
-        return table.value(key, f"mean:{scored.metric(tasks[0])}") if tasks == tuple(mean_tasks(scored)) else None
-    return table.mean(key, [scored.column(task) for task in tasks])
+def published_gap(scored: Scored, key: str) -> float | None:
+    """A published row less the reference's, in the first table that has both; None where none has."""
+    gaps = (_table_gap(scored, table, key) for table in scored.published.tables)
+    return next((gap for gap in gaps if gap is not None), None)
 
 
-def _with_extent(mean: float | None, table: PublishedTable, tasks: Sequence[str]) -> str:
-    return f"{show(mean)} (its {table.over})" if table.over and mean is not None else show(mean)
-
-
-def _published_gap(scored: Scored, table: PublishedTable, key: str, layout: _Layout) -> float | None:
-    """The row less the reference, over the columns that both sources have, or over the source's own tasks."""
-    row = table.row(key)
-    if key == layout.reference or layout.reference is None or row is None or row.is_difference:
+def _table_gap(scored: Scored, table: PublishedTable, key: str) -> float | None:
+    """The row less the reference, over the columns that both have, or over the source's own tasks."""
+    row, reference = table.row(key), scored.reference
+    if row is None or row.is_difference or reference is None or key == reference:
         return None
     if table.over:
-        found = [_published_mean(scored, table, arm, tuple(mean_tasks(scored))) for arm in (key, layout.reference)]
+        found = [_own_mean(table, arm) for arm in (key, reference)]
     else:
         columns = [scored.column(task) for task in published_tasks(scored)]
         shared = [column for column in columns if table.value(key, column) is not None]
-        found = [table.mean(arm, shared) for arm in (key, layout.reference)]
+        found = [table.mean(arm, shared) for arm in (key, reference)]
     return None if found[0] is None or found[1] is None else found[0] - found[1]
+
+
+def _own_mean(table: PublishedTable, key: str) -> float | None:
+    """The mean over its own tasks that a source prints for a row, where it prints nothing else."""
+    return next((table.value(key, column) for column in table.columns if column.startswith("mean:")), None)
+
+
+def _mean_table(scored: Scored, table: PublishedTable) -> Table:
+    """Our means beside those that a source prints of its own tasks: only differences compare."""
+    tasks, reference = mean_tasks(scored), scored.reference
+    lines = []
+    for key in [key for key in scored.rows if table.row(key) is not None]:
+        gap = pair(scored.rows[key], scored.rows[reference], tasks) if reference and key != reference else None
+        ours = [show(mean_of(scored.rows[key], tasks)), show(gap.estimate if gap else None, signed=True)]
+        printed = [show(_own_mean(table, key)), show(_table_gap(scored, table, key), signed=True)]
+        lines.append((scored.label(key), *ours, *printed))
+    less = f"less {scored.label(reference)}" if reference else "difference"
+    columns = ("", f"ours, mean of {len(tasks)}", less, f"published, mean of its {table.over}", f"{less}, published")
+    return Table("means beside the published", columns, tuple(lines), (f"published: {table.source}, {table.backbone}",))
 
 
 def _split_name(scored: Scored) -> str:
@@ -205,6 +230,50 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
     return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
 
 
+def ablation_table(scored: Scored) -> list[Table]:
+    """What removing adapters costs: single layers, the lower and the upper part, all of them."""
+    records = [record for spec in scored.specs for record in spec.records]
+    lines = []
+    for item in read_ablations(records, scored.study.tasks):
+        part = max(1, round(item.num_layers * 5 / 12))
+        single = max(item.singles, key=lambda found: found.mean)
+        upper = (item.num_layers - part, item.num_layers - 1)
+        printed = scored.published.value("all-removed", f"{item.task}:accuracy")
+        cells = [show(estimate(item.whole.values())), show(single)]
+        for first, last in ((0, part - 1), upper):
+            cells.append(f"{show(item.decrease(first, last))} ({first}–{last})")
+        cells += [show(item.accuracy(*item.everything)), show(item.majority), show(printed)]
+        lines.append((name_task(item.task), *cells))
+    columns = ("", "dev accuracy", "lost: costliest single layer", "lost: lower layers", "lost: upper layers",
+               "all removed", "majority class", "all removed, published")  # fmt: skip
+    notes = ("mean ± s.e.m. over seeds, in points of accuracy; nothing is retrained, norms and head stay as trained",)
+    return [Table("accuracy without the adapters of some layers", columns, tuple(lines), notes)] if lines else []
+
+
+def stream_tables(scored: Scored) -> list[Table]:
+    """The scores of the rows, and what every earlier task scores after each step."""
+    tables = score_tables(scored)
+    for spec in scored.specs:
+        steps = read_steps(spec.records, scored.study.tasks)
+        names = [step.task for step in steps]
+        lines = [
+            (name_task(step.task), *(show(step.scores.get(name)) if name in step.scores else "" for name in names))
+            for step in steps
+        ]
+        if len(steps) > 1:
+            title = f"{spec.label}: dev score on each task after learning the task of the line"
+            tables.append(Table(title, ("after", *map(name_task, names)), tuple(lines)))
+    return tables
+
+
+def study_tables(scored: Scored) -> list[Table]:
+    """The tables of a study."""
+    return _TABLES.get(shape_of(scored.study), score_tables)(scored)
+
+
+_TABLES: dict[str, Callable[[Scored], list[Table]]] = {"ablation": ablation_table, "stream": stream_tables}
+
+
 def settings_table(scored: Scored) -> Table:
     """What was chosen: for each row and task the setting, of how many, and how many runs were lost."""
     lines = []
@@ -219,6 +288,9 @@ def settings_table(scored: Scored) -> Table:
 
 
 def _value(value: object) -> str:
+    """`3e-4`, `0.1`, `64`."""
+    if isinstance(value, float) and 0 < abs(value) < 0.01:
+        return f"{value:e}".replace(".000000", "").replace("e-0", "e-")
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

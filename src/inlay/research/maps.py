@@ -34,7 +34,7 @@ def draw_ablation(scored: Scored) -> Drawing | None:
         # One scale for all panels, so that colours compare between tasks.
         most = max(item.relative(*span) for item in ablations for span in item.spans)
         for axes, item in zip(panels, ablations, strict=True):
-            image = _draw_spans(axes, item, most)
+            image = draw_spans(axes, item, most)
         bar = figure.colorbar(image, ax=list(panels), shrink=0.85, aspect=25, pad=0.02)
         bar.set_label("relative decrease in dev accuracy (%)")
         bar.outline.set_visible(False)
@@ -45,7 +45,8 @@ def draw_ablation(scored: Scored) -> Drawing | None:
         return finish(figure, "ablation", caption)
 
 
-def _draw_spans(axes: Any, item: Ablation, most: float) -> Any:
+def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
+    """One task's heat-map, coloured up to `most` percent; returns the image."""
     import numpy
 
     size = item.num_layers

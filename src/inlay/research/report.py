@@ -172,7 +172,7 @@ def _group_blocks(
     for drawing in draw_figures(scored):
         path = f"{study.name}/{backbone}-{profile}-{drawing.name}"
         figures[path] = drawing
-        yield Picture(drawing, path, f"{backbone}: {drawing.caption}")
+        yield Picture(drawing, path, f"{backbone}. {drawing.caption}")
     said = [f"{item.claim.text}: **{item.verdict.status}**. {item.verdict.sentence}" for item in _claims_of(scored)]
     said += describe_agreement(scored)
     if said:

@@ -275,16 +275,20 @@ _TABLES: dict[str, Callable[[Scored], list[Table]]] = {"ablation": ablation_tabl
 
 
 def settings_table(scored: Scored) -> Table:
-    """What was chosen: for each row and task the setting, of how many, and how many runs were lost."""
+    """What was chosen on dev for each row and task, with how many runs of it were lost."""
     lines = []
     for key, row in scored.rows.items():
-        for task in (task for task in scored.tasks if task in row):
-            cell = row[task]
-            setting = ", ".join(f"{name} {_value(value)}" for name, value in cell.setting.items())
-            cells = (setting or ABSENT, str(cell.num_settings), str(cell.estimate.num), str(cell.num_lost))
-            lines.append((scored.label(key), name_task(task), *cells))
-    columns = ("row", "task", "chosen on dev", "settings tried", "seeds", "runs lost")
-    return Table("what was chosen", columns, tuple(lines))
+        cells = []
+        for task in scored.tasks:
+            cell = row.get(task)
+            setting = ", ".join(f"{name} {_value(value)}" for name, value in cell.setting.items()) if cell else ""
+            lost = f" ({cell.num_lost} lost)" if cell and cell.num_lost else ""
+            cells.append((setting or ABSENT) + lost)
+        tried = max(cell.num_settings for cell in row.values())
+        lines.append((scored.label(key), str(tried), *cells))
+    columns = ("chosen on dev", "of", *map(name_task, scored.tasks))
+    table = Table("settings", columns, tuple(lines))
+    return table.turned() if len(scored.tasks) > WIDE else table
 
 
 def _value(value: object) -> str:

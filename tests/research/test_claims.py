@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from inlay.research.claims import CLAIMS, all_of, at_least, at_most, describe_agreement, judge_claims
+from inlay.research.claims import CLAIMS, above, all_of, at_least, at_most, describe_agreement, judge_claims
 from inlay.research.lineup import score_study
 from inlay.research.published import read_published
 from inlay.research.scores import Estimate
@@ -38,6 +38,9 @@ def test_the_bound_decides_and_the_error_leaves_it_open():
     assert at_most(Estimate(0.7, 0.2), 0.4) == "not confirmed"
     assert at_least(Estimate(0.7, 0.2), 0.4) == "confirmed"
     assert at_least(Estimate(0.1, 0.2), 0.4) == "not confirmed"
+    assert above(Estimate(0.2, 0.1), 0.0) == "confirmed"
+    assert above(Estimate(0.0, 0.0), 0.0) == "not confirmed"
+    assert above(Estimate(0.1, 0.2), 0.0) == "open"
     assert all_of(["confirmed", "open"]) == "open"
     assert all_of(["open", "not confirmed"]) == "not confirmed"
     assert all_of([]) == "open"

@@ -78,12 +78,20 @@ def test_backbones_and_profiles_are_never_mixed_and_the_largest_comes_first(repo
 
 
 def test_it_says_what_differs_what_is_missing_and_what_was_not_run(report):
-    assert "Otherwise than in the paper\n\n- 3 seeds instead of 5" in report.markdown
+    assert "**Otherwise than in the paper**\n\n- 3 seeds instead of 5" in report.markdown
     assert "not run: adapters on CoLA" in report.markdown
     assert "## Init" in report.markdown
     assert "> Not run yet." in report.markdown
     assert "QQP is not at hand" in report.markdown
     assert "sentence-tuned backbones were tuned on pair data" in report.markdown
+
+
+def test_it_says_how_many_rows_were_trained_on_and_what_was_noted_about_them():
+    study, records = synthetic.squad()
+    noted = [dataclasses.replace(item, num_train=20_000, extra={"notes": ["20,000 of 87,599"]}) for item in records]
+    text = make_report([Chapter(study, noted)], PUBLISHED).markdown
+    assert "Training rows: SQuAD v1.1 20,000." in text
+    assert "- SQuAD v1.1: 20,000 of 87,599" in text
 
 
 def test_every_claim_has_a_verdict_for_every_backbone(report):
@@ -97,7 +105,10 @@ def test_every_claim_has_a_verdict_for_every_backbone(report):
 def test_a_trial_is_said_to_be_one():
     study, records = synthetic.uva()
     tiny = [dataclasses.replace(record, profile="tiny") for record in records]
-    assert "nothing about methods" in make_report([Chapter(study, tiny)], PUBLISHED).markdown
+    trial = make_report([Chapter(study, tiny)], PUBLISHED).markdown
+    assert "nothing about methods" in trial
+    assert "What the papers claim" not in trial
+    assert "What agrees" not in trial
     assert "nothing about methods" not in make_report([Chapter(study, records)], PUBLISHED).markdown
 
 

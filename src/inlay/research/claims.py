@@ -82,6 +82,13 @@ def at_least(value: Estimate, bound: float) -> str:
     return at_most(Estimate(-value.mean, value.sem, value.num), -bound)
 
 
+def above(value: Estimate, bound: float) -> str:
+    """Whether a quantity is greater than `bound`, by more than its standard error; to be equal is not enough."""
+    if value.mean - value.margin > bound:
+        return CONFIRMED
+    return REFUTED if value.mean + value.margin <= bound else OPEN
+
+
 def all_of(statuses: Sequence[str]) -> str:
     """Several conditions as one: one that is broken breaks it, one that is open leaves it open."""
     if REFUTED in statuses:
@@ -186,7 +193,7 @@ def _lower_layers(ablations: Sequence[Ablation]) -> Verdict:
     for item in ablations:
         half = max(1, round(item.num_layers * 5 / 12))  # the paper's layers 0–4 of 12
         low, high = item.decrease(0, half - 1), item.decrease(item.num_layers - half, item.num_layers - 1)
-        statuses.append(at_least(_difference(high, low), 0.0))
+        statuses.append(above(_difference(high, low), 0.0))
         texts.append(f"{name_task(item.task)} {show(low)} against {show(high)}")
     count = f"the lowest {half} layers against the highest {half}"
     return Verdict(all_of(statuses), f"points lost by removing {count}: {', '.join(texts)}")
@@ -234,7 +241,7 @@ def init_worse(scored: Scored) -> Verdict:
     if not drops:
         return _lacking("scales on both sides of 1e-2")
     texts = [f"{name_task(task)} {show(drop)}" for task, drop in drops.items()]
-    status = all_of([at_least(drop, 0.0) for drop in drops.values()])
+    status = all_of([above(drop, 0.0) for drop in drops.values()])
     return Verdict(status, f"points lost at the greatest scale: {', '.join(texts)}")
 
 
@@ -244,7 +251,7 @@ def init_cola(scored: Scored) -> Verdict:
     if not {"glue/cola", "glue/mnli"} <= drops.keys():
         return _lacking("CoLA", "MNLI")
     cola, mnli = drops["glue/cola"], drops["glue/mnli"]
-    return Verdict(at_least(_difference(cola, mnli), 0.0), f"points lost: CoLA {show(cola)}, MNLI {show(mnli)}")
+    return Verdict(above(_difference(cola, mnli), 0.0), f"points lost: CoLA {show(cola)}, MNLI {show(mnli)}")
 
 
 def sizes_stable(scored: Scored) -> Verdict:
@@ -286,7 +293,9 @@ def top_worse_at_equal_size(scored: Scored) -> Verdict:
     error = max(item.estimate.margin for item in gaps)
     lost = Estimate(-overall.mean, error)
     worst, best = min(item.estimate.mean for item in gaps), max(item.estimate.mean for item in gaps)
-    counted = f"top k less the largest adapters with no more parameters, {len(gaps)} values of k"
+    counted = (
+        f"top k less the largest adapters with no more parameters, {len(gaps)} value{'s' if len(gaps) > 1 else ''} of k"
+    )
     ends = f"{worst:+.1f} to {best:+.1f}".replace("-", "−")
     return Verdict(at_least(lost, CLEARLY), f"{counted}: {show(overall.mean, signed=True)} points in the mean ({ends})")
 
@@ -326,7 +335,7 @@ def none_beats_full(scored: Scored) -> Verdict:
         return _lacking("none", "full fine-tuning")
     text = _gap_text(paired, "not shared less full fine-tuning")
     ahead = f"ahead on {paired.num_ahead} of {len(paired.by_task)} tasks"
-    return Verdict(at_least(paired.estimate, 0.0), f"{text}; {ahead} (published +3.5, made by two doubtful rows)")
+    return Verdict(above(paired.estimate, 0.0), f"{text}; {ahead} (published +3.5, made by two doubtful rows)")
 
 
 def no_forgetting(scored: Scored) -> Verdict:

@@ -130,7 +130,7 @@ def _markdown(block: Block) -> str:
     if isinstance(block, Text):
         return f"> {block.text}" if block.is_warning else block.text
     if isinstance(block, Points):
-        title = f"{block.title}\n\n" if block.title else ""
+        title = f"**{block.title}**\n\n" if block.title else ""
         return title + "\n".join(f"- {item}" for item in block.items)
     if isinstance(block, Picture):
         return f"![{block.caption.replace('[', '(').replace(']', ')')}]({block.path}.svg)"

@@ -13,7 +13,7 @@ from pathlib import Path
 from inlay.research.chart import Drawing
 from inlay.research.claims import CLAIMS, NOT_RUN, Judged, describe_agreement, judge_claims
 from inlay.research.figures import draw_figures
-from inlay.research.lineup import Scored, name_column, score_study
+from inlay.research.lineup import Scored, name_column, name_task, score_study
 from inlay.research.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
 from inlay.research.published import Published, read_published
 from inlay.research.records import FINISHED, Record, short_name
@@ -22,6 +22,8 @@ from inlay.research.tables import Table, list_missing, settings_table, study_tab
 from inlay.store import write_atomically
 
 PROFILES = ("paper", "device", "tiny")
+TRIAL = "tiny"
+"""the profile that no claim is judged by"""
 CONTAMINATION = (
     "The sentence-tuned backbones were tuned on pair data that includes NLI, question-duplicate and SQuAD pairs. "
     "Comparisons between methods on one backbone stand; absolute scores do not show transfer from nothing."
@@ -115,13 +117,16 @@ def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> list[Block
         ),
         Text(CONTAMINATION),
     ]
-    if any(profile == "tiny" for _, profile in groups):
+    if any(profile == TRIAL for _, profile in groups):
         text = "Some of this was made with the `tiny` profile: it shows that a study runs, and nothing about methods."
         blocks.append(Text(text, is_warning=True))
     return blocks
 
 
 def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[Group]) -> list[Block]:
+    groups = [group for group in groups if group[1] != TRIAL]
+    if not groups:
+        return []
     judged: dict[Group, list[Judged]] = {}
     for group in groups:
         judged[group] = judge_claims({study: item for (study, other), item in scored.items() if other == group})
@@ -167,26 +172,28 @@ def _group_blocks(
     backbone, profile = group
     study = chapter.study_of(group)
     yield Heading(3, f"{backbone}, profile {profile}")
-    missing = list_missing(study, records)
     yield from study_tables(scored)
     for drawing in draw_figures(scored):
         path = f"{study.name}/{backbone}-{profile}-{drawing.name}"
         figures[path] = drawing
         yield Picture(drawing, path, f"{backbone}. {drawing.caption}")
-    said = [f"{item.claim.text}: **{item.verdict.status}**. {item.verdict.sentence}" for item in _claims_of(scored)]
-    said += describe_agreement(scored)
-    if said:
-        yield Points(tuple(said), "What agrees and what does not")
-    if missing:
-        yield Points(tuple(missing), "Missing")
-    differences = chapter.differences.get(group, ())
-    if differences:
-        yield Points(tuple(differences), "Otherwise than in the paper")
-    yield Folded("settings chosen, and where the numbers come from", (settings_table(scored), Text(_origin(records))))
+    lists = {
+        "What agrees and what does not": [] if profile == TRIAL else _judge(scored),
+        "Missing": list_missing(study, records),
+        "Otherwise than in the paper": chapter.differences.get(group, ()),
+    }
+    for title, items in lists.items():
+        if items:
+            yield Points(tuple(items), title)
+    yield Folded("settings chosen, and where the numbers come from", (settings_table(scored), *_origin_blocks(records)))
 
 
-def _claims_of(scored: Scored) -> list[Judged]:
-    return [item for item in judge_claims({scored.study.name: scored}) if item.claim.study == scored.study.name]
+def _judge(scored: Scored) -> list[str]:
+    """What a study says about the claims it is about, and how its differences compare with the published ones."""
+    judged = judge_claims({scored.study.name: scored})
+    about = [item for item in judged if item.claim.study == scored.study.name]
+    said = [f"{item.claim.text}: **{item.verdict.status}**. {item.verdict.sentence}" for item in about]
+    return said + describe_agreement(scored)
 
 
 def _published_blocks(published: Published) -> Iterator[Block]:
@@ -204,11 +211,26 @@ def _published_blocks(published: Published) -> Iterator[Block]:
         title = f"{table.title}. {table.source}. {table.backbone}"
         notes = (f"protocol: {table.protocol}", *table.notes)
         shown = Table(title, columns, lines, notes)
-        yield shown.turned() if len(columns) > 14 else shown
+        if lines:
+            yield shown.turned() if len(columns) > 14 else shown
+        else:
+            yield Points(notes, title)
 
 
 def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
     return [f"{values[name]:g}" if name in values else "–" for name in names]
+
+
+def _origin_blocks(records: Sequence[Record]) -> Iterator[Block]:
+    """Training rows of each task, what was noted about the data, and the origin of the numbers."""
+    counts = {record.task: record.num_train for record in records}
+    yield Text("Training rows: " + ", ".join(f"{name_task(task)} {count:,}" for task, count in counts.items()) + ".")
+    noted = dict.fromkeys(
+        f"{name_task(record.task)}: {note}" for record in records for note in record.extra.get("notes", ())
+    )
+    if noted:
+        yield Points(tuple(noted), "Noted about the data")
+    yield Text(_origin(records))
 
 
 def _origin(records: Sequence[Record]) -> str:

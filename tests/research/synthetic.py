@@ -293,7 +293,10 @@ def methods() -> tuple[FakeStudy, list[Record]]:
         "pfeiffer": (298_370, -0.037), "parallel": (298_370, -0.03), "lora": (74_498, -0.039), "ia3": (14_594, -0.043),
         "bitfit": (26_498, -0.065), "norms": (10_754, -0.06), "head-mean": (770, -0.2), "head-cls": (770, -0.21),
         "head-mix": (778, -0.11), "within-layer": (308_354, -0.03), "every-3": (109_954, -0.037),
-        "baseline": (29_388, -0.10),
+        "baseline": (29_388, -0.10), "adapters-frozen-norms": (595_970, -0.018), "all-shared": (60_354, -0.04),
+        "layer-norm": (607_490, -0.02), "batch-norm": (607_490, -0.025), "two-layers": (655_874, -0.022),
+        "tanh": (605_954, -0.019), "attention-only": (308_354, -0.033), "in-parallel": (605_954, -0.023),
+        "multiply": (605_954, -0.03),
     }  # fmt: skip
     for arm, (count, shift) in counts.items():
         _fill(bench, arm, tasks, shift, trained_parameters=count, backbone_parameters=22_713_216)

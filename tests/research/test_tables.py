@@ -76,10 +76,19 @@ def test_arms_are_known_by_name_axis_or_setting():
         ("variable", (("layers", "-9:"),)): ("top", 9),
         ("norms", ()): ("norms", None),
         ("every-3", ()): ("every-3", None),
+        ("layer-norm", ()): ("layer-norm", None),  # a norm inside the adapter
         ("adapters-frozen-norms", ()): ("adapters-frozen-norms", None),
     }
     for (arm, axes), way in ways.items():
         assert way_of(bench.add(arm, "glue/rte", 0.7, axes=dict(axes))) == way
+
+
+def test_arms_of_one_kind_that_are_not_merged_keep_rows_of_their_own():
+    bench = synthetic.Bench("methods")
+    for arm in ("full", "full-slow"):
+        bench.add(arm, "glue/rte", 0.7)
+    study = synthetic.study("methods", ["glue/rte"], {"full": "full", "full-slow": "full, slow"})
+    assert [row.key for row in list_rows(study, bench.records)] == ["full", "full-slow"]
 
 
 def test_many_tasks_become_lines():

@@ -41,6 +41,7 @@ WIDTH = 6.6
 DPI = 200
 BARS = {"elinewidth": 1.1, "capsize": 2.2, "capthick": 1.1}
 """error bars; ± one standard error, with caps"""
+_SIZES = {"P": 6.5, "X": 6.5, "D": 4.5}
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
@@ -87,7 +88,12 @@ class Mark:
 
     def ours(self) -> dict[str, Any]:
         """A filled marker."""
-        return {"color": self.colour, "marker": self.shape, "markersize": 5, "markeredgecolor": "none"}
+        return {
+            "color": self.colour,
+            "marker": self.shape,
+            "markersize": _SIZES.get(self.shape, 5),
+            "markeredgecolor": "none",
+        }
 
     def theirs(self) -> dict[str, Any]:
         """A hollow one, for what was published."""
@@ -186,53 +192,54 @@ def _fit_columns(lengths: Sequence[int], width: float) -> int:
     return 1
 
 
-def hold_labels(axes: Any, points: Sequence[tuple[float, float, str]], *, size: float = 7.5) -> None:
-    """Write each point's name beside it, where it covers neither a point nor another name."""
+def hold_labels(axes: Any, points: Sequence[tuple[float, Estimate, str]], *, size: float = 7) -> None:
+    """Write each point's name near it, where it covers neither a point, its error bar nor another name.
+
+    A name that finds room only further off is led to its point by a thin line.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = axes.figure
-    canvas = FigureCanvasAgg(figure)  # only a canvas knows how wide a text is
+    canvas = FigureCanvasAgg(axes.figure)  # only a canvas knows how wide a text is
     canvas.draw()
-    renderer = canvas.get_renderer()
-    spots = [axes.transData.transform((x, y)) for x, y, _ in points]
-    reach = 4 * figure.dpi / 72
-    taken = [(x - reach, y - reach, x + reach, y + reach) for x, y in spots]
-    frame = axes.get_window_extent(renderer)
-    for x, y, text in sorted(points, key=lambda point: -point[1]):
-        best = None
-        for offset, across, upright in _OFFSETS:
-            note = axes.annotate(
-                text, (x, y), xytext=offset, textcoords="offset points", ha=across, va=upright, fontsize=size, zorder=5
-            )
-            box = note.get_window_extent(renderer)
-            cover = sum(_overlap((box.x0, box.y0, box.x1, box.y1), other) for other in taken)
-            cover += 10 * max(0.0, frame.x0 - box.x0, box.x1 - frame.x1, frame.y0 - box.y0, box.y1 - frame.y1)
-            if best is None or cover < best[0]:
-                if best is not None:
-                    best[1].remove()
-                best = (cover, note, (box.x0, box.y0, box.x1, box.y1))
-            else:
-                note.remove()
-            if cover == 0:
+    renderer, frame = canvas.get_renderer(), axes.get_window_extent()
+    reach = 4 * axes.figure.dpi / 72
+    taken = []
+    for x, value, _ in points:
+        low, high = (axes.transData.transform((x, value.mean + sign * value.margin)) for sign in (-1, 1))
+        taken.append((low[0] - reach, low[1] - reach, high[0] + reach, high[1] + reach))
+    for x, value, text in sorted(points, key=lambda point: -point[1].mean):
+        tried = []
+        for offset in _OFFSETS:
+            note = _annotate(axes, (x, value.mean), text, offset, size)
+            box = tuple(note.get_window_extent(renderer).extents)
+            note.remove()
+            out = max(0.0, frame.x0 - box[0], box[2] - frame.x1, frame.y0 - box[1], box[3] - frame.y1)
+            tried.append((sum(_overlap(box, other) for other in taken) + 100 * out, offset, box))
+            if tried[-1][0] == 0:
                 break
-        assert best is not None
-        taken.append(best[2])
+        _, offset, box = min(tried, key=lambda item: item[0])
+        _annotate(axes, (x, value.mean), text, offset, size, is_led=max(map(abs, offset)) > 10)
+        taken.append(box)
 
 
-_OFFSETS = (
-    ((6, 0), "left", "center"),
-    ((-6, 0), "right", "center"),
-    ((0, 6), "center", "bottom"),
-    ((0, -6), "center", "top"),
-    ((5, 5), "left", "bottom"),
-    ((5, -5), "left", "top"),
-    ((-5, 5), "right", "bottom"),
-    ((-5, -5), "right", "top"),
-    ((8, 12), "left", "bottom"),
-    ((8, -12), "left", "top"),
-    ((-8, 12), "right", "bottom"),
-    ((-8, -12), "right", "top"),
-)
+def _annotate(
+    axes: Any, spot: tuple[float, float], text: str, offset: tuple[float, float], size: float, *, is_led: bool = False
+) -> Any:
+    across = "left" if offset[0] > 0 else "right" if offset[0] < 0 else "center"
+    upright = "center" if offset[1] == 0 else "bottom" if offset[1] > 0 else "top"
+    line = {"arrowstyle": "-", "color": PALE_INK, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+    return axes.annotate(
+        text, spot, xytext=offset, textcoords="offset points", ha=across, va=upright, fontsize=size, zorder=5,
+        arrowprops=line if is_led else None,
+    )  # fmt: skip
+
+
+# Where a name may stand, in points from its point: beside, above and below it, then further off.
+_OFFSETS = [
+    (across * distance, upright * distance)
+    for distance in (6, 12, 18, 26, 36, 48, 62)
+    for across, upright in ((1, 0), (-1, 0), (0, 1), (0, -1), (0.8, 0.8), (0.8, -0.8), (-0.8, 0.8), (-0.8, -0.8))
+]
 
 
 def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:

@@ -293,9 +293,7 @@ def top_worse_at_equal_size(scored: Scored) -> Verdict:
     error = max(item.estimate.margin for item in gaps)
     lost = Estimate(-overall.mean, error)
     worst, best = min(item.estimate.mean for item in gaps), max(item.estimate.mean for item in gaps)
-    counted = (
-        f"top k less the largest adapters with no more parameters, {len(gaps)} value{'s' if len(gaps) > 1 else ''} of k"
-    )
+    counted = f"top k less the largest adapters with no more parameters, for {len(gaps)} of the k"
     ends = f"{worst:+.1f} to {best:+.1f}".replace("-", "−")
     return Verdict(at_least(lost, CLEARLY), f"{counted}: {show(overall.mean, signed=True)} points in the mean ({ends})")
 

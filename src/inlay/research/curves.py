@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inlay.research.chart import (
@@ -183,23 +183,46 @@ def draw_methods(scored: Scored) -> Drawing | None:
     name = scored.study.name
     with paper_style(name):
         figure = new_figure(WIDTH, 4.1)
-        axes = figure.add_subplot()
+        is_crowded = len(scored.rows) > MOST_NAMES
+        axes = figure.subplots(1, 2, width_ratios=(2.1, 1))[0] if is_crowded else figure.add_subplot()
         points = []
         for key, row in scored.rows.items():
             found = mean_of(row, tasks)
             assert found is not None
-            mark = Mark(*_FAMILY.get(_family(key), (PALE_INK, "o")))
             x = statistics.fmean(row[task].trained_parameters for task in tasks)
-            error_bar(axes, x, found, mark)
-            points.append((x, found.mean, scored.label(key).replace("`", "")))
+            error_bar(axes, x, found, Mark(*_FAMILY[_family(key)]))
+            points.append((x, found, key))
         count_axis(axes)
         axes.margins(x=0.12, y=0.1)
-        axes.set_ylabel(f"mean dev score of {len(tasks)} tasks (points)")
+        axes.set_ylabel(f"mean {scored.split} score of {len(tasks)} tasks (points)")
         families = dict.fromkeys(_family(key) for key in scored.rows)
         legend(figure, [(_FAMILY_NAMES[item], Mark(*_FAMILY[item]), False) for item in families])
-        hold_labels(axes, points)
+        labels = {key: _plain(scored.label(key)) for key in scored.rows}
+        if is_crowded:
+            labels = _number(figure.axes[1], sorted(points, key=lambda point: -point[1].mean), labels)
+        hold_labels(axes, [(x, found, labels[key]) for x, found, key in points])
         names = ", ".join(name_task(task) for task in tasks)
         return finish(figure, name, f"Mean score on {names} against trained parameters, ± one s.e.m. over seeds.")
+
+
+MOST_NAMES = 14
+"""points that have their names beside them; where there are more, numbers and a list"""
+
+
+def _number(axes: Any, points: Sequence[tuple[float, Estimate, str]], names: Mapping[str, str]) -> dict[str, str]:
+    """List the rows, the best first, in axes of their own; returns each row's number as its label."""
+    axes.axis("off")
+    for place, (_, found, key) in enumerate(points):
+        y = 1 - (place + 0.5) / len(points)
+        colour = _FAMILY[_family(key)][0]
+        axes.text(0.09, y, str(place + 1), ha="right", va="center", fontsize=7, color=colour, transform=axes.transAxes)
+        text = f"{names[key]}  {found.mean:.1f}"
+        axes.text(0.13, y, text, ha="left", va="center", fontsize=7, transform=axes.transAxes)
+    return {key: str(place + 1) for place, (_, _, key) in enumerate(points)}
+
+
+def _plain(label: str) -> str:
+    return label.replace("`", "")
 
 
 _FAMILY = {

@@ -20,7 +20,7 @@ KINDS = {
     "full": re.compile(r"full(-.*)?"),
     "adapters": re.compile(r"(?:adapters?|houlsby)(?:-m?(?P<number>\d+))?"),
     "top": re.compile(r"(?:top|variable)(?:-k?(?P<number>\d+))?(?:-layers?)?"),
-    "norms": re.compile(r"(?:layer-)?norms?(?:-only)?"),
+    "norms": re.compile(r"(?:layer-)?norms(?:-only)?"),
     "baseline": re.compile(r"baseline|tf-?idf|no-transformer|no-bert"),
 }
 LABELS = {
@@ -193,7 +193,9 @@ def list_rows(study: StudySpec, records: Sequence[Record]) -> list[RowSpec]:
     for arm in (arm for arm in arms if arm not in taken):
         found = select(records, lambda record, arm=arm: record.arm == arm)  # type: ignore[misc]
         if found:
-            rows.append(RowSpec(_key(found[0]), name_arm(study, arm), tuple(found)))
+            key = _key(found[0])
+            is_taken = any(row.key == key for row in rows)  # two arms of one kind: each keeps its name
+            rows.append(RowSpec(arm if is_taken else key, name_arm(study, arm), tuple(found)))
     return rows
 
 

@@ -53,7 +53,7 @@ def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
     values = numpy.full((size, size), numpy.nan)
     for first, last in item.spans:
         values[first, last] = item.relative(first, last)
-    image = axes.imshow(values, cmap="viridis_r", vmin=0, vmax=max(most, 1e-9))
+    image = axes.imshow(values, cmap="viridis_r", vmin=0, vmax=max(most, 1.0))
     for first, last in item.spans if size <= 12 else ():
         value = values[first, last]
         shade = "white" if value > 0.45 * most else INK

@@ -24,7 +24,7 @@ ARROWS = {
     "store": LEAVES,
     "training": LEAVES | ROOMS,
     "serving": LEAVES | ROOMS,
-    "research": LEAVES | ROOMS | {"training", "serving"},
+    "research": LEAVES | ROOMS | {"presets", "training", "serving"},
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
     "library": LEAVES | ROOMS | {"presets", "training", "serving"},

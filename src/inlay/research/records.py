@@ -139,10 +139,16 @@ def add_records(path: Path, study: str, records: Iterable[Record]) -> list[Recor
     make_directory(path.parent)
     with locked(path.parent / ".lock", exclusive=True):
         merged = merge_records(read_records(path), records)
-        content = {"study": study, "records": [record.to_json() for record in merged]}
-        text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        write_atomically(path, text.encode() + b"\n")
+        write_atomically(path, _encode(study, merged))
     return merged
+
+
+def _encode(study: str, records: Iterable[Record]) -> bytes:
+    """A line for each record, so that a merge of two files is a merge of lines."""
+    lines = [
+        json.dumps(record.to_json(), sort_keys=True, ensure_ascii=False, allow_nan=False) for record in records
+    ]
+    return "\n".join([f'{{"study": {json.dumps(study)}, "records": [', ",\n".join(lines), "]}", ""]).encode()
 
 
 def _rank(record: Record) -> tuple[bool, str, str]:

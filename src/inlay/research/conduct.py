@@ -1,0 +1,425 @@
+"""Conducting a study: what is missing is trained, what is there is not, and every result is on disk once it is known.
+
+A run that has a record, of whatever study, sitting or machine, is not trained again; its record is copied. A run whose
+folder is finished is read back, and a cohort that was stopped goes on. With a deadline the most valuable work is done
+first, units of work are cut to what is likely to fit, and what is in hand at the deadline is stopped and saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from inlay.data.tasks import Task
+from inlay.errors import Diverged, InlayError
+from inlay.research.arms import ARM_KINDS
+from inlay.research.planning import Item, Plan, Unit
+from inlay.research.records import (
+    DIVERGED,
+    FAILED,
+    FINISHED,
+    Record,
+    add_records,
+    read_records,
+    results_file,
+    short_name,
+)
+from inlay.training import FitSettings, Result, fit
+from inlay.training.cohort import Watcher
+from inlay.training.evaluate import score_split
+from inlay.training.loop import Interrupted
+from inlay.training.member import Member
+from inlay.training.publish import current_commit
+from inlay.training.run import DIVERGED as RUN_DIVERGED
+from inlay.training.run import read_result
+
+if TYPE_CHECKING:
+    from inlay.model import Backbone
+
+_SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each epoch's end it costs more than the epoch
+_HEARD = ("on_encode", "on_compile", "on_start", "on_prefix", "on_prefix_full", "on_epoch", "on_enter", "on_fallback")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a study reads and writes."""
+
+    results: Path
+    """records, a folder for each study"""
+    runs: Path
+    """folders of runs, of all studies together"""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What every record of this process says of where it comes from."""
+
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+
+    @classmethod
+    def here(cls, backbone: Backbone, commit: str | None = None) -> Origin:
+        """This machine, with the libraries in use."""
+        names = ("inlay", "torch", "transformers", "numpy")
+        known = {"python": platform.python_version(), **{name: _version_of(name) for name in names}}
+        return cls(current_commit() if commit is None else commit, _name_hardware(backbone), known)
+
+
+@dataclass
+class Outcome:
+    """What a sitting came to."""
+
+    records: list[Record] = field(default_factory=list)
+    """all that the plan asks for and that there is"""
+    missing: list[Item] = field(default_factory=list)
+    num_trained: int = 0
+    seconds: float = 0.0
+    is_cut_short: bool = False
+
+
+def conduct(
+    plan: Plan,
+    backbone: Backbone,
+    places: Places,
+    *,
+    deadline: float | None = None,
+    commit: str | None = None,
+    stage: Stage | None = None,
+) -> Outcome:
+    """Do what is missing of a plan, the most valuable first, until `deadline` (of `time.monotonic`), if there is one.
+
+    Ctrl-C stops at once with everything saved: KeyboardInterrupt, and the same call goes on from there.
+    """
+    began = time.monotonic()
+    sitting = _Sitting(plan, backbone, places, Origin.here(backbone, commit), stage or Stage(), deadline)
+    outcome = Outcome()
+    for number, unit in enumerate(plan.units, start=1):
+        todo = sitting.cut(unit.take(item for item in unit.items if not sitting.is_known(item)))
+        if not todo.items:
+            continue
+        if sitting.is_late:
+            break
+        sitting.stage.begin(number, len(plan.units), todo)
+        before = len(sitting.known)
+        sitting.do(todo)
+        outcome.num_trained += len(sitting.known) - before
+    outcome.seconds = time.monotonic() - began
+    found = [sitting.find(item) for item in plan.items]
+    outcome.records = sitting.all_records()
+    outcome.missing = [item for item, records in zip(plan.items, found, strict=True) if not records]
+    outcome.is_cut_short = bool(outcome.missing) and sitting.is_late
+    return outcome
+
+
+class Stage:
+    """Hears how a study goes. This one is deaf; the command line's draws progress."""
+
+    def begin(self, number: int, num_units: int, unit: Unit) -> None:
+        """A unit of work begins."""
+
+    def watch(self, unit: Unit) -> Watcher:
+        """Who hears how its training goes."""
+        return Watcher()
+
+    def end(self, unit: Unit, seconds: float) -> None:
+        """A unit of work is done, or was stopped."""
+
+    def warn(self, message: str) -> None:
+        """Something failed, and the study goes on without it."""
+
+
+class _Sitting:
+    """One call of `conduct`: the records so far, and how each kind of work is done."""
+
+    def __init__(
+        self, plan: Plan, backbone: Backbone, places: Places, origin: Origin, stage: Stage, deadline: float | None
+    ) -> None:
+        self.plan, self.backbone, self.places, self.origin, self.stage = plan, backbone, places, origin, stage
+        self.deadline = deadline
+        study = plan.study
+        self.file = results_file(places.results, study.name, backbone.name, study.profile)
+        self.known: dict[tuple[str, str], list[Record]] = {}
+        self._rates: dict[bool, float] = {}
+        self._note(read_records(self.file))
+        self._borrow()
+
+    @property
+    def is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def find(self, item: Item) -> list[Record]:
+        """The records of an item, one for each kind of hardware; those that failed do not count."""
+        return self.known.get((item.id, item.arm.name), [])
+
+    def is_known(self, item: Item) -> bool:
+        """Whether nothing is left to do for an item."""
+        return bool(self.find(item))
+
+    def all_records(self) -> list[Record]:
+        """The records of the plan's arms, those of earlier sittings with other settings left out."""
+        wanted = {(item.id, item.arm.name) for item in self.plan.items}
+        return [record for key, records in self.known.items() if key in wanted or key[0] == "" for record in records]
+
+    def cut(self, unit: Unit) -> Unit:
+        """As much of a unit as is likely to be done by the deadline, at least one item of it."""
+        rate = self._rates.get(unit.is_solo)
+        if self.deadline is None or rate is None or unit.cost * rate <= self.deadline - time.monotonic():
+            return unit
+        kept: dict[str, Item] = {}
+        for item in unit.items:
+            kept[item.id] = item
+            if sum(other.cost for other in kept.values()) * rate > self.deadline - time.monotonic():
+                break
+        ids = set(list(kept)[:-1]) or set(kept)
+        return unit.take(item for item in unit.items if item.id in ids)
+
+    def do(self, unit: Unit) -> None:
+        """Do a unit's work and keep its records. What a user can mend fails alone; all else stops the study."""
+        began = time.monotonic()
+        try:
+            self._work(unit)
+        except Interrupted:
+            self._keep_finished(unit)
+            if not self.is_late:
+                raise
+        except InlayError as error:
+            self.stage.warn(f"{unit.describe()}: {error.message}")
+            self._keep([self._fail(item, error) for item in unit.items])
+        seconds = time.monotonic() - began
+        if unit.cost and not self.is_late:
+            self._rates[unit.is_solo] = seconds / unit.cost
+        self.stage.end(unit, seconds)
+
+    def _work(self, unit: Unit) -> None:
+        if unit.kind == "runs":
+            self._train(unit)
+        else:
+            _WORKERS[unit.kind](self, unit.items[0])
+
+    def _train(self, unit: Unit) -> None:
+        runs = [item.run for item in unit.items if item.run is not None]
+        watch = _Chorus(_Keeper(self, unit), self.stage.watch(unit))
+        settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, **self.plan.study.fit)
+        fit(runs, self.backbone, self.places.runs, settings, watch)
+        self._keep_finished(unit)
+
+    def _keep_finished(self, unit: Unit) -> None:
+        for item in unit.items:
+            if item.run is not None and not self.is_known(item):
+                result = read_result(self.places.runs / item.id)
+                if result is not None:
+                    self._keep([self._describe(item, result, len({item.id for item in unit.items}))])
+
+    def _describe(self, item: Item, result: Result, num_together: int) -> Record:
+        """The record of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
+        run = item.run
+        assert run is not None
+        task, is_diverged = run.task, result.status == RUN_DIVERGED or not result.tensors
+        test = None
+        if task.test is not None and task.test.targets is not None and not is_diverged:
+            test = score_split(run, result, self.backbone, task.test)
+        extra: dict[str, Any] = {"together": num_together, "best_epoch": result.best_epoch, "notes": list(task.notes)}
+        if result.message:
+            extra["message"] = result.message
+        if item.arm.kind == "spans" and not is_diverged:
+            extra["spans"] = self._score_spans(item, task)
+        record = self._record(
+            item,
+            task,
+            trained_parameters=run.spec.count_parameters(self.backbone.anatomy),
+            dev=result.dev_metrics,
+            test=test,
+            status=DIVERGED if is_diverged else FINISHED,
+            curve=[[line["epoch"], line["dev"][task.metric]] for line in result.history],
+            seconds=result.seconds,
+            extra=extra,
+        )
+        if run.spec.is_solo:  # a copy of the backbone for every run would fill the disk
+            for name in ("best.safetensors", "last.safetensors"):
+                (self.places.runs / item.id / name).unlink(missing_ok=True)
+        return record
+
+    def _score_spans(self, item: Item, task: Task) -> dict[str, float]:
+        """`first-last` -> dev score without the adapters of these layers; under `none` that of the whole."""
+        scores = ARM_KINDS["spans"].find()(self.backbone, self.places.runs / item.id, task)
+        return {"none" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
+
+    def _score_baseline(self, item: Item) -> None:
+        task = self.plan.tasks[item.task]
+        found = ARM_KINDS["baseline"].find()(task)
+        record = self._record(
+            item,
+            task,
+            trained_parameters=found.num_parameters,
+            dev=found.metrics["dev"],
+            test=found.metrics.get("test"),
+            seconds=found.seconds,
+            extra={"notes": [*task.notes, *found.notes], "tried": found.tried},
+        )
+        self._keep([record])
+
+    def _conduct_sequence(self, item: Item) -> None:
+        """One network through all tasks: a record for each, as the function gives them, completed with the rest."""
+        tasks = [self.plan.tasks[name] for name in item.arm.tasks if name in self.plan.tasks]
+        found = ARM_KINDS["sequence"].find()(self.backbone, tasks, item.config, self.places.runs / item.id)
+        records = []
+        for given in found:
+            known = {key: value for key, value in dict(given).items() if key not in ("id", "study", "arm", "profile")}
+            task = self.plan.tasks[known.pop("task")]
+            extra = {**known.pop("extra", {}), "sequence": [other.name for other in tasks]}
+            records.append(self._record(item, task, extra=extra, **known))
+        self._keep(records)
+
+    def _fail(self, item: Item, error: InlayError) -> Record:
+        status = DIVERGED if isinstance(error, Diverged) else FAILED
+        return self._record(item, self.plan.tasks[item.task], status=status, extra={"message": error.message})
+
+    def _record(self, item: Item, task: Task, **known: Any) -> Record:
+        usual = {
+            "id": item.id if task.name == item.task else f"{item.id}-{task.name.rpartition('/')[2]}",
+            "study": self.plan.study.name,
+            "arm": item.arm.name,
+            "task": task.name,
+            "backbone": short_name(self.backbone.name),
+            "fingerprint": self.backbone.fingerprint,
+            "profile": self.plan.study.profile,
+            "seed": item.seed,
+            "axes": dict(item.axes),
+            "trained_parameters": 0,
+            "backbone_parameters": self.backbone.num_parameters,
+            "num_train": len(task.train),
+            "metric": task.metric,
+            "dev": {},
+            "test": None,
+            "majority": find_majority(task),
+            "status": FINISHED,
+            "curve": [],
+            "seconds": 0.0,
+            **dataclasses.asdict(self.origin),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": dataclasses.asdict(item.config) | {"backbone": short_name(self.backbone.name)},
+        }
+        return Record.from_json(Record(**{**usual, **known}).to_json())
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        self._note(add_records(self.file, self.plan.study.name, records))
+
+    def _note(self, records: Iterable[Record]) -> None:
+        self.known = {}
+        for record in records:
+            if record.status != FAILED:
+                self.known.setdefault((record.id, record.arm), []).append(record)
+
+    def _borrow(self) -> None:
+        """Copy the records that other arms, studies and profiles have of this plan's runs."""
+        wanted: dict[str, list[Item]] = {}
+        for item in self.plan.items:
+            if not self.is_known(item):
+                wanted.setdefault(item.id, []).append(item)
+        if not wanted:
+            return
+        borrowed = []
+        for path in sorted(self.places.results.glob("*/*.json")):
+            if '"records"' not in path.read_text(encoding="utf8", errors="replace"):
+                continue
+            for record in read_records(path):
+                borrowed += [self._lend(record, item) for item in wanted.get(record.id, ()) if _serves(record, item)]
+        if borrowed:
+            self._keep(borrowed)
+
+    def _lend(self, record: Record, item: Item) -> Record:
+        study = self.plan.study
+        own = {"study": study.name, "arm": item.arm.name, "profile": study.profile, "axes": dict(item.axes)}
+        return dataclasses.replace(record, **own)
+
+
+# Kind of unit -> how it is done, where it is not trained in a cohort.
+_WORKERS: dict[str, Callable[[_Sitting, Item], None]] = {
+    "baseline": _Sitting._score_baseline,
+    "sequence": _Sitting._conduct_sequence,
+}
+
+
+def _serves(record: Record, item: Item) -> bool:
+    """Whether another arm's record says all that this item's would."""
+    return record.status != FAILED and (item.arm.kind != "spans" or "spans" in record.extra)
+
+
+class _Keeper(Watcher):
+    """Keeps a run's record as soon as it has ended, where that needs no more work, and looks at the clock."""
+
+    def __init__(self, sitting: _Sitting, unit: Unit) -> None:
+        self._sitting, self._unit, self._has_asked = sitting, unit, False
+
+    def on_step(self, cohort: Any, num_rows: int) -> None:
+        if self._sitting.is_late and not self._has_asked:
+            self._has_asked = True
+            if threading.current_thread() is not threading.main_thread():
+                raise Interrupted
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the step in hand is finished and saved
+
+    def on_end(self, member: Member) -> None:
+        task = member.run.task
+        if task.test is not None or any(item.arm.kind == "spans" for item in self._unit.items):
+            return  # more is computed with its weights, once the cohort has ended
+        self._sitting._keep_finished(self._unit.take(item for item in self._unit.items if item.id == member.run.id))
+
+
+class _Chorus(Watcher):
+    """Several that hear as one."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        for name in (*_HEARD, "on_step", "on_end"):
+            setattr(self, name, _tell([getattr(watcher, name) for watcher in watchers]))
+
+
+def _tell(listeners: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def tell(*heard: Any, **named: Any) -> None:
+        for listener in listeners:
+            listener(*heard, **named)
+
+    return tell
+
+
+def find_majority(task: Task) -> float | None:
+    """Accuracy on dev of answering the most frequent class of the training rows; None where there are no classes."""
+    if task.kind != "classify" or task.train.targets is None or task.dev.targets is None:
+        return None
+    most = np.bincount(task.train.targets, minlength=len(task.labels)).argmax()
+    return float(np.mean(task.dev.targets == most))
+
+
+def _name_hardware(backbone: Backbone) -> str:
+    if backbone.device.type == "cuda":
+        return torch.cuda.get_device_name(backbone.device)
+    from inlay.model.inference import canonical_environment
+
+    return canonical_environment()["processor"] or platform.machine()
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout
+        return ""
+
+
+def count_by_arm(items: Iterable[Item]) -> Mapping[str, int]:
+    """How many items each arm has."""
+    counts: dict[str, int] = {}
+    for item in items:
+        counts[item.arm.name] = counts.get(item.arm.name, 0) + 1
+    return counts

@@ -42,8 +42,9 @@ from inlay.training.evaluate import score_split
 from inlay.training.loop import Interrupted
 from inlay.training.member import Member
 from inlay.training.publish import current_commit
+from inlay.training.resume import find_stopped
 from inlay.training.run import DIVERGED as RUN_DIVERGED
-from inlay.training.run import read_result
+from inlay.training.run import is_finished, read_result
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
@@ -85,9 +86,11 @@ class Outcome:
     records: list[Record] = field(default_factory=list)
     """all that the plan asks for and that there is"""
     missing: list[Item] = field(default_factory=list)
+    failed: list[tuple[Item, str]] = field(default_factory=list)
+    """what could not be done, and why; it is tried again next time"""
     num_trained: int = 0
+    """runs that got their record in this sitting"""
     seconds: float = 0.0
-    is_cut_short: bool = False
 
 
 def conduct(
@@ -105,23 +108,28 @@ def conduct(
     """
     began = time.monotonic()
     sitting = _Sitting(plan, backbone, places, Origin.here(backbone, commit), stage or Stage(), deadline)
-    outcome = Outcome()
+    before = len({record.id for record in sitting.records()})
     for number, unit in enumerate(plan.units, start=1):
-        todo = sitting.cut(unit.take(item for item in unit.items if not sitting.is_known(item)))
-        if not todo.items:
-            continue
+        todo = sitting.cut(sitting.find_todo(unit))
         if sitting.is_late:
             break
-        sitting.stage.begin(number, len(plan.units), todo)
-        before = len(sitting.known)
-        sitting.do(todo)
-        outcome.num_trained += len(sitting.known) - before
-    outcome.seconds = time.monotonic() - began
-    found = [sitting.find(item) for item in plan.items]
-    outcome.records = sitting.all_records()
-    outcome.missing = [item for item, records in zip(plan.items, found, strict=True) if not records]
-    outcome.is_cut_short = bool(outcome.missing) and sitting.is_late
-    return outcome
+        if todo.items:
+            sitting.stage.begin(number, len(plan.units), todo)
+            sitting.do(todo)
+    records = sitting.records()
+    return Outcome(
+        records=records,
+        missing=[item for item in plan.items if not sitting.is_known(item)],
+        failed=sitting.failed,
+        num_trained=len({record.id for record in records}) - before,
+        seconds=time.monotonic() - began,
+    )
+
+
+def list_todo(plan: Plan, backbone: Backbone, places: Places) -> list[Unit]:
+    """The units that `conduct` would do, with the items it would do of them."""
+    sitting = _Sitting(plan, backbone, places, Origin.here(backbone), Stage(), None)
+    return [todo for todo in map(sitting.find_todo, plan.units) if todo.items]
 
 
 class Stage:
@@ -152,6 +160,7 @@ class _Sitting:
         study = plan.study
         self.file = results_file(places.results, study.name, backbone.name, study.profile)
         self.known: dict[tuple[str, str], list[Record]] = {}
+        self.failed: list[tuple[Item, str]] = []
         self._rates: dict[bool, float] = {}
         self._note(read_records(self.file))
         self._borrow()
@@ -160,30 +169,41 @@ class _Sitting:
     def is_late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
-    def find(self, item: Item) -> list[Record]:
-        """The records of an item, one for each kind of hardware; those that failed do not count."""
-        return self.known.get((item.id, item.arm.name), [])
-
     def is_known(self, item: Item) -> bool:
-        """Whether nothing is left to do for an item."""
-        return bool(self.find(item))
+        """Whether an item has its record; one that says it failed does not count."""
+        return (item.id, item.arm.name) in self.known
 
-    def all_records(self) -> list[Record]:
-        """The records of the plan's arms, those of earlier sittings with other settings left out."""
+    def records(self) -> list[Record]:
+        """The records of the plan's items; those of other settings, from earlier sittings, are left out."""
         wanted = {(item.id, item.arm.name) for item in self.plan.items}
-        return [record for key, records in self.known.items() if key in wanted or key[0] == "" for record in records]
+        return [
+            record
+            for (run_id, arm), records in self.known.items()
+            if (run_id.partition("-")[0], arm) in wanted  # a sequence's later tasks are `<id>-1` and so on
+            for record in records
+        ]
+
+    def find_todo(self, unit: Unit) -> Unit:
+        """What of a unit has no record yet; with all that trained together before, if it was stopped on the way."""
+        todo = unit.take(item for item in unit.items if not self.is_known(item))
+        runs = [item.run for item in unit.items if item.run is not None]
+        unfinished = [run for run in runs if not is_finished(self.places.runs / run.id)]
+        if not todo.items or find_stopped(self.places.runs / "cohorts", runs, unfinished) is None:
+            return todo
+        return unit.take(item for item in unit.items if item in todo.items or is_finished(self.places.runs / item.id))
 
     def cut(self, unit: Unit) -> Unit:
-        """As much of a unit as is likely to be done by the deadline, at least one item of it."""
+        """As much of a unit as is likely to be done by the deadline, at least one run of it."""
         rate = self._rates.get(unit.is_solo)
-        if self.deadline is None or rate is None or unit.cost * rate <= self.deadline - time.monotonic():
-            return unit
-        kept: dict[str, Item] = {}
+        if self.deadline is None or rate is None or any(self.is_known(item) for item in unit.items):
+            return unit  # a cohort that was stopped goes on whole
+        left = (self.deadline - time.monotonic()) / rate
+        ids: set[str] = set()
         for item in unit.items:
-            kept[item.id] = item
-            if sum(other.cost for other in kept.values()) * rate > self.deadline - time.monotonic():
+            if item.id not in ids and ids and item.cost > left:
                 break
-        ids = set(list(kept)[:-1]) or set(kept)
+            left -= 0.0 if item.id in ids else item.cost
+            ids.add(item.id)
         return unit.take(item for item in unit.items if item.id in ids)
 
     def do(self, unit: Unit) -> None:
@@ -196,8 +216,11 @@ class _Sitting:
             if not self.is_late:
                 raise
         except InlayError as error:
-            self.stage.warn(f"{unit.describe()}: {error.message}")
-            self._keep([self._fail(item, error) for item in unit.items])
+            self.stage.warn(f"{unit.describe()}: {error}")
+            self._keep_finished(unit)
+            lost = [item for item in unit.items if not self.is_known(item)]
+            self.failed += [(item, error.message) for item in lost]
+            self._keep([self._fail(item, error) for item in lost])
         seconds = time.monotonic() - began
         if unit.cost and not self.is_late:
             self._rates[unit.is_solo] = seconds / unit.cost
@@ -276,10 +299,11 @@ class _Sitting:
         tasks = [self.plan.tasks[name] for name in item.arm.tasks if name in self.plan.tasks]
         found = ARM_KINDS["sequence"].find()(self.backbone, tasks, item.config, self.places.runs / item.id)
         records = []
-        for given in found:
+        for number, given in enumerate(found):
             known = {key: value for key, value in dict(given).items() if key not in ("id", "study", "arm", "profile")}
             task = self.plan.tasks[known.pop("task")]
             extra = {**known.pop("extra", {}), "sequence": [other.name for other in tasks]}
+            known["id"] = f"{item.id}-{number}" if number else item.id
             records.append(self._record(item, task, extra=extra, **known))
         self._keep(records)
 
@@ -289,7 +313,7 @@ class _Sitting:
 
     def _record(self, item: Item, task: Task, **known: Any) -> Record:
         usual = {
-            "id": item.id if task.name == item.task else f"{item.id}-{task.name.rpartition('/')[2]}",
+            "id": item.id,
             "study": self.plan.study.name,
             "arm": item.arm.name,
             "task": task.name,
@@ -415,11 +439,3 @@ def _version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:  # run from a checkout
         return ""
-
-
-def count_by_arm(items: Iterable[Item]) -> Mapping[str, int]:
-    """How many items each arm has."""
-    counts: dict[str, int] = {}
-    for item in items:
-        counts[item.arm.name] = counts.get(item.arm.name, 0) + 1
-    return counts

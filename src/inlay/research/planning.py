@@ -69,6 +69,11 @@ class Unit:
         """Of its runs, each once: arms may share them."""
         return sum(item.cost for item in {item.id: item for item in self.items}.values())
 
+    @property
+    def num_runs(self) -> int:
+        """Each once, however many arms it stands in."""
+        return len({item.id for item in self.items})
+
     def take(self, items: Iterable[Item]) -> Unit:
         """The same work with some of its items only."""
         return dataclasses.replace(self, items=tuple(items))
@@ -195,3 +200,47 @@ def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:
                 f"{describe_bytes(free)} are free on `{backbone.device}`",
                 f"leave it out (`--arms` names those to run), or take a smaller `--backbone`",
             )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a unit will take, from a few measured steps of one of its kind."""
+
+    seconds: float
+    memory_bytes: int
+    """of the slots in training, with their optimizer, and the passes of the measured steps"""
+    num_slots: int
+
+
+# Runs together -> times the rows per second of one run alone, as measured on an H200 (DESIGN.md); a CPU gains nothing.
+_GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
+
+
+def estimate_units(units: Sequence[Unit], backbone: Backbone) -> list[Estimate]:
+    """Time and memory of each unit: steps of the cheapest run are measured, the others follow by their texts.
+
+    Work that trains nothing in cohorts (a baseline, a sequence) is not counted.
+    """
+    from inlay.training.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes
+    from inlay.training.plan import make_plan
+
+    runs = [item for unit in units for item in unit.items if item.run is not None]
+    if not runs:
+        return [Estimate(0.0, 0, 0) for _ in units]
+    cheapest = min(runs, key=lambda item: (item.run is not None and item.run.spec.is_solo, item.cost))
+    assert cheapest.run is not None
+    made = make_plan(cheapest.run, backbone)
+    costs = {False: made.inlay, True: made.full if not cheapest.run.spec.is_solo else made.inlay}
+    estimates = []
+    for unit in units:
+        trained = [item.run for item in unit.items if item.run is not None]
+        if not trained:
+            estimates.append(Estimate(0.0, 0, 0))
+            continue
+        slot_bytes = count_slot_bytes(trained, backbone)
+        num_slots = choose_slots(min(MAX_COHORT, unit.num_runs), slot_bytes, available_bytes(backbone.device))
+        gain = max(value for size, value in _GAIN[backbone.device.type].items() if size <= max(1, num_slots))
+        measured = costs[unit.is_solo]
+        seconds = unit.cost * measured.seconds / max(cheapest.cost, 1.0) / gain
+        estimates.append(Estimate(seconds, num_slots * slot_bytes + measured.peak_memory_bytes, num_slots))
+    return estimates

@@ -84,11 +84,11 @@ def study(
     seconds = None if budget is None else parse_budget(budget)
     paths = list(known.values()) if names == ["all"] else [find_study(name, folders) for name in names]
     # Everything is read and checked before the first run of the first study.
-    studies = [_narrow(_read(path, profile), arms, tasks) for path in paths]
+    studies = [_narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
     kept = open_store(store).root / "studies"
     results = out or (kept / "results" if profile == "tiny" else Path("results"))
     session = _Session(kept, results, data_root, device, skip_missing, commit)
-    ready = [session.prepare(item, backbone) for item in studies]
+    ready = [session.prepare(item) for item in studies]
     if dry_run:
         reports = [session.estimate(*pair, as_json=json) for pair in ready]
     else:
@@ -106,10 +106,10 @@ def parse_budget(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _read(path: Path, profile: str) -> Study:
+def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
     from inlay.research.study import read_study
 
-    return read_study(path, profile)
+    return read_study(path, profile, backbone)
 
 
 def _narrow(study: Study, arms: str | None, tasks: str | None) -> Study:
@@ -149,14 +149,14 @@ class _Session:
 
         return Places(self.results, self.kept / "runs")
 
-    def prepare(self, study: Study, backbone: str | None) -> tuple[Plan, Backbone]:
+    def prepare(self, study: Study) -> tuple[Plan, Backbone]:
         """Read a study's data and make its runs, saying what is left out."""
         from inlay.research.planning import load_tasks, plan_study
 
         screen.say(f"study {study.name}: {study.title}", "bold")
         with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
             tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing)
-        opened = self._open(backbone or study.backbone)
+        opened = self._open(study.backbone)
         plan = plan_study(study, opened, tasks, missing)
         for text in plan.left_out:
             screen.note(f"left out: {text}")

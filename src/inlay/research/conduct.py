@@ -234,10 +234,21 @@ class _Sitting:
 
     def _train(self, unit: Unit) -> None:
         runs = [item.run for item in unit.items if item.run is not None]
+        for item in unit.items:
+            self._forget_bare(item)
         watch = _Chorus(_Keeper(self, unit), self.stage.watch(unit))
         settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, **self.plan.study.fit)
         fit(runs, self.backbone, self.places.runs, settings, watch)
         self._keep_finished(unit)
+
+    def _forget_bare(self, item: Item) -> None:
+        """Let a run be trained again whose record is gone and whose weights, dropped after it, are needed for it."""
+        folder = self.places.runs / item.id
+        needs_weights = item.arm.kind == "spans" or self.plan.tasks[item.task].test is not None
+        is_bare = is_finished(folder) and not (folder / "best.safetensors").is_file()
+        result = read_result(folder) if is_bare and needs_weights and not self.is_known(item) else None
+        if result is not None and result.dev_metric is not None:
+            (folder / "result.json").unlink()
 
     def _keep_finished(self, unit: Unit) -> None:
         for item in unit.items:
@@ -250,7 +261,7 @@ class _Sitting:
         """The record of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
         run = item.run
         assert run is not None
-        task, is_diverged = run.task, result.status == RUN_DIVERGED or not result.tensors
+        task, is_diverged = run.task, result.status == RUN_DIVERGED or result.dev_metric is None
         test = None
         if task.test is not None and task.test.targets is not None and not is_diverged:
             test = score_split(run, result, self.backbone, task.test)
@@ -276,9 +287,9 @@ class _Sitting:
         return record
 
     def _score_spans(self, item: Item, task: Task) -> dict[str, float]:
-        """`first-last` -> dev score without the adapters of these layers; under `none` that of the whole."""
+        """`first-last` -> dev score without the adapters of these layers; under `whole` that with all."""
         scores = ARM_KINDS["spans"].find()(self.backbone, self.places.runs / item.id, task)
-        return {"none" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
+        return {"whole" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
 
     def _score_baseline(self, item: Item) -> None:
         task = self.plan.tasks[item.task]

@@ -2,12 +2,14 @@
 
 Everything that can be refused is refused here, before the first run: data that is missing, a setting that the backbone
 cannot take, a run that does not fit in the memory. The most valuable work comes first: one seed of everything in the
-order of the study's file, then the next seed, so that a study that is cut short has whole tables of fewer seeds.
+order of the study's file, then the next seed, so that a study that is cut short has whole tables of fewer seeds. A
+cohort takes its other seeds along; where time is short they are what it leaves out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,7 +86,9 @@ class Unit:
         tasks = list(dict.fromkeys(item.task for item in self.items))
         first = ", ".join(arms[:3]) + (f" … {arms[-1]}" if len(arms) > 3 else "")
         where = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
-        return f"{first} on {where}, seed {self.items[0].seed}"
+        seeds = sorted({item.seed for item in self.items})
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+        return f"{first} on {where}, {which}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +111,7 @@ def load_tasks(study: Study, root: str | None, *, skip_missing: bool = False) ->
 
     Refuses a study whose data is missing, naming all of it, unless it may be skipped; and one that has none at all.
     """
+    root = root or os.environ.get("INLAY_DATA")
     tasks, missing = {}, {}
     for name in study.tasks:
         config = study.data_config(name, root)
@@ -170,15 +175,18 @@ def _make_items(study: Study, arm: Arm, seed: int, backbone: Backbone, tasks: Ma
 
 
 def _pack(items: Sequence[Item]) -> list[Unit]:
-    """Items as units of work: seed by seed, and within a seed in the order of the arms."""
+    """Items as units of work: seed by seed, and within a seed in the order of the arms.
+
+    What can share a cohort is one unit, with all its seeds, where its first seed would be: more of it costs little.
+    """
     groups: dict[tuple[Any, ...], list[Item]] = {}
     for item in sorted(items, key=lambda item: item.seed):
         if item.run is None:
-            key: tuple[Any, ...] = (item.seed, item.arm.kind, item.id)
+            key: tuple[Any, ...] = (item.arm.kind, item.id)
         else:
-            key = (item.seed, "runs", structure_of(item.run), max(_PADDED_TO, item.config.method.size or 0))
+            key = ("runs", structure_of(item.run), max(_PADDED_TO, item.config.method.size or 0))
         groups.setdefault(key, []).append(item)
-    return [Unit(key[1], tuple(group)) for key, group in groups.items()]
+    return [Unit(key[0], tuple(group)) for key, group in groups.items()]
 
 
 def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:

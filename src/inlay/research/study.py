@@ -109,8 +109,8 @@ class Study:
         """Where the rows of a task are: its own name, unless the study says otherwise; `{root}` is the data's folder."""
         given = dict(self.data.get(task, {}))
         for key in ("source", "dev", "test"):
-            if key in given:
-                given[key] = str(given[key]).replace("{root}", (root or "").rstrip("/"))
+            if key in given and root is not None:
+                given[key] = str(given[key]).replace("{root}", root.rstrip("/"))
         return from_tree(DataConfig, {"source": task, "root": root, **given})
 
     def points(self) -> Iterator[tuple[Arm, str, Point]]:
@@ -145,15 +145,23 @@ def study_folders() -> list[Path]:
     return [Path("studies"), Path(__file__).parents[3] / "studies"]
 
 
-def read_study(path: Path, profile: str) -> Study:
-    """The study of a file under a profile, with every setting checked."""
+def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
+    """The study of a file under a profile, with every setting checked.
+
+    On another `backbone` than the profile's, what the profile says under `backbones.<its name>` is laid over that.
+    """
     tree = read_tree(path)
     profiles = tree.get("profiles", {})
     if profile not in profiles:
         raise UnknownName(f"profile of study `{path.stem}`", profile, profiles)
     _check_keys(tree, _STUDY_KEYS, "")
-    _check_keys(profiles[profile], _STUDY_KEYS - {"profiles"}, f"profiles.{profile}.")
+    _check_keys(profiles[profile], _STUDY_KEYS - {"profiles"} | {"backbones"}, f"profiles.{profile}.")
     merged = _merge({key: value for key, value in tree.items() if key != "profiles"}, profiles[profile])
+    others = merged.pop("backbones", {})
+    for name, own in others.items():
+        _check_keys(own, _STUDY_KEYS - {"profiles", "backbone"}, f"profiles.{profile}.backbones.{name}.")
+    if backbone is not None:
+        merged = _merge({**merged, "backbone": backbone}, others.get(backbone.rstrip("/").rpartition("/")[2], {}))
     try:
         return _make_study(path.stem, profile, merged)
     except InlayError as error:

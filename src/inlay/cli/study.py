@@ -202,12 +202,15 @@ class _Session:
         from inlay.research.conduct import conduct
 
         try:
-            outcome = conduct(
-                plan, backbone, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage()
-            )
+            outcome = conduct(plan, backbone, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage())
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
         report = _report(plan, backbone, outcome, self.places)
+        if plan.study.submission and not plan.study.is_toy:
+            from inlay.research.entries import write_entries
+
+            with screen.working("answering the test sets"):
+                report["submission"] = write_entries(plan, outcome.records, backbone, self.places, self.data_root)
         if not as_json:
             _put_outcome(report)
         return report
@@ -255,6 +258,8 @@ def _put_outcome(report: dict[str, Any]) -> None:
         screen.put(f"  {arm}: {', '.join(dict.fromkeys(where))}")
     for text in report["failed"]:
         screen.put(f"  failed: {text}")
+    for text in report.get("submission", ()):
+        screen.put(f"  submission: {text}")
 
 
 def _put_estimates(plan: Plan, rows: Sequence[dict[str, Any]], found: Sequence[Estimate], backbone: Backbone) -> None:
@@ -284,7 +289,7 @@ def _put_estimates(plan: Plan, rows: Sequence[dict[str, Any]], found: Sequence[E
 
 def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
     studies = [_read(path, profile) for path in paths]
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "study": item.name,
             "title": item.title,
@@ -299,5 +304,7 @@ def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
         screen.put_json({"profile": profile, "studies": found})
         return
     columns = [Column("study"), Column("tasks", True), Column("arms", True), Column(f"runs ({profile})", True)]
-    cells = [[str(i["study"]), *(str(len(i[key])) for key in ("tasks", "arms")), str(i["runs"]), i["title"]] for i in found]
+    cells = [
+        [str(i["study"]), *(str(len(i[key])) for key in ("tasks", "arms")), str(i["runs"]), i["title"]] for i in found
+    ]
     screen.put_table([*columns, Column("what it shows", is_flexible=True)], cells)

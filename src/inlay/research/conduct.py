@@ -7,43 +7,25 @@ first, units of work are cut to what is likely to fit, and what is in hand at th
 
 from __future__ import annotations
 
-import dataclasses
-import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from inlay.data.tasks import Task
-from inlay.errors import Diverged, InlayError
+from inlay.errors import InlayError
 from inlay.research.arms import ARM_KINDS
 from inlay.research.planning import Item, Plan, Unit
-from inlay.research.records import (
-    DIVERGED,
-    FAILED,
-    FINISHED,
-    Record,
-    add_records,
-    read_records,
-    results_file,
-    short_name,
-)
+from inlay.research.recording import Origin, Recorder, has_diverged
+from inlay.research.records import FAILED, FINISHED, Record, add_records, read_records, results_file
 from inlay.training import FitSettings, Result, fit
 from inlay.training.cohort import Watcher
-from inlay.training.evaluate import score_split
 from inlay.training.loop import Interrupted
 from inlay.training.member import Member
-from inlay.training.publish import current_commit
 from inlay.training.resume import find_stopped
-from inlay.training.run import DIVERGED as RUN_DIVERGED
 from inlay.training.run import is_finished, read_result
 
 if TYPE_CHECKING:
@@ -61,22 +43,6 @@ class Places:
     """records, a folder for each study"""
     runs: Path
     """folders of runs, of all studies together"""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What every record of this process says of where it comes from."""
-
-    commit: str
-    hardware: str
-    versions: dict[str, str]
-
-    @classmethod
-    def here(cls, backbone: Backbone, commit: str | None = None) -> Origin:
-        """This machine, with the libraries in use."""
-        names = ("inlay", "torch", "transformers", "numpy")
-        known = {"python": platform.python_version(), **{name: _version_of(name) for name in names}}
-        return cls(current_commit() if commit is None else commit, _name_hardware(backbone), known)
 
 
 @dataclass
@@ -107,7 +73,8 @@ def conduct(
     Ctrl-C stops at once with everything saved: KeyboardInterrupt, and the same call goes on from there.
     """
     began = time.monotonic()
-    sitting = _Sitting(plan, backbone, places, Origin.here(backbone, commit), stage or Stage(), deadline)
+    recorder = Recorder(plan, backbone, Origin.here(backbone, commit))
+    sitting = _Sitting(recorder, places, stage or Stage(), deadline)
     before = len({record.id for record in sitting.records()})
     for number, unit in enumerate(plan.units, start=1):
         todo = sitting.cut(sitting.find_todo(unit))
@@ -128,7 +95,7 @@ def conduct(
 
 def list_todo(plan: Plan, backbone: Backbone, places: Places) -> list[Unit]:
     """The units that `conduct` would do, with the items it would do of them."""
-    sitting = _Sitting(plan, backbone, places, Origin.here(backbone), Stage(), None)
+    sitting = _Sitting(Recorder(plan, backbone, Origin.here(backbone)), places, Stage())
     return [todo for todo in map(sitting.find_todo, plan.units) if todo.items]
 
 
@@ -152,13 +119,11 @@ class Stage:
 class _Sitting:
     """One call of `conduct`: the records so far, and how each kind of work is done."""
 
-    def __init__(
-        self, plan: Plan, backbone: Backbone, places: Places, origin: Origin, stage: Stage, deadline: float | None
-    ) -> None:
-        self.plan, self.backbone, self.places, self.origin, self.stage = plan, backbone, places, origin, stage
-        self.deadline = deadline
-        study = plan.study
-        self.file = results_file(places.results, study.name, backbone.name, study.profile)
+    def __init__(self, recorder: Recorder, places: Places, stage: Stage, deadline: float | None = None) -> None:
+        self.plan, self.backbone, self._recorder = recorder.plan, recorder.backbone, recorder
+        self.places, self.stage, self.deadline = places, stage, deadline
+        study = self.plan.study
+        self.file = results_file(places.results, study.name, self.backbone.name, study.profile)
         self.known: dict[tuple[str, str], list[Record]] = {}
         self.failed: list[tuple[Item, str]] = []
         self._rates: dict[bool, float] = {}
@@ -220,7 +185,7 @@ class _Sitting:
             self._keep_finished(unit)
             lost = [item for item in unit.items if not self.is_known(item)]
             self.failed += [(item, error.message) for item in lost]
-            self._keep([self._fail(item, error) for item in lost])
+            self._keep([self._recorder.record_failure(item, error) for item in lost])
         seconds = time.monotonic() - began
         if unit.cost and not self.is_late:
             self._rates[unit.is_solo] = seconds / unit.cost
@@ -259,32 +224,30 @@ class _Sitting:
 
     def _describe(self, item: Item, result: Result, num_together: int) -> Record:
         """The record of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
-        run = item.run
-        assert run is not None
-        task, is_diverged = run.task, result.status == RUN_DIVERGED or result.dev_metric is None
-        test = None
-        if task.test is not None and task.test.targets is not None and not is_diverged:
-            test = score_split(run, result, self.backbone, task.test)
-        extra: dict[str, Any] = {"together": num_together, "best_epoch": result.best_epoch, "notes": list(task.notes)}
-        if result.message:
-            extra["message"] = result.message
-        if item.arm.kind == "spans" and not is_diverged:
-            extra["spans"] = self._score_spans(item, task)
-        record = self._record(
-            item,
-            task,
-            trained_parameters=run.spec.count_parameters(self.backbone.anatomy),
-            dev=result.dev_metrics,
-            test=test,
-            status=DIVERGED if is_diverged else FINISHED,
-            curve=[[line["epoch"], line["dev"][task.metric]] for line in result.history],
-            seconds=result.seconds,
-            extra=extra,
-        )
-        if run.spec.is_solo:  # a copy of the backbone for every run would fill the disk
-            for name in ("best.safetensors", "last.safetensors"):
-                (self.places.runs / item.id / name).unlink(missing_ok=True)
+        assert item.run is not None
+        extra: dict[str, Any] = {"together": num_together}
+        if item.arm.kind == "spans" and not has_diverged(result):
+            extra["spans"] = self._score_spans(item, item.run.task)
+        record = self._recorder.record_result(item, result, extra)
+        if item.run.spec.is_solo:
+            self._drop_weights(record)
         return record
+
+    def _drop_weights(self, record: Record) -> None:
+        """Drop a fine-tuned copy of the backbone, of which every run would fill the disk; the best stays to answer."""
+        rivals = [
+            other
+            for others in self.known.values()
+            for other in others
+            if (other.arm, other.task) == (record.arm, record.task) and other.status == FINISHED
+        ]
+        contenders = [item for item in (*rivals, record) if item.status == FINISHED]
+        keeps = self.plan.study.submission and bool(contenders)
+        best = max(contenders, key=lambda item: item.dev[item.metric]) if keeps else None
+        for other in (*rivals, record):
+            if best is None or other.id != best.id:
+                (self.places.runs / other.id / "best.safetensors").unlink(missing_ok=True)
+        (self.places.runs / record.id / "last.safetensors").unlink(missing_ok=True)
 
     def _score_spans(self, item: Item, task: Task) -> dict[str, float]:
         """`first-last` -> dev score without the adapters of these layers; under `whole` that with all."""
@@ -294,7 +257,7 @@ class _Sitting:
     def _score_baseline(self, item: Item) -> None:
         task = self.plan.tasks[item.task]
         found = ARM_KINDS["baseline"].find()(task)
-        record = self._record(
+        record = self._recorder.record(
             item,
             task,
             trained_parameters=found.num_parameters,
@@ -308,46 +271,17 @@ class _Sitting:
     def _conduct_sequence(self, item: Item) -> None:
         """One network through all tasks: a record for each, as the function gives them, completed with the rest."""
         tasks = [self.plan.tasks[name] for name in item.arm.tasks if name in self.plan.tasks]
-        found = ARM_KINDS["sequence"].find()(self.backbone, tasks, item.config, self.places.runs / item.id)
+        watch = _Chorus(_Keeper(self, Unit("sequence", ())), self.stage.watch(Unit("sequence", (item,))))
+        conduct_sequence = ARM_KINDS["sequence"].find()
+        found = conduct_sequence(self.backbone, tasks, item.config, self.places.runs / item.id, watch)
         records = []
         for number, given in enumerate(found):
             known = {key: value for key, value in dict(given).items() if key not in ("id", "study", "arm", "profile")}
             task = self.plan.tasks[known.pop("task")]
             extra = {**known.pop("extra", {}), "sequence": [other.name for other in tasks]}
             known["id"] = f"{item.id}-{number}" if number else item.id
-            records.append(self._record(item, task, extra=extra, **known))
+            records.append(self._recorder.record(item, task, extra=extra, **known))
         self._keep(records)
-
-    def _fail(self, item: Item, error: InlayError) -> Record:
-        status = DIVERGED if isinstance(error, Diverged) else FAILED
-        return self._record(item, self.plan.tasks[item.task], status=status, extra={"message": error.message})
-
-    def _record(self, item: Item, task: Task, **known: Any) -> Record:
-        usual = {
-            "id": item.id,
-            "study": self.plan.study.name,
-            "arm": item.arm.name,
-            "task": task.name,
-            "backbone": short_name(self.backbone.name),
-            "fingerprint": self.backbone.fingerprint,
-            "profile": self.plan.study.profile,
-            "seed": item.seed,
-            "axes": dict(item.axes),
-            "trained_parameters": 0,
-            "backbone_parameters": self.backbone.num_parameters,
-            "num_train": len(task.train),
-            "metric": task.metric,
-            "dev": {},
-            "test": None,
-            "majority": find_majority(task),
-            "status": FINISHED,
-            "curve": [],
-            "seconds": 0.0,
-            **dataclasses.asdict(self.origin),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "config": dataclasses.asdict(item.config) | {"backbone": short_name(self.backbone.name)},
-        }
-        return Record.from_json(Record(**{**usual, **known}).to_json())
 
     def _keep(self, records: Sequence[Record]) -> None:
         self._note(add_records(self.file, self.plan.study.name, records))
@@ -378,7 +312,7 @@ class _Sitting:
     def _lend(self, record: Record, item: Item) -> Record:
         study = self.plan.study
         own = {"study": study.name, "arm": item.arm.name, "profile": study.profile, "axes": dict(item.axes)}
-        return dataclasses.replace(record, **own)
+        return Record.from_json({**record.to_json(), **own})
 
 
 # Kind of unit -> how it is done, where it is not trained in a cohort.
@@ -427,26 +361,3 @@ def _tell(listeners: Sequence[Callable[..., None]]) -> Callable[..., None]:
             listener(*heard, **named)
 
     return tell
-
-
-def find_majority(task: Task) -> float | None:
-    """Accuracy on dev of answering the most frequent class of the training rows; None where there are no classes."""
-    if task.kind != "classify" or task.train.targets is None or task.dev.targets is None:
-        return None
-    most = np.bincount(task.train.targets, minlength=len(task.labels)).argmax()
-    return float(np.mean(task.dev.targets == most))
-
-
-def _name_hardware(backbone: Backbone) -> str:
-    if backbone.device.type == "cuda":
-        return torch.cuda.get_device_name(backbone.device)
-    from inlay.model.inference import canonical_environment
-
-    return canonical_environment()["processor"] or platform.machine()
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a checkout
-        return ""

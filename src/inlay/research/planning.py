@@ -206,7 +206,7 @@ def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:
             raise OutOfMemory(
                 f"a run of arm `{item.arm.name}` takes {describe_bytes(needed)} for its parameters in training, and "
                 f"{describe_bytes(free)} are free on `{backbone.device}`",
-                f"leave it out (`--arms` names those to run), or take a smaller `--backbone`",
+                "leave it out (`--arms` names those to run), or take a smaller `--backbone`",
             )
 
 

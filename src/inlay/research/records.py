@@ -145,9 +145,7 @@ def add_records(path: Path, study: str, records: Iterable[Record]) -> list[Recor
 
 def _encode(study: str, records: Iterable[Record]) -> bytes:
     """A line for each record, so that a merge of two files is a merge of lines."""
-    lines = [
-        json.dumps(record.to_json(), sort_keys=True, ensure_ascii=False, allow_nan=False) for record in records
-    ]
+    lines = [json.dumps(record.to_json(), sort_keys=True, ensure_ascii=False, allow_nan=False) for record in records]
     return "\n".join([f'{{"study": {json.dumps(study)}, "records": [', ",\n".join(lines), "]}", ""]).encode()
 
 

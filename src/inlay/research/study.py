@@ -106,7 +106,7 @@ class Study:
     """whether rows are made up: to try a study out, never to show"""
 
     def data_config(self, task: str, root: str | None) -> DataConfig:
-        """Where the rows of a task are: its own name, unless the study says otherwise; `{root}` is the data's folder."""
+        """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets."""
         given = dict(self.data.get(task, {}))
         for key in ("source", "dev", "test"):
             if key in given and root is not None:
@@ -183,7 +183,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         for key in tree["per_task"][task]:
             _section_of(key)
     without = set(tree.get("without", ()))
-    arms = {arm.name: arm for given in tree["arms"].items() for arm in _make_arms(*given, tree, tasks)}
+    arms = {arm.name: arm for key, given in tree["arms"].items() for arm in _make_arms(key, given, tree, tasks)}
     for missing in without - arms.keys():
         raise UnknownName("arm", missing, arms)
     study = Study(

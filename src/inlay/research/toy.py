@@ -27,6 +27,7 @@ def make_toy_task(name: str, config: DataConfig) -> Task:
     The class of a text shows in the words it is drawn from. Only tasks of classes outside GLUE have test rows.
     """
     entry = GLUE.get(name.removeprefix("glue/")) if name.startswith("glue/") else None
+    labels: tuple[str, ...]
     if "squad" in name.lower() or config.kind == "span":
         kind, labels, has_pairs, metric = "span", (), True, "auto"
     elif entry is not None:
@@ -34,7 +35,8 @@ def make_toy_task(name: str, config: DataConfig) -> Task:
         kind, has_pairs, metric = entry.kind, entry.columns[1] is not None, entry.metric
         labels = () if kind == "regress" else tuple(f"class-{index}" for index in range(num_classes))
     else:
-        kind, labels, has_pairs, metric = "classify", ("class-0", "class-1", "class-2"), False, "auto"
+        kind, has_pairs, metric = "classify", False, "auto"
+        labels = ("class-0", "class-1", "class-2")
     metric = resolve_metric(metric if config.metric == "auto" else config.metric, kind, len(labels), has_entities=False)
     generator = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16))
     sides = {side: _make_split(generator, size, kind, len(labels), has_pairs) for side, size in _NUM_ROWS.items()}
@@ -48,14 +50,14 @@ def _make_split(generator: np.random.Generator, size: int, kind: str, num_labels
         return _make_answers(generator, size)
     num_groups = num_labels or 4
     chosen = np.arange(size) % num_groups  # every class in every side, however few the rows
-    texts = [_draw(generator, label, num_groups) for label in chosen]
-    pairs = [_draw(generator, label, num_groups) for label in chosen] if has_pairs else None
+    texts = [_draw(generator, int(label), num_groups) for label in chosen]
+    pairs = [_draw(generator, int(label), num_groups) for label in chosen] if has_pairs else None
     targets = chosen.astype(np.int64) if num_labels else chosen + generator.random(size)
     return Split(texts, pairs, targets, list(range(1, size + 1)))
 
 
 def _draw(generator: np.random.Generator, label: int, num_groups: int) -> str:
-    words: Any = WORDS[int(label) :: num_groups]
+    words: Any = WORDS[label::num_groups]
     return " ".join(generator.choice(words, size=generator.integers(3, 9)))
 
 

@@ -86,6 +86,7 @@ def test_transformers_is_touched_only_in_the_model_room():
     "arguments",
     [
         *(["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"], ["presets"]),
+        *(["study", "--help"], ["study", "list"]),
         *(["train", "--help"], ["predict", "--help"], ["evaluate", "--help"]),
     ],
 )

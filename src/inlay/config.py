@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -241,7 +242,7 @@ def write_toml(config: Any) -> str:
 def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """Build a config dataclass from nested mappings, checking keys and types."""
     fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(kind)
+    hints = _find_hints(kind)
     values = {}
     for key, value in tree.items():
         if key not in fields:
@@ -253,6 +254,11 @@ def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
         else:
             values[key] = _coerce(hints[key], value, f"{where}{key}")
     return kind(**values)
+
+
+@functools.cache
+def _find_hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _suggest(key: str, hints: Mapping[str, Any], where: str) -> str:

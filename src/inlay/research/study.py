@@ -116,8 +116,12 @@ class Study:
     def points(self) -> Iterator[tuple[Arm, str, Point]]:
         """Every arm, task and setting, in the order of the file."""
         for arm in self.arms.values():
+            made: dict[str, list[Point]] = {}  # most tasks have the same grid
             for task in arm.tasks:
-                for point in arm.points(self.per_task.get(task)):
+                own = self.per_task.get(task, {})
+                if repr(own) not in made:
+                    made[repr(own)] = arm.points(own)
+                for point in made[repr(own)]:
                     yield arm, task, point
 
 

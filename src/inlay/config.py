@@ -75,11 +75,6 @@ class TrainConfig:
     lr: float | None = setting(None, "peak learning rate; default: the method's own, 5e-4 for adapters, 5e-5 for full")
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
-    rounding: str = setting(
-        "epoch",
-        "steps: epoch (each ends with a short batch) or total (int(rows / batch_size × epochs), as BERT's code)",
-        choices=("epoch", "total"),
-    )
     bucket: int | None = setting(
         None, "batches that share their rows by length, to save padding; default: 1 (none), 4 where rows are padded"
     )
@@ -181,11 +176,14 @@ class RunConfig:
 
     def identify(self, data_digest: str, fingerprint: str) -> str:
         """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device."""
-        train = dataclasses.asdict(self.train)
-        if self.train.rounding == "epoch":  # younger than the first runs, whose ids shall stand
-            del train["rounding"]
-        method = dataclasses.asdict(self.method)
-        return digest({"method": method, "train": train, "data": data_digest, "backbone": fingerprint})[:16]
+        return digest(
+            {
+                "method": dataclasses.asdict(self.method),
+                "train": dataclasses.asdict(self.train),
+                "data": data_digest,
+                "backbone": fingerprint,
+            }
+        )[:16]
 
     def override(self, assignments: Iterable[str]) -> Self:
         """A copy with `section.key=value` assignments applied, as `--set` gives them."""

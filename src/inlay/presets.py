@@ -100,7 +100,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "uva2019": Preset(
         "the student reproduction on BERT-base: adapter-bert's code, lr 2e-5, 15 epochs",
-        _HOULSBY | {"method.init_std": 1e-3, "train.lr": 2e-5, "train.epochs": 15, "train.rounding": "total"},
+        _HOULSBY | {"method.init_std": 1e-3, "train.lr": 2e-5, "train.epochs": 15},
         ("it prints 2,379,264 trainable parameters, which are the adapters alone; layer norms and head train too",),
     ),
     "tf-adapter-bert-within-layer": Preset(

@@ -14,7 +14,7 @@ from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head
 from inlay.model.route import Prefix, Row
 from inlay.training.evaluate import Targets
-from inlay.training.run import Run, count_steps
+from inlay.training.run import Run
 
 if TYPE_CHECKING:
     from inlay.training.prefix import Kept, PrefixCache
@@ -64,12 +64,7 @@ class Member:
 
     @property
     def num_steps(self) -> int:
-        return count_steps(len(self.train), self.run.config.train)
-
-    @property
-    def steps_this_epoch(self) -> int:
-        """Of the epoch in hand: the last one may be cut short."""
-        return min(self.steps_per_epoch, self.num_steps - self.progress.epoch * self.steps_per_epoch)
+        return self.steps_per_epoch * self.run.config.train.epochs
 
     @property
     def fewest_tokens(self) -> int:

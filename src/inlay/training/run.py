@@ -65,14 +65,7 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        return count_steps(len(self.task.train), self.config.train)
-
-
-def count_steps(num_rows: int, train: TrainConfig) -> int:
-    """All steps of a run: every epoch's last batch may be short, or the whole is rounded down, as BERT's code does."""
-    if train.rounding == "total":
-        return max(1, num_rows * train.epochs // train.batch_size)
-    return -(-num_rows // train.batch_size) * train.epochs
+        return self.steps_per_epoch * self.config.train.epochs
 
 
 @dataclass(frozen=True)

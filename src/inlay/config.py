@@ -133,7 +133,7 @@ class TrainConfig:
 class DataConfig:
     """Where a task's rows are and how they are read. The digest of what was read counts, not these settings."""
 
-    source: str = setting("", "file, glue/NAME, or hub:NAME")
+    source: str = setting("", "file, glue/NAME, extra/NAME, or hub:NAME")
     text: str | None = setting(None, "column of the text; default: recognised by name")
     pair: str | None = setting(None, "column of the second text")
     label: str | None = setting(None, "column of the label")
@@ -153,7 +153,7 @@ class DataConfig:
     on_bad_row: str = setting("refuse", "what a bad row does", choices=("refuse", "skip"))
     limit: int | None = setting(None, "use at most this many training rows")
     encoding: str | None = setting(None, "text encoding; default: detected")
-    root: str | None = setting(None, "folder of the GLUE sets; default: $INLAY_DATA")
+    root: str | None = setting(None, "folder of the GLUE and extra sets; default: $INLAY_DATA")
 
     def __post_init__(self) -> None:
         for name in ("dev_share", "test_share"):

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -201,12 +202,9 @@ def open_folder(folder: Path, config: DataConfig) -> Source:
                 f"two files of {side} rows: `{found[side].name}` and `{path.name}`", "keep one of them", path=folder
             )
         found[side] = path
-    sides = {side: _reading(path, config) for side, path in found.items()}
-    return Source(str(folder), sides, config, place=str(folder))
-
-
-def _reading(path: Path, config: DataConfig) -> Callable[[], Table]:
-    return lambda: read_table(path, config)
+    return Source(
+        str(folder), {side: partial(read_table, path, config) for side, path in found.items()}, config, str(folder)
+    )
 
 
 def open_hub(name: str, config: DataConfig) -> Source:
@@ -274,9 +272,8 @@ def _open_csv(path: Path, encoding: str | None, names: Names) -> Stream:
     found = find_encoding(path, encoding)
     delimiter = _find_delimiter(_first_line(path, found.name))
     stream = _with_header(path, _split_quoted(path, found.name, delimiter), names)
-    notes = (
-        () if delimiter == "," else (f"{path.name}: delimiter {'tab' if delimiter == chr(9) else f'`{delimiter}`'}",)
-    )
+    shown = "tab" if delimiter == "\t" else f"`{delimiter}`"
+    notes = () if delimiter == "," else (f"{path.name}: delimiter {shown}",)
     return replace(stream, encoding=found.name, notes=found.notes + notes + stream.notes)
 
 

@@ -28,12 +28,11 @@ from inlay.data.once import encode_once
 from inlay.data.tasks import Task
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
-from inlay.model.heads import collect_outputs
-from inlay.model.inference import canonical_backbone, infer, infer_canonically
+from inlay.model.inference import canonical_backbone, infer_canonically
 from inlay.model.route import Row
 from inlay.store import write_atomically
 from inlay.training.cohort import Watcher
-from inlay.training.evaluate import read_outputs, score_split
+from inlay.training.evaluate import answer_slot, score_split
 from inlay.training.fit import FitSettings, fit
 from inlay.training.run import DIVERGED, Result, Run, is_finished, make_run, read_result, write_tensors
 from inlay.training.start import Start
@@ -189,8 +188,5 @@ def _name_step(runs: Sequence[Run]) -> str:
 def _score_slot(bank: Bank, slot: int, learned: _Learned) -> float:
     task = learned.run.task
     assert task.dev.targets is not None
-    encoded = encode_once(bank.backbone.tokenizer, task.dev, learned.run.reading)
-    logits = infer(bank, [Row(ids, slot, segments) for ids, segments in encoded])
-    outputs = collect_outputs(encoded, logits, task.dev.texts if task.dev.pairs is None else task.dev.pairs)
-    found = read_outputs(learned.spec.head, task.labels, outputs)
+    found = answer_slot(bank, slot, task.dev, learned.run.reading, task.labels)
     return score_all(task.kind, task.labels, task.dev.targets, found)[task.metric]

@@ -74,6 +74,11 @@ class TrainConfig:
     lr: float | None = setting(None, "peak learning rate; default: the method's own, 5e-4 for adapters, 5e-5 for full")
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
+    steps: str = setting(
+        "epochs",
+        "steps in all: epochs (each to its end), or bert (rows / batch_size · epochs rounded down, as the original)",
+        choices=("epochs", "bert"),
+    )
     bucket: int | None = setting(
         None, "batches that share their rows by length, to save padding; default: 1 (none), 4 where rows are padded"
     )

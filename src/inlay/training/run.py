@@ -65,7 +65,14 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        return self.steps_per_epoch * self.config.train.epochs
+        return count_steps(len(self.task.train), self.config.train)
+
+
+def count_steps(num_rows: int, train: TrainConfig) -> int:
+    """The steps of a run over so many rows (or windows), by the rule of `train.steps`."""
+    if train.steps == "bert":  # whose batches go on across epochs: none is smaller than the others
+        return max(1, num_rows * train.epochs // train.batch_size)
+    return -(-num_rows // train.batch_size) * train.epochs
 
 
 @dataclass(frozen=True)

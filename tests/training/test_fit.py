@@ -15,6 +15,7 @@ from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort import Watcher
 from inlay.training.plan import make_plan
+from inlay.training.run import count_steps
 
 
 def make(backbone, task, *, method="houlsby", size=8, **train):
@@ -159,3 +160,19 @@ def test_plan_counts_and_estimates_without_changing_anything(tiny_bert, toy_task
     assert plan.num_steps == result.history[-1]["step"]
     assert plan.full.trained_parameters == tiny_bert.num_parameters + 2 * 32 + 2
     assert json.loads(json.dumps(plan.to_json()))["run_id"] == run.id
+
+
+def test_steps_counted_as_the_original_end_the_last_epoch_early(tiny_bert, toy_task, tmp_path):
+    # 44 rows in batches of 8: six steps an epoch, but 44 · 3 / 8 = 16.5 in all.
+    plain, counted = (
+        make(tiny_bert, toy_task(num_rows=44), epochs=3),
+        make(tiny_bert, toy_task(num_rows=44), epochs=3, steps="bert"),
+    )
+    whole, cut = fit([plain, counted], tiny_bert, tmp_path)
+    assert [line["step"] for line in whole.history] == [6, 12, 18]
+    assert [line["step"] for line in cut.history] == [6, 12, 16]
+    assert (plain.num_steps, counted.num_steps) == (18, 16)
+    assert cut.status == "finished"
+    assert plain.id != counted.id
+    cola = dataclasses.replace(counted.config.train, batch_size=32, epochs=15)
+    assert count_steps(8551, cola) == 4008  # the student reproduction's `model.ckpt-4008`

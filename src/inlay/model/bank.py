@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ from inlay.model.heads import HeadSpec
 from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
-from inlay.model.views import RoutedBank, Views, build_views, site_shapes
+from inlay.model.views import Gated, RoutedBank, Views, build_views, site_shapes
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 _OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
@@ -108,6 +108,8 @@ class Bank:
         self.stacks: dict[str, Tensor] = {}
         self._layouts: list[dict[str, TensorSpec]] = [{} for _ in range(num_slots)]
         self._own_weights: list[dict[str, Tensor]] = [{} for _ in range(num_slots)]
+        self._removed: list[frozenset[int]] = [frozenset()] * num_slots
+        self._is_repeated = False
         self._views: Views | None = None
         self.num_changes = 0
         """how often a slot changed hands"""
@@ -119,8 +121,8 @@ class Bank:
         Slots of kinds that occur already change hands in place, so that what was compiled or captured stays right.
         """
         if self._views is None:
-            methods = [None if spec is None else resolve_method(spec.method) for spec in self.specs]
-            views = build_views(self.anatomy, self.stacks, methods, is_expanded=not self.is_trainable)
+            slots = [self._gated(slot) for slot in range(self.num_slots)]
+            views = build_views(self.anatomy, self.stacks, slots, is_expanded=not self.is_trainable)
             if launch.is_available(self.backbone.device):
                 views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
             self._views = views
@@ -165,6 +167,7 @@ class Bank:
 
     def free(self, slot: int) -> None:
         """Empty a slot: whatever was in it becomes the identity again."""
+        assert not self._is_repeated, "slots that are one cannot change hands"
         spec = self.specs[slot]
         places = [] if spec is None else [place for name in self._layouts[slot] for place in self._places(spec, name)]
         with torch.no_grad():
@@ -172,7 +175,26 @@ class Bank:
                 if place in self.stacks:  # a slot's own weights are not
                     self.stacks[place][slot] = self._neutral(place)
         self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
+        self._removed[slot] = frozenset()
         self._tell_views(slot)
+
+    def gate(self, slot: int, removed: Iterable[int]) -> None:
+        """Take the adapters of these layers out of a slot: no update there, while its norms and its head stay.
+
+        Its tensors stay too: another gate brings them back, and so does whoever is put there next.
+        """
+        self._removed[slot] = frozenset(removed)
+        self._tell_views(slot)
+
+    def repeated(self, slot: int, num_slots: int) -> Bank:
+        """A bank whose slots are all this one, to be gated each in its way: they share its tensors, without copies."""
+        assert not self.is_trainable
+        assert not self.is_solo(slot), "its tensors are not in the stacks"
+        bank = Bank(self.backbone, num_slots, dtype=self._dtype)
+        bank.stacks = {name: stack[slot].expand(num_slots, *stack.shape[1:]) for name, stack in self.stacks.items()}
+        bank.specs, bank._layouts = [self.specs[slot]] * num_slots, [self._layouts[slot]] * num_slots
+        bank._is_repeated = True
+        return bank
 
     def read(self, slot: int) -> dict[str, Tensor]:
         """The slot's tensors at their own size, as float32 copies on the CPU."""
@@ -340,10 +362,13 @@ class Bank:
     def _tell_views(self, slot: int) -> None:
         """A slot changed hands: in place where the views have room for its kind, else they are built anew."""
         self.num_changes += 1
-        spec = self.specs[slot]
-        shapes = site_shapes(self.anatomy, None if spec is None else resolve_method(spec.method))
+        shapes = site_shapes(self.anatomy, *self._gated(slot))
         if self._views is not None and not self._views.set_slot(slot, shapes):
             self._views = None
+
+    def _gated(self, slot: int) -> Gated:
+        spec = self.specs[slot]
+        return None if spec is None else resolve_method(spec.method), self._removed[slot]
 
 
 def _as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:

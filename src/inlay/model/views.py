@@ -112,12 +112,14 @@ def _within(layer: int, views: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): view for name, view in views.items() if name.startswith(prefix)}
 
 
+Gated = tuple[MethodConfig | None, frozenset[int]]
+"""A slot's resolved method, None if it is free, and the layers whose adapters are removed from it."""
 SiteShapes = Mapping[tuple[str, str], kernels.Shape]
 """What one slot is at each site: (form, site) -> its bottleneck there."""
 
 
-def site_shapes(anatomy: Anatomy, method: MethodConfig | None) -> SiteShapes:
-    """What a slot of this resolved method is at each site; nothing for a free slot."""
+def site_shapes(anatomy: Anatomy, method: MethodConfig | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
+    """What a slot of this resolved method is at each site; nothing for a free slot, or in the layers `removed`."""
     if method is None:
         return {}
     found: dict[tuple[str, str], kernels.Shape] = {}
@@ -130,20 +132,23 @@ def site_shapes(anatomy: Anatomy, method: MethodConfig | None) -> SiteShapes:
     if method.size and method.linears:  # (IA)³ names linear layers too, but has no size: its factors are no bottleneck
         low_rank = kernels.Shape(method.size, scale=1.0 if method.scale is None else method.scale)
         found |= {("lora", linear.key): low_rank for linear in adapted_linears(anatomy, method)}
-    return found
+    return {place: shape for place, shape in found.items() if _layer_of(place[1]) not in removed}
 
 
-def build_views(
-    anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConfig | None], *, is_expanded: bool
-) -> Views:
+def _layer_of(key: str) -> int:
+    """The layer of a site or linear layer, by its key."""
+    return int(key.partition(".")[0])
+
+
+def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
     """The views of slots with these resolved methods. `is_expanded`: shared adapters stand at every site."""
-    known = {method: site_shapes(anatomy, method) for method in set(methods)}
+    known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
     by_site: dict[tuple[str, str], list[kernels.Shape | None]] = {}
     for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
-        by_site[place] = [known[method].get(place) for method in methods]
+        by_site[place] = [known[slot].get(place) for slot in slots]
     owners: dict[str, str] = {}
     if not is_expanded:
-        groups = [adapter_groups(anatomy, method) for method in known if method and method.form != "auto"]
+        groups = [adapter_groups(anatomy, method) for method, _ in known if method and method.form != "auto"]
         assert all(group == groups[0] for group in groups), "slots trained together must share alike"
         owners = groups[0] if groups else {}
     by_form: dict[str, dict[str, kernels.Bottleneck]] = {"sequential": {}, "parallel": {}}

@@ -286,7 +286,7 @@ class Cohort:
 
     def finish_epochs(self) -> list[tuple[Member, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""
-        ended = [member for member in self.active if member.progress.cursor == member.steps_per_epoch]
+        ended = [member for member in self.active if member.progress.cursor == member.steps_of_epoch]
         if not ended:
             return []
         rows = [row for member in ended for row in member.dev_rows()]
@@ -300,8 +300,8 @@ class Cohort:
 
     def _close_epoch(self, member: Member, verdict: Verdict) -> dict[str, Any]:
         progress, task, train = member.progress, member.run.task, member.run.config.train
+        loss, progress.loss_sum = progress.loss_sum / member.steps_of_epoch, 0.0
         progress.epoch, progress.cursor = progress.epoch + 1, 0
-        loss, progress.loss_sum = progress.loss_sum / member.steps_per_epoch, 0.0
         record = {
             "epoch": progress.epoch,
             "step": progress.step,
@@ -321,7 +321,7 @@ class Cohort:
         if progress.last_gain == progress.epoch or wins_tie:
             progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
             member.best_tensors = self.bank.read(member.slot)
-        if progress.epoch == train.epochs:
+        if progress.step == member.num_steps:
             progress.status = FINISHED
         elif train.patience and progress.epoch - progress.last_gain >= train.patience:
             progress.status = STOPPED_EARLY

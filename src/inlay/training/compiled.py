@@ -149,7 +149,7 @@ class CompiledStepper(Stepper):
 
     def _look_ahead(self, active: Sequence[Member]) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
-        if any(member.progress.cursor + 1 >= member.steps_per_epoch for member in active):
+        if any(member.progress.cursor + 1 >= member.steps_of_epoch for member in active):
             return
         batches = {member.slot: member.batch_after_next() for member in active}
         if self._count(active, batches) <= self.token_budget:

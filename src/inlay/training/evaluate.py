@@ -204,6 +204,15 @@ def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[O
     return collect_outputs(encoded, logits, split.texts if split.pairs is None else split.pairs)
 
 
+def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: Sequence[str]) -> Any:
+    """What a slot of a bank answers to the rows of a split, labelled or not, as the metrics take it."""
+    spec = bank.specs[slot]
+    assert spec is not None
+    encoded = encode_once(bank.backbone.tokenizer, split, reading)
+    logits = infer(bank, [Row(ids, slot, segments) for ids, segments in encoded])
+    return read_outputs(spec.head, labels, _collect(split, encoded, logits))
+
+
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
     """A split's rows for slot 0, ready for `infer`, each text or pair whole."""
     encoded = encode_once(backbone.tokenizer, split, Reading("classify", max_length))

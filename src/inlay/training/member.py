@@ -14,7 +14,7 @@ from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head
 from inlay.model.route import Prefix, Row
 from inlay.training.evaluate import Targets
-from inlay.training.run import Run
+from inlay.training.run import Run, count_steps
 
 if TYPE_CHECKING:
     from inlay.training.prefix import Kept, PrefixCache
@@ -64,7 +64,13 @@ class Member:
 
     @property
     def num_steps(self) -> int:
-        return self.steps_per_epoch * self.run.config.train.epochs
+        return count_steps(len(self.train), self.run.config.train)
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Of the epoch it is in: the last one may end before all rows were seen."""
+        before = self.progress.step - self.progress.cursor
+        return min(self.steps_per_epoch, self.num_steps - before)
 
     @property
     def fewest_tokens(self) -> int:

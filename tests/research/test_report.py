@@ -11,6 +11,7 @@ import pytest
 import synthetic
 
 from inlay.research.page import Folded, Heading, Points, Text, write_html, write_markdown
+from inlay.research.published import read_published
 from inlay.research.report import Chapter, group_records, make_report, write_report
 from inlay.research.tables import Table
 
@@ -24,11 +25,16 @@ def report():
     uva, more = synthetic.uva()
     notes = {("mpnet-base", "device"): ["3 seeds instead of 5"]}
     chapters = [
-        Chapter(dataclasses.replace(glue, notes=("QQP is not at hand",)), [*small, *records], differences=notes),
-        Chapter(uva, more),
+        Chapter(
+            dataclasses.replace(glue, notes=("QQP is not at hand",)),
+            [*small, *records],
+            read_published(PUBLISHED, "glue"),
+            differences=notes,
+        ),
+        Chapter(uva, more, read_published(PUBLISHED, "uva")),
         Chapter(dataclasses.replace(uva, name="init", published="init", title="Init"), []),
     ]
-    return make_report(chapters, PUBLISHED)
+    return make_report(chapters)
 
 
 class Tags(HTMLParser):
@@ -89,7 +95,7 @@ def test_it_says_what_differs_what_is_missing_and_what_was_not_run(report):
 def test_it_says_how_many_rows_were_trained_on_and_what_was_noted_about_them():
     study, records = synthetic.squad()
     noted = [dataclasses.replace(item, num_train=20_000, extra={"notes": ["20,000 of 87,599"]}) for item in records]
-    text = make_report([Chapter(study, noted)], PUBLISHED).markdown
+    text = make_report([Chapter(study, noted)]).markdown
     assert "Training rows: SQuAD v1.1 20,000." in text
     assert "- SQuAD v1.1: 20,000 of 87,599" in text
 
@@ -105,15 +111,15 @@ def test_every_claim_has_a_verdict_for_every_backbone(report):
 def test_a_trial_is_said_to_be_one():
     study, records = synthetic.uva()
     tiny = [dataclasses.replace(record, profile="tiny") for record in records]
-    trial = make_report([Chapter(study, tiny)], PUBLISHED).markdown
+    trial = make_report([Chapter(study, tiny)]).markdown
     assert "nothing about methods" in trial
     assert "What the papers claim" not in trial
     assert "What agrees" not in trial
-    assert "nothing about methods" not in make_report([Chapter(study, records)], PUBLISHED).markdown
+    assert "nothing about methods" not in make_report([Chapter(study, records)]).markdown
 
 
 def test_a_report_of_nothing_is_still_a_report():
-    made = make_report([], PUBLISHED)
+    made = make_report([])
     assert "0 studies" in made.markdown
     assert made.figures == {}
 

@@ -16,6 +16,7 @@ import typer
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
 from inlay.cli.options import DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.report import draw, put_report
 from inlay.cli.screen import Column
 from inlay.errors import BadConfig, UnknownName
 
@@ -31,7 +32,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 def study(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME…", help="studies (or files of your own), `all`, or `list` to see what there is"),
+        typer.Argument(
+            metavar="NAME…",
+            help="studies (or files of your own), or `all`; `list`: what there is; `report`: draw what was measured",
+        ),
     ],
     profile: Annotated[
         str,
@@ -71,7 +75,9 @@ def study(
     """Reproduce published tables and figures.
 
     Trains what has no record yet, in cohorts, and writes DIR/STUDY/BACKBONE-PROFILE.json. It can be stopped at any
-    moment: the same command goes on from there, and another machine's results may be put beside them.
+    moment: the same command goes on from there, and another machine's results may be put beside them. At the end it
+    draws tables, figures and what they say of the published claims: report.html and report.md. `inlay study report`
+    draws them anew, of all studies or of those named after it, and trains nothing.
     """
     from inlay.research.study import find_study, list_studies, study_folders
 
@@ -80,13 +86,17 @@ def study(
     if names == ["list"]:
         _put_list(list(known.values()), profile, as_json=json)
         return
+    if names[0] == "report":
+        chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
+        put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), as_json=json)
+        return
     check_device_name(device)
     seconds = None if budget is None else parse_budget(budget)
     paths = list(known.values()) if names == ["all"] else [find_study(name, folders) for name in names]
     # Everything is read and checked before the first run of the first study.
     studies = [_narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
     kept = open_store(store).root / "studies"
-    results = out or (kept / "results" if profile == "tiny" else Path("results"))
+    results = _find_results(out, kept, profile)
     session = _Session(kept, results, data_root, device, skip_missing, commit)
     ready = [session.prepare(item) for item in studies]
     if dry_run:
@@ -94,8 +104,16 @@ def study(
     else:
         deadline = None if seconds is None else time.monotonic() + seconds
         reports = [session.conduct(*pair, deadline, as_json=json) for pair in ready]
+    drawn = {} if dry_run else {"report": str(draw(paths, results))}
     if json:
-        screen.put_json({"studies": reports})
+        screen.put_json({"studies": reports, **drawn})
+    elif drawn:
+        screen.put_pairs(drawn)
+
+
+def _find_results(out: Path | None, kept: Path, profile: str) -> Path:
+    """The folder of results: tiny ones stay away from those that are committed."""
+    return out or (kept / "results" if profile == "tiny" else Path("results"))
 
 
 def parse_budget(text: str) -> float:

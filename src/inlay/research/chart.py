@@ -132,6 +132,7 @@ def finish(figure: Any, name: str, caption: str) -> Drawing:
     """The figure as SVG and PNG. Call inside `paper_style`."""
     svg, png = io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.set_layout_engine("none")  # laid out once is enough, and takes the most of the time
     figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
     return Drawing(name, caption, svg.getvalue(), png.getvalue())
 

@@ -15,7 +15,7 @@ from inlay.research.claims import CLAIMS, NOT_RUN, Judged, describe_agreement, j
 from inlay.research.figures import draw_figures
 from inlay.research.lineup import Scored, name_column, name_task, score_study
 from inlay.research.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
-from inlay.research.published import Published, read_published
+from inlay.research.published import Published
 from inlay.research.records import FINISHED, Record, short_name
 from inlay.research.scores import StudySpec
 from inlay.research.tables import Table, list_missing, settings_table, study_tables
@@ -44,6 +44,7 @@ class Chapter:
     study: StudySpec
     records: Sequence[Record]
     """of all backbones and profiles"""
+    published: Published = field(default_factory=lambda: Published(""))
     variants: Mapping[Group, StudySpec] = field(default_factory=dict)
     """what the study is under a profile on a backbone, where that is not `study`"""
     differences: Mapping[Group, Sequence[str]] = field(default_factory=dict)
@@ -62,11 +63,17 @@ class Report:
     markdown: str
     figures: Mapping[str, Drawing]
 
+    def beside(self, folder: str) -> Report:
+        """The same report, to be written inside the folder its figures are in."""
+        prefix = f"{folder}/"
+        figures = {path.removeprefix(prefix): drawing for path, drawing in self.figures.items()}
+        return Report(self.html, self.markdown.replace(f"]({prefix}", "]("), figures)
 
-def make_report(chapters: Sequence[Chapter], published: Path, title: str = "Studies") -> Report:
-    """The report of these studies; `published` is the folder of published values."""
+
+def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> Report:
+    """The report of these studies."""
     scored = {
-        (chapter.study.name, group): score_study(chapter.study_of(group), records, _read(published, chapter.study))
+        (chapter.study.name, group): score_study(chapter.study_of(group), records, chapter.published)
         for chapter in chapters
         for group, records in group_records(chapter.records).items()
     }
@@ -80,7 +87,7 @@ def make_report(chapters: Sequence[Chapter], published: Path, title: str = "Stud
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write `report.html`, `report.md` and the figures under `folder`; returns the paths."""
+    """Write `report.html`, `report.md` and the figures under `folder`; returns the paths, the page's first."""
     content = {"report.html": report.html.encode(), "report.md": report.markdown.encode()}
     for path, drawing in report.figures.items():
         content |= {f"{path}.svg": drawing.svg, f"{path}.png": drawing.png}
@@ -99,10 +106,6 @@ def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
         groups, key=lambda group: (known.get(group[1], len(known)), -groups[group][0].backbone_parameters, group[0])
     )
     return {group: groups[group] for group in order}
-
-
-def _read(folder: Path, study: StudySpec) -> Published:
-    return read_published(folder, study.published)
 
 
 def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> list[Block]:
@@ -161,9 +164,8 @@ def _chapter_blocks(
         yield Text("Not run yet.", is_warning=True)
     for group, records in groups.items():
         yield from _group_blocks(chapter, group, records, scored[study.name, group], figures)
-    published = next((scored[study.name, group].published for group in groups), None)
-    if published is not None and published.tables:
-        yield Folded("what was published, and what it means", tuple(_published_blocks(published)))
+    if chapter.published.tables:
+        yield Folded("what was published, and what it means", tuple(_published_blocks(chapter.published)))
 
 
 def _group_blocks(

@@ -245,7 +245,7 @@ def write_toml(config: Any) -> str:
 def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """Build a config dataclass from nested mappings, checking keys and types."""
     fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    hints = _find_hints(kind)
+    hints = _find_hints(kind)  # type: ignore[arg-type]
     values = {}
     for key, value in tree.items():
         if key not in fields:
@@ -260,7 +260,7 @@ def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
 
 
 @functools.cache
-def _find_hints(kind: type[Any]) -> dict[str, Any]:
+def _find_hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 

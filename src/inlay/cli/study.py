@@ -23,7 +23,7 @@ from inlay.errors import BadConfig, UnknownName
 if TYPE_CHECKING:
     from inlay.model import Backbone
     from inlay.research.conduct import Outcome, Places
-    from inlay.research.planning import Estimate, Plan
+    from inlay.research.planning import Estimate, Plan, Unit
     from inlay.research.study import Study
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -199,16 +199,7 @@ class _Session:
         units = list_todo(plan, backbone, self.places)
         with screen.working("measuring a few steps"):
             estimates = estimate_units(units, backbone)
-        rows = [
-            {
-                "work": unit.describe(),
-                "runs": unit.num_runs,
-                "together": found.num_slots,
-                "seconds": round(found.seconds, 1),
-                "memory_bytes": found.memory_bytes,
-            }
-            for unit, found in zip(units, estimates, strict=True)
-        ]
+        rows = _join_alone(units, estimates)
         report = {**_describe(plan, backbone), "units": rows, "seconds": sum(found.seconds for found in estimates)}
         if not as_json:
             _put_estimates(plan, rows, estimates, backbone)
@@ -232,6 +223,31 @@ class _Session:
         if not as_json:
             _put_outcome(report)
         return report
+
+
+def _join_alone(units: Sequence[Unit], estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
+    """A row for each unit of work; neighbours that train alone, of one arm and seed, have one together."""
+    groups: list[tuple[Unit, list[Estimate]]] = []
+    for unit, found in zip(units, estimates, strict=True):
+        before = groups[-1][0] if groups else None
+        if before is not None and unit.is_solo and before.is_solo and _key(before) == _key(unit):
+            groups[-1] = (before.take((*before.items, *unit.items)), [*groups[-1][1], found])
+        else:
+            groups.append((unit, [found]))
+    return [
+        {
+            "work": unit.describe(),
+            "runs": unit.num_runs,
+            "together": max(item.num_slots for item in found),
+            "seconds": round(sum(item.seconds for item in found), 1),
+            "memory_bytes": max(item.memory_bytes for item in found),
+        }
+        for unit, found in groups
+    ]
+
+
+def _key(unit: Unit) -> tuple[str, int]:
+    return (unit.items[0].arm.name, unit.items[0].seed)
 
 
 def _describe(plan: Plan, backbone: Backbone) -> dict[str, Any]:
@@ -299,7 +315,7 @@ def _put_estimates(plan: Plan, rows: Sequence[dict[str, Any]], found: Sequence[E
     screen.put_pairs(
         {
             "runs": f"{sum(row['runs'] for row in rows)} to train, {max(0, done)} done",
-            "cohorts": str(len(rows)),
+            "cohorts": str(len(found)),
             "time": f"about {screen.duration(total)} on {backbone.device}, from a few measured steps",
         }
     )

@@ -101,6 +101,18 @@ def test_spans_are_read_however_json_has_them():
     assert read_spans([[0, 11, 0.37]]) == {(0, 11): 0.37}
 
 
+def test_the_ablation_is_that_of_the_setting_best_on_dev():
+    bench = synthetic.Bench("ablation")
+    for lr, whole in {1e-4: 0.8, 1e-3: 0.7}.items():
+        for seed in range(2):
+            spans = {"none": whole, "0-0": whole - 0.1}
+            extra = {"spans": spans}
+            bench.add("adapters-64", "glue/cola", whole, metric="accuracy", axes={"lr": lr}, seed=seed, extra=extra)
+    (item,) = read_ablations(bench.records, ["glue/cola"])
+    assert item.whole == pytest.approx({0: 80.0, 1: 80.0})
+    assert item.decrease(0, 0).mean == pytest.approx(10.0)
+
+
 def test_growth_is_a_network_a_task_or_one_backbone_and_its_parts():
     study, _ = synthetic.stream()
     lines = growth(scored_of("stream"), study.tasks)

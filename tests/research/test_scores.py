@@ -8,7 +8,17 @@ import math
 import pytest
 from synthetic import Bench
 
-from inlay.research.scores import average, choose, estimate, mean_of, pair, select, shared_tasks, total_parameters
+from inlay.research.scores import (
+    average,
+    choose,
+    estimate,
+    keep_best,
+    mean_of,
+    pair,
+    select,
+    shared_tasks,
+    total_parameters,
+)
 
 
 def fill(scores: dict[float, list[float]], arm: str = "adapters-64", task: str = "glue/rte", **more) -> Bench:
@@ -140,3 +150,18 @@ def test_total_parameters_are_a_copy_each_or_one_backbone_and_parts():
     assert total_parameters(rows["full"]) == pytest.approx(3.0)
     assert total_parameters(rows["adapters-64"]) == pytest.approx(1.06)
     assert total_parameters({}) is None
+
+
+def test_one_setting_is_kept_for_each_task_or_for_a_whole_sequence():
+    bench = Bench("stream")
+    levels = {"glue/rte": {1e-4: 0.70, 1e-3: 0.60}, "glue/mrpc": {1e-4: 0.80, 1e-3: 0.85}}
+    for task, rates in levels.items():
+        for lr, level in rates.items():
+            for seed in range(2):
+                bench.add("adapters-64", task, level, axes={"lr": lr}, seed=seed, metric="accuracy")
+    assert {(item.task, item.axes["lr"]) for item in keep_best(bench.records)} == {
+        ("glue/rte", 1e-4),
+        ("glue/mrpc", 1e-3),
+    }
+    assert {item.axes["lr"] for item in keep_best(bench.records, over_tasks=True)} == {1e-4}
+    assert len(keep_best(bench.records, over_tasks=True)) == 4

@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inlay.research.records import FINISHED, Record
-from inlay.research.scores import Estimate, estimate
+from inlay.research.records import Record
+from inlay.research.scores import Estimate, estimate, keep_best
 
 Span = tuple[int, int]
 
@@ -58,11 +58,10 @@ class Ablation:
 
 
 def read_ablations(records: Iterable[Record], tasks: Sequence[str]) -> list[Ablation]:
-    """The ablations among records, in the order of tasks; one setting per task is expected, several are averaged."""
+    """The ablations among records, in the order of tasks: of each task the setting that is best on dev."""
     by_task: dict[str, list[Record]] = {}
-    for record in records:
-        if record.status == FINISHED and record.extra.get("spans"):
-            by_task.setdefault(record.task, []).append(record)
+    for record in keep_best(record for record in records if record.extra.get("spans")):
+        by_task.setdefault(record.task, []).append(record)
     order = [task for task in dict.fromkeys([*tasks, *by_task]) if task in by_task]
     return [_read_ablation(task, by_task[task]) for task in order]
 
@@ -99,13 +98,15 @@ class Step:
 
 
 def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
-    """What a row scored after each step of the sequence of tasks, over seeds: `extra["after"]`, task -> score."""
+    """What a row scored after each step of the sequence of tasks, over seeds: `extra["after"]`, task -> score.
+
+    One setting goes through the whole sequence: the one whose tasks were best on dev, each when it was learnt.
+    """
     found: dict[str, dict[str, list[float]]] = {}
-    for record in records:
-        after = record.extra.get("after")
-        if record.status == FINISHED and isinstance(after, Mapping):
-            for task, value in after.items():
-                found.setdefault(record.task, {}).setdefault(task, []).append(100 * float(value))
+    sequences = [record for record in records if isinstance(record.extra.get("after"), Mapping)]
+    for record in keep_best(sequences, over_tasks=True):
+        for task, value in record.extra["after"].items():
+            found.setdefault(record.task, {}).setdefault(task, []).append(100 * float(value))
     order = [task for task in dict.fromkeys([*tasks, *found]) if task in found]
     return [Step(task, {name: estimate(values) for name, values in found[task].items()}) for task in order]
 

@@ -147,17 +147,13 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
             settings.setdefault(_setting(record), []).append(record)
     if not settings:
         return None
-    by_dev = {key: _by_seed(group, "dev", metric) for key, group in settings.items()}
-    most = max(map(len, by_dev.values()))
-    complete = [key for key, scores in by_dev.items() if len(scores) == most]
-    best = max(complete, key=lambda key: statistics.fmean(by_dev[key].values()))
-    chosen = settings[best]
+    chosen = _pick(list(settings.values()), metric)
     first = chosen[0]
     return Cell(
         task=first.task,
         metric=metric or first.metric,
         scores=_by_seed(chosen, report_on, metric),
-        dev=statistics.fmean(by_dev[best].values()),
+        dev=statistics.fmean(_by_seed(chosen, "dev", metric).values()),
         setting=first.axes,
         arm=first.arm,
         trained_parameters=first.trained_parameters,
@@ -167,6 +163,30 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         num_settings=len({_setting(record) for record in records}),
         num_lost=sum(record.status != FINISHED for record in records),
     )
+
+
+def _pick(settings: Sequence[Sequence[Record]], metric: str | None) -> Sequence[Record]:
+    """Of groups of runs the one with the best mean dev score, among those with the most tasks and seeds."""
+    found = [_by_task_and_seed(group, metric) for group in settings]
+    most = max(map(len, found))
+    means = [statistics.fmean(scores.values()) if len(scores) == most else -math.inf for scores in found]
+    return settings[means.index(max(means))]
+
+
+def _by_task_and_seed(records: Sequence[Record], metric: str | None) -> dict[tuple[str, int], float]:
+    tasks = {record.task for record in records}
+    by_task = {task: _by_seed([item for item in records if item.task == task], "dev", metric) for task in tasks}
+    return {(task, seed): score for task, scores in by_task.items() for seed, score in scores.items()}
+
+
+def keep_best(records: Iterable[Record], metric: str | None = None, *, over_tasks: bool = False) -> list[Record]:
+    """The finished runs of the setting that is best on dev: for each task, or one for all tasks together."""
+    groups: dict[str, dict[str, list[Record]]] = {}
+    for record in records:
+        if record.status == FINISHED and _score(record, "dev", metric) is not None:
+            settings = groups.setdefault("" if over_tasks else record.task, {})
+            settings.setdefault(_setting(record), []).append(record)
+    return [record for settings in groups.values() for record in _pick(list(settings.values()), metric)]
 
 
 def _setting(record: Record) -> str:

@@ -306,7 +306,8 @@ def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
         wanted = getattr(arm, "tasks", study.tasks)
         absent = tuple(task for task in wanted if (name, task) not in finished)
         if absent:
-            by_tasks.setdefault(absent, []).append(name)
+            depth = getattr(arm, "min_layers", 0)
+            by_tasks.setdefault(absent, []).append(f"{name} (needs {depth} layers)" if depth > 1 else name)
     found = [f"not run: {', '.join(arms)} on {', '.join(map(name_task, tasks))}" for tasks, arms in by_tasks.items()]
     for status in ("diverged", "failed"):
         lost = [record for record in records if record.status == status]

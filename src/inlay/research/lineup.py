@@ -148,7 +148,8 @@ def each_scale(records: Sequence[Record]) -> list[RowSpec]:
     rows = []
     for scale in sorted({scale for scale in scales.values() if scale is not None}):
         found = select(records, lambda record, scale=scale: scales[record.id] == scale)  # type: ignore[misc]
-        rows.append(RowSpec(f"init-{scale:g}", f"σ = {scale:g}", tuple(found)))
+        text = f"{scale:g}" if scale >= 0.1 else f"{scale:.0e}".replace("e-0", "e-")
+        rows.append(RowSpec(f"init-{scale:g}", f"σ = {text}", tuple(found)))
     return rows
 
 

@@ -19,7 +19,7 @@ from inlay.data.tasks import Task
 from inlay.errors import InlayError
 from inlay.research.arms import ARM_KINDS
 from inlay.research.planning import Item, Plan, Unit
-from inlay.research.recording import Origin, Recorder, has_diverged
+from inlay.research.recording import Origin, Recorder, has_diverged, list_notes, name_processor
 from inlay.research.records import FAILED, FINISHED, Record, add_records, read_records, results_file
 from inlay.training import FitSettings, Result, fit
 from inlay.training.cohort import Watcher
@@ -264,7 +264,8 @@ class _Sitting:
             dev=found.metrics["dev"],
             test=found.metrics.get("test"),
             seconds=found.seconds,
-            extra={"notes": [*task.notes, *found.notes], "tried": found.tried},
+            hardware=name_processor(),
+            extra={"notes": [*list_notes(task), *found.notes], "tried": found.tried},
         )
         self._keep([record])
 

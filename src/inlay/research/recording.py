@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -59,7 +60,7 @@ class Recorder:
         task, test = run.task, None
         if task.test is not None and task.test.targets is not None and not is_lost:
             test = score_split(run, result, self.backbone, task.test)
-        more = {"best_epoch": result.best_epoch, "steps": run.num_steps, "notes": list(task.notes)}
+        more = {"best_epoch": result.best_epoch, "steps": run.num_steps, "notes": list_notes(task)}
         return self.record(
             item,
             task,
@@ -106,6 +107,11 @@ class Recorder:
         return Record.from_json(Record(**{**usual, **known}).to_json())
 
 
+def list_notes(task: Task) -> list[str]:
+    """What was found or decided while its data was read, without the folders it lay in."""
+    return [re.sub(r"(?<!\S)/\S*/", "", note) for note in task.notes]
+
+
 def find_majority(task: Task) -> float | None:
     """Accuracy on dev of answering the most frequent class of the training rows; None where there are no classes."""
     if task.kind != "classify" or task.train.targets is None or task.dev.targets is None:
@@ -117,6 +123,11 @@ def find_majority(task: Task) -> float | None:
 def _name_hardware(backbone: Backbone) -> str:
     if backbone.device.type == "cuda":
         return torch.cuda.get_device_name(backbone.device)
+    return name_processor()
+
+
+def name_processor() -> str:
+    """What computes where no GPU does."""
     from inlay.model.inference import canonical_environment
 
     return canonical_environment()["processor"] or platform.machine()

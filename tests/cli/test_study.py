@@ -105,3 +105,35 @@ def test_a_budget_that_is_over_at_once_says_what_is_missing(inlay: Inlay) -> Non
     report = inlay("study", "uva", "--profile", "tiny", "--budget", "0.001s", "--json").data["studies"][0]
     assert report["trained"] == 0
     assert report["missing"]["full"] == [f"glue/{task} seed {seed}" for seed in (0, 1) for task in ("mrpc", "cola")]
+
+
+OWN = """
+title = "CoLA, for the server"
+tasks = ["glue/cola"]
+submission = true
+train = { epochs = 1, max_length = 16 }
+arms.full = { method = { name = "full" }, axes = { lr = [1e-3] } }
+arms.adapters = { method = { name = "houlsby", size = 4 }, axes = { lr = [1e-2] } }
+profiles.device = { backbone = "tiny", seeds = 2, fit = { token_budget = 8192 } }
+"""
+
+
+def test_a_study_of_ones_own_answers_the_test_sets_in_the_official_format(inlay: Inlay, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "CoLA"
+    folder.mkdir(parents=True)
+    for side, size in (("train", 16), ("dev", 8)):
+        rows = [f"x\t{row % 2}\t\tthe {'cat' if row % 2 else 'dog'} sat {row} {side}" for row in range(size)]
+        (folder / f"{side}.tsv").write_text("\n".join(rows) + "\n")
+    tests = [f"{row}\tthe cat sat {row}" for row in range(1063)]
+    (folder / "test.tsv").write_text("\n".join(["index\tsentence", *tests]) + "\n")
+    (tmp_path / "own.toml").write_text(OWN)
+    ended = inlay("study", "own.toml", "--data-root", tmp_path / "data", "--out", "out")
+    assert ended.status == 0, ended.err
+    for arm in ("full", "adapters"):
+        written = tmp_path / "out" / "own" / "submission" / f"tiny-{arm}"
+        lines = (written / "CoLA.tsv").read_text().splitlines()
+        assert lines[0] == "index\tprediction"
+        assert len(lines) == 1064
+        assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
+        assert f"submission: {arm}: " in ended.out
+    assert "without SST-2.tsv" in ended.out

@@ -118,6 +118,8 @@ def test_what_differs_from_the_paper_is_said(tmp_path):
         "glue/rte: epochs 2",
     ]
     assert list_differences(read_study(path, "paper"), read_study(path, "paper")) == []
+    squad = list_differences(read_study(STUDIES["squad"], "device"), read_study(STUDIES["squad"], "paper"))
+    assert "squad: at most 20,000 training rows" in squad
 
 
 @pytest.mark.parametrize(

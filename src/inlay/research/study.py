@@ -307,6 +307,12 @@ def list_differences(study: Study, paper: Study) -> list[str]:
     for task, values in study.per_task.items():
         if task in study.tasks and values != paper.per_task.get(task, {}):
             found.append(f"{task}: " + ", ".join(f"{key} {_show(value)}" for key, value in values.items()))
+    limits = {task: study.data.get(task, {}).get("limit") for task in study.tasks}
+    found += [
+        f"{task}: at most {limit:,} training rows"
+        for task, limit in limits.items()
+        if limit is not None and limit != paper.data.get(task, {}).get("limit")
+    ]
     return [*found, "rows: made up, not read"] if study.is_toy and not paper.is_toy else found
 
 

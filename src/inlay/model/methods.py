@@ -160,6 +160,21 @@ def first_layer(anatomy: Anatomy, config: MethodConfig) -> int:
     return min(adapted_layers(anatomy, config))
 
 
+ATTENTION_LINEARS = ("query", "key", "value", "project")
+
+
+def has_frozen_attention(anatomy: Anatomy, config: MethodConfig) -> bool:
+    """Whether in the lowest trained layer nothing is trained up to what attention's projection gives.
+
+    Not where a norm stands before attention, which may be trained.
+    """
+    layer = first_layer(anatomy, config)
+    if layer == anatomy.num_layers or find_method(config.name).has_own_weights:
+        return False
+    inside = tuple(f".{layer}.{name}" for name in ATTENTION_LINEARS)
+    return not any(place in spec.name for spec in layout(anatomy, config) for place in inside)
+
+
 def trained_norms(anatomy: Anatomy, config: MethodConfig) -> list[NormSite]:
     """The layer norms trained: by `norms` (all, encoder, none), and none below the lowest adapted layer."""
     if config.norms == "none":

@@ -26,12 +26,12 @@ import matplotlib.figure  # noqa: F401
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from conftest import make_toy_task
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import Backbone, load_backbone
 from inlay.training import FitSettings, Run, fit, make_run
 from inlay.training.cohort import Cohort
 from inlay.training.optimizer import SlotOptimizer
+from toys import make_toy_task
 
 
 class Fate:

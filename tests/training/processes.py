@@ -56,9 +56,9 @@ def _enter(rank: int, size: int, port: int, work: Callable[..., None], args: tup
 
 def make_runs(backbone: Any, method: str = "houlsby", *, dropout: float = 0.0) -> list[Any]:
     """Runs of different tasks, sizes, rates and batch sizes; every epoch's last batch is uneven, one has one row."""
-    from conftest import make_toy_tags, make_toy_task
     from inlay.config import MethodConfig, RunConfig, TrainConfig
     from inlay.training import make_run
+    from toys import make_toy_tags, make_toy_task
 
     usual = {"dropout": dropout, "head_dropout": dropout, "max_length": 32, "epochs": 4, "pooling": "mean"}
     sizes: tuple[int | None, ...] = (8, 3, 16)

@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/inlay-bench"), help="for backbones, rows and logs")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--prepare-limit-s", type=float, default=420, help="a way that takes longer is left out")
-    parser.add_argument("--at-once", type=int, default=3, help="ways that prepare side by side")
+    parser.add_argument("--at-once", type=int, help="ways that prepare side by side; default: 1 on a CPU, 3 on a GPU")
 
 
 class Worker:
@@ -124,9 +124,11 @@ def measure_in_turns(ways: list[Way], options: argparse.Namespace, steps: Mappin
     options.folder.mkdir(parents=True, exist_ok=True)
     environments = Environments(options.adapters_python, options.folder)
     workers: list[Worker] = []
+    at_once = options.at_once or (1 if options.device == "cpu" else 3)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the processes must not outlive this one
     try:
-        for start in range(0, len(ways), options.at_once):
-            begun = [Worker(way, environments) for way in ways[start : start + options.at_once]]
+        for start in range(0, len(ways), at_once):
+            begun = [Worker(way, environments) for way in ways[start : start + at_once]]
             workers += begun
             for worker in begun:
                 worker.ask(do="prepare", **worker.way.job)

@@ -27,9 +27,10 @@ from torch.utils.checkpoint import checkpoint
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.attention import register as register_attention
 from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weight_files
+from inlay.model.mount import mount
 from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
-from inlay.model.sites import find_family, mount, survey
+from inlay.model.sites import find_family, survey
 from inlay.world import find_place
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from inlay.model import grouped, launch
 from inlay.model.bank import Bank, FlatBank
-from inlay.model.route import Prefix
+from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.training.member import Member
 from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
@@ -163,7 +163,7 @@ class CompiledStepper(Stepper):
         types = [part.segments if part.segments is not None else np.zeros_like(part.ids) for part in parts]
         laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
         prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
-        begins_at = prefixes[0].first_layer if len(prefixes) == len(lengths) else None
+        begins_at = prefixes[0].reach if len(prefixes) == len(lengths) else None
         program = self._find_program(len(laid.ids), lengths, self._heads(active), begins_at)
         numbers = self._numbers(active, batches, program.rung.capacity.all_rows)
         states = [prefix.states for prefix in prefixes]
@@ -199,7 +199,7 @@ class CompiledStepper(Stepper):
         return self._bank.stacks["head.weight"].shape[1]
 
     def _find_program(
-        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: int | None
+        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: Reach | None
     ) -> Program:
         """The program for a step. Rows and the longest row only ever grow, so steps of one size share a program."""
         self._longest = max(self._longest, bound_length(lengths))
@@ -209,7 +209,7 @@ class CompiledStepper(Stepper):
             backbone, prefix = self._bank.backbone, None
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
             if begins_at is not None:
-                shape = (1, capacity.num_tokens, backbone.hidden_size)
+                shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
                 prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
             self._programs[capacity, heads, begins_at] = Program(rung, prefix, heads, self._num_labels)
         return self._programs[capacity, heads, begins_at]

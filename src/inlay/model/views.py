@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inlay.config import MethodConfig
 from inlay.model import kernels
-from inlay.model.methods import adapted_linears, adapter_groups, scales_input
+from inlay.model.methods import ATTENTION_LINEARS, adapted_linears, adapter_groups, scales_input
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
 from inlay.model.tiled import Drop
@@ -214,12 +214,15 @@ class RoutedBank:
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
         self._blocks: list[RoutedBank] = []
         self._layer = -1
+        self._attended: Tensor | None = None  # what this block's attention gives, where it was known before
 
     def at(self, layer: int) -> RoutedBank:
         """The same for the wrappers of one block."""
         block = self._block(self._views.at(layer))
         block._seed = None if self._seeds is None else self._seeds[layer : layer + 1]
         block._layer = layer
+        if self._route.prefix is not None and self._route.prefix.reach.layer == layer:
+            block._attended = self._route.prefix.attended
         self._blocks.append(block)
         return block
 
@@ -234,12 +237,14 @@ class RoutedBank:
     def enter(self, hidden: Tensor) -> Tensor | None:
         """What this block reads: `hidden`, or what was known of it before; None if the pass begins above."""
         prefix = self._route.prefix
-        if prefix is None or self._layer > prefix.first_layer:
+        if prefix is None or self._layer > prefix.reach.layer:
             return hidden
-        return prefix.states if self._layer == prefix.first_layer else None
+        return prefix.hidden if self._layer == prefix.reach.layer else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""
+        if self._attended is not None:
+            return q  # nothing reads it
         return kernels.attend(q, k, v, self._route, **options)
 
     def rewrite(self, key: str, output: Tensor) -> Tensor:
@@ -273,6 +278,8 @@ class RoutedBank:
         for part in parts:
             if part.reads is not None and part.reads in self._views.parallel:
                 self._inputs[part.reads] = x
+        if self._attended is not None and parts[0].name in ATTENTION_LINEARS:
+            return self._attended if parts[0].name == "project" else x  # of the others nothing is read
         views = [self._views.linears.get(part.name) for part in parts]
         if not any(views):
             return inner(x)

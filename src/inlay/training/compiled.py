@@ -23,7 +23,7 @@ from torch import Tensor
 
 from inlay.model import grouped, launch
 from inlay.model.bank import Bank, FlatBank
-from inlay.model.route import Prefix
+from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.training.member import Member
 from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
@@ -116,6 +116,7 @@ class CompiledStepper(Stepper):
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
+        self._stream: Any = None
         self._pool: Any = None
         self._longest = 0
         self._most_rows = 0
@@ -162,7 +163,7 @@ class CompiledStepper(Stepper):
         types = [part.segments if part.segments is not None else np.zeros_like(part.ids) for part in parts]
         laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
         prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
-        begins_at = prefixes[0].first_layer if len(prefixes) == len(lengths) else None
+        begins_at = prefixes[0].reach if len(prefixes) == len(lengths) else None
         program = self._find_program(len(laid.ids), lengths, self._heads(active), begins_at)
         numbers = self._numbers(active, batches, program.rung.capacity.all_rows)
         states = [prefix.states for prefix in prefixes]
@@ -198,7 +199,7 @@ class CompiledStepper(Stepper):
         return self._bank.stacks["head.weight"].shape[1]
 
     def _find_program(
-        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: int | None
+        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: Reach | None
     ) -> Program:
         """The program for a step. Rows and the longest row only ever grow, so steps of one size share a program."""
         self._longest = max(self._longest, bound_length(lengths))
@@ -208,40 +209,44 @@ class CompiledStepper(Stepper):
             backbone, prefix = self._bank.backbone, None
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
             if begins_at is not None:
-                shape = (1, capacity.num_tokens, backbone.hidden_size)
+                shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
                 prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
             self._programs[capacity, heads, begins_at] = Program(rung, prefix, heads, self._num_labels)
         return self._programs[capacity, heads, begins_at]
 
     def _launch(self, program: Program) -> None:
-        """Run a step: captured where that pays, compiled on its first use."""
-        if program.graph is not None and program.views is self._bank.views:
+        """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
+        views = self._bank.views
+        if program.graph is not None and program.views is views:
             program.graph.replay()
             return
-        is_captured = self._bank.backbone.device.type == "cuda" and program.rung.capacity.num_tokens <= MOST_GRAPHED
+        num_tokens = program.rung.capacity.num_tokens
+        is_captured = self._bank.backbone.device.type == "cuda" and num_tokens <= MOST_GRAPHED
         with self._bank.backbone.compiled(BACKEND):
-            if not is_captured:
+            if program.views is not views:
+                self.on_compile(f"compiling steps of up to {num_tokens:,} tokens")
+                program.graph, program.views = None, views
                 self._compute(program)
-                return
-            self.on_compile(f"compiling steps of up to {program.rung.capacity.num_tokens:,} tokens")
-            program.graph, program.views = self._capture(program), self._bank.views
-            program.graph.replay()
+            elif is_captured:
+                program.graph = self._capture(program)
+                program.graph.replay()
+            else:
+                self._compute(program)
 
     def _capture(self, program: Program) -> Any:
-        """Warm up on steps that move nothing, then capture one."""
-        columns = program.columns_CS.clone()
-        program.columns_CS[0] = 0.0
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._compute(program)
-        torch.cuda.current_stream().wait_stream(stream)
+        """The step as a graph. Nothing runs meanwhile; that it ran before has loaded all that it launches."""
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._compute(program)
-        program.columns_CS.copy_(columns)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # Not `torch.cuda.graph`, which empties the caches of the allocator every time.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
+                self._compute(program)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
         return graph
 
     def _compute(self, program: Program) -> None:

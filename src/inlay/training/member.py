@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head
-from inlay.model.route import Prefix, Row
+from inlay.model.route import Prefix, Reach, Row
 from inlay.training.evaluate import Targets
 from inlay.training.run import Run, count_steps
 
@@ -112,10 +112,10 @@ class Member:
         weights = self._row_weights[batch]
         return weights / weights.sum()
 
-    def reuse(self, cache: PrefixCache, first_layer: int) -> None:
-        """Compute what lies below `first_layer` once and keep it, unless the head reads those layers too."""
-        if first_layer > 0 and self.run.spec.head.features == "last":
-            self._kept = {"train": cache.keep(first_layer, self.train), "dev": cache.keep(first_layer, self.dev)}
+    def reuse(self, cache: PrefixCache, reach: Reach) -> None:
+        """Compute all up to `reach` once and keep it, unless the head reads those layers too."""
+        if reach.layer > 0 and self.run.spec.head.features == "last":
+            self._kept = {"train": cache.keep(reach, self.train), "dev": cache.keep(reach, self.dev)}
 
     @property
     def is_reusing(self) -> bool:

@@ -26,9 +26,12 @@ from inlay.errors import BadConfig
 T = TypeVar("T")
 
 
-def setting(default: Any, text: str, choices: Iterable[str] = ()) -> Any:
-    """A config field with the line `--help` prints for it, and the values it may take."""
-    return field(default=default, metadata={"help": text, "choices": tuple(choices)})
+def setting(default: Any, text: str, choices: Iterable[str] = (), *, is_later: bool = False) -> Any:
+    """A config field with the line `--help` prints for it, and the values it may take.
+
+    `is_later`: it came when runs had ids already, which must stay theirs; at its default it is not part of one.
+    """
+    return field(default=default, metadata={"help": text, "choices": tuple(choices), "is_later": is_later})
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,22 @@ class MethodConfig:
     scale: float | None = setting(None, "factor of the update: 4 for parallel, 1 otherwise")
     alpha: float | None = setting(None, "LoRA's alpha: the factor is alpha / r")
     linears: tuple[str, ...] = setting((), "linear layers that LoRA or IA3 change: query, key, value, project, …")
+    task_size: int | None = setting(
+        None, "width of a task's embedding, which a hypernetwork reads (64; hyperformer 512)", is_later=True
+    )
+    projector: int | None = setting(
+        None, "hidden width of a hypernetwork's projector (128); 0: embeddings go straight into its heads", is_later=True
+    )
+    writes: str = setting(
+        "both",
+        "what a hypernetwork writes: adapter blocks, the norms behind them, or both",
+        choices=("both", "blocks", "norms"),
+        is_later=True,
+    )
 
     def __post_init__(self) -> None:
+        _require(self.task_size is None or self.task_size >= 1, "method.task_size", self.task_size, "at least 1")
+        _require(self.projector is None or self.projector >= 0, "method.projector", self.projector, "at least 0")
         _require(self.size is None or 0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
         _require(0 < self.init_std <= 10, "method.init_std", self.init_std, "a number above 0, at most 10")
         _require(1 <= self.depth <= 8, "method.depth", self.depth, "a whole number from 1 to 8")
@@ -136,6 +153,54 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class JointConfig:
+    """How several tasks are trained as one run. A run of one task has nothing of it."""
+
+    sampling: str = setting(
+        "temperature",
+        "how tasks are drawn: temperature (p ∝ rows^(1/T)), uniform, annealed (p ∝ rows^a, a from 1 to 0.2, as PALs)",
+        choices=("temperature", "uniform", "annealed"),
+    )
+    temperature: float = setting(10.0, "T of p ∝ rows^(1/T); 1 draws tasks by their rows")
+    batches: str = setting(
+        "homogeneous", "rows of a batch: homogeneous (all of one task), or mixed", choices=("homogeneous", "mixed")
+    )
+    weights: tuple[str, ...] = setting((), "what a task's loss counts, if not 1: cola=2,sst2=0.5")
+    steps: int | None = setting(None, "steps in all, cut into `train.epochs` equal parts; default: as many as rows need")
+    trained: str = setting(
+        "all", "all, or task: nothing but what a task has of its own, all else as it started", choices=("all", "task")
+    )
+    start: str | None = setting(None, "run (of several tasks) whose shared parameters this one starts from")
+
+    def __post_init__(self) -> None:
+        fits = math.isfinite(self.temperature) and self.temperature > 0
+        _require(fits, "joint.temperature", self.temperature, "a number above 0")
+        _require(self.steps is None or self.steps >= 1, "joint.steps", self.steps, "a whole number of at least 1")
+        _check_choices(self, "joint")
+
+    def weight_of(self, task: str) -> float:
+        """What the loss of a task counts."""
+        return self._weights().get(task, 1.0)
+
+    def check_tasks(self, names: Iterable[str]) -> None:
+        """Refuse weights of tasks that are not there."""
+        known = list(names)
+        for name in self._weights():
+            _require(name in known, "joint.weights", name, f"for one of the tasks: {', '.join(known)}")
+
+    def _weights(self) -> dict[str, float]:
+        found = {}
+        for item in self.weights:
+            name, _, number = item.partition("=")
+            try:
+                found[name.strip()] = float(number)
+            except ValueError:
+                raise BadConfig(f"`joint.weights` has `{item}`", "write `--set joint.weights=cola=2,sst2=0.5`") from None
+            _require(found[name.strip()] > 0, "joint.weights", item, "numbers above 0")
+        return found
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where a task's rows are and how they are read. The digest of what was read counts, not these settings."""
 
@@ -178,15 +243,20 @@ class RunConfig:
     method: MethodConfig = field(default_factory=MethodConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    joint: JointConfig = field(default_factory=JointConfig)
 
-    def identify(self, data_digest: str, fingerprint: str) -> str:
-        """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device."""
+    def identify(self, data_digest: str, fingerprint: str, more: Mapping[str, Any] | None = None) -> str:
+        """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device.
+
+        A run of several tasks has `more` to tell it by.
+        """
         return digest(
             {
-                "method": dataclasses.asdict(self.method),
-                "train": dataclasses.asdict(self.train),
+                "method": _settled(self.method),
+                "train": _settled(self.train),
                 "data": data_digest,
                 "backbone": fingerprint,
+                **(more or {}),
             }
         )[:16]
 
@@ -200,6 +270,15 @@ class RunConfig:
             is_list = isinstance(_look_up(tree, key.strip()), tuple)
             _assign(tree, key.strip(), _parse_list(value.strip()) if is_list else _parse_value(value.strip()))
         return from_tree(type(self), tree)
+
+
+def _settled(config: Any) -> dict[str, Any]:
+    """The settings that are part of an id."""
+    return {
+        item.name: getattr(config, item.name)
+        for item in dataclasses.fields(config)
+        if not (item.metadata["is_later"] and getattr(config, item.name) == item.default)
+    }
 
 
 def digest(value: Any) -> str:
@@ -326,7 +405,7 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
     *sections, name = key.split(".")
     for section in sections:
         if not isinstance(tree.get(section), dict):
-            raise BadConfig(f"no section named `{section}` in `{key}`", "sections: method, train, data")
+            raise BadConfig(f"no section named `{section}` in `{key}`", "sections: method, train, data, joint")
         tree = tree[section]
     tree[name] = value
 

@@ -18,10 +18,12 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase as fnmatch
 
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.heads import HeadSpec
+from inlay.model.hypernet import EMBEDDED, Group, Hypernet
 from inlay.model.kernels import ACTIVATIONS
 from inlay.model.sites import Anatomy, LinearSite, NormSite, Site, find_family
 
@@ -33,8 +35,8 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     start: str
-    """initial values: "normal" (truncated at two standard deviations), "uniform" (as torch's linear layers), "zeros",
-    "ones", or "backbone" (copied from it)"""
+    """initial values: "normal" (truncated at two standard deviations), "gaussian" (not truncated), "uniform" (as
+    torch's linear layers), "zeros", "ones", or "backbone" (copied from it)"""
     std: float = 0.0
     part: str = "adapters"
     """what `plan` counts it under: adapters, norms, biases, weights or head"""
@@ -42,6 +44,8 @@ class TensorSpec:
     """the axes that are as long as the slot's size, and padded to the bank's"""
     is_trained: bool = True
     """False for running statistics: stored with the slot, but no parameter"""
+    is_shared: bool = False
+    """all tasks of a run have it in common"""
 
     @property
     def num_parameters(self) -> int:
@@ -49,8 +53,8 @@ class TensorSpec:
 
     @property
     def decays(self) -> bool:
-        """Weight decay is for matrices: none on biases and layer norms."""
-        return len(self.shape) > 1
+        """Weight decay is for matrices: none on biases, also where several lie in one tensor, and layer norms."""
+        return len(self.shape) > 1 and not self.name.endswith(".bias")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,20 @@ class Method:
     """of the norms it trains, the scales too, not the shifts alone"""
     has_own_weights: bool = False
     """it trains a copy of the backbone's own weights: no other slot can share its forward pass"""
+    shared: tuple[str, ...] = ()
+    """patterns of the tensors that all tasks of a run have in common; with any, it trains several tasks as one run"""
+    becomes: str = ""
+    """the ordinary method that each of its tasks is of once it is trained"""
+    task_size: int | None = None
+    """width of a task's embedding, where a hypernetwork writes its adapters"""
+    projector: int | None = None
+    shares_heads: bool = False
+    """the hypernetwork's heads are the same for all layers and places"""
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it trains several tasks as one run."""
+        return bool(self.shared)
 
 
 def resolve_method(config: MethodConfig) -> MethodConfig:
@@ -102,9 +120,47 @@ def resolve_method(config: MethodConfig) -> MethodConfig:
         form=method.form if config.form == "auto" else config.form,
         scale=scale,
         linears=config.linears or method.linears,
+        projector=method.projector if config.projector is None else config.projector,
     )
+    # Straight into the heads, wide embeddings would make them as many times larger.
+    task_size = EMBEDDED if method.task_size and resolved.projector == 0 else method.task_size
+    resolved = dataclasses.replace(resolved, task_size=config.task_size or task_size)
     _check(resolved, method)
     return resolved
+
+
+def written_method(config: MethodConfig) -> MethodConfig:
+    """The ordinary method that a task of this one is of once it is trained; an ordinary one is its own."""
+    config = resolve_method(config)
+    becomes = find_method(config.name).becomes
+    if not becomes:
+        return config
+    settings = find_method(becomes).settings & find_method(config.name).settings
+    own = {name: getattr(config, name) for name in settings}
+    if config.writes == "norms":
+        own["inner_norm"] = "alone"
+    return resolve_method(MethodConfig(becomes, **own))
+
+
+def find_hypernet(anatomy: Anatomy, config: MethodConfig) -> Hypernet:
+    """What the hypernetwork of this method is on a backbone."""
+    config = resolve_method(config)
+    assert config.size is not None
+    assert config.task_size is not None
+    assert config.projector is not None
+    adapted = adapter_groups(anatomy, config)
+    sites = [site for site in anatomy.sites if site.key in adapted]
+    stacks = {"encoder": range(anatomy.num_layers)}
+    groups = []
+    for name, layers in stacks.items():
+        own = [site for site in sites if site.layer in layers]
+        if own:
+            keys, places = tuple(site.key for site in own), tuple(site.place for site in own)
+            groups.append(Group(name, keys, tuple(site.layer - layers[0] for site in own), len(layers), places))
+    is_shared = find_method(config.name).shares_heads
+    return Hypernet(
+        tuple(groups), anatomy.hidden_size, config.size, config.task_size, config.projector, is_shared, config.writes
+    )
 
 
 def layout(anatomy: Anatomy, config: MethodConfig, head: HeadSpec | None = None) -> list[TensorSpec]:
@@ -118,6 +174,8 @@ def layout(anatomy: Anatomy, config: MethodConfig, head: HeadSpec | None = None)
     elif head is None or head.pooling != "pooler":
         poolers = {f"weight.{parameter.name}" for parameter in anatomy.parameters if parameter.is_pooler}
         specs = [spec for spec in specs if spec.name not in poolers]  # nothing reads it
+    patterns = find_method(config.name).shared
+    specs = [dataclasses.replace(spec, is_shared=any(fnmatch(spec.name, each) for each in patterns)) for spec in specs]
     return specs if head is None else [*specs, *_head(anatomy, head)]
 
 
@@ -331,6 +389,16 @@ def _weights(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
             yield TensorSpec(f"weight.{parameter.name}", parameter.shape, "backbone", part="weights")
 
 
+def _hypernet(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
+    net = find_hypernet(anatomy, config)
+    for item in (*net.task_tensors(), *net.tensors()):
+        yield TensorSpec(item.name, item.shape, item.start, item.std)
+    if config.writes == "blocks":  # the norms behind them are trained as they are
+        for site in (key for group in net.groups for key in group.keys):
+            yield TensorSpec(f"adapter.{site}.out_scale", (net.width,), "ones")
+            yield TensorSpec(f"adapter.{site}.out_shift", (net.width,), "zeros")
+
+
 def _head(anatomy: Anatomy, head: HeadSpec) -> Iterator[TensorSpec]:
     width = anatomy.hidden_size
     if head.features == "mix":  # ELMo's: a softmax over the layers, embeddings first, and a factor
@@ -348,6 +416,22 @@ def _head(anatomy: Anatomy, head: HeadSpec) -> Iterator[TensorSpec]:
 
 _BOTTLENECK = frozenset(
     "size init_std activation norms places layers sharing depth inner_norm form combine scale".split()
+)
+_HYPERFORMER = Method(
+    "a hypernetwork writes the adapters of all tasks, with heads of its own for every place",
+    (_hypernet,),
+    frozenset("size norms places layers task_size projector writes".split()),
+    size=24,
+    activation="gelu",
+    norms="all",
+    places=("attention", "feedforward"),
+    form="sequential",
+    scale=1.0,
+    lr=3e-4,
+    shared=("hyper.*", "adapter.*", "norm.*"),
+    becomes="mahabadi",
+    task_size=512,
+    projector=128,
 )
 METHODS: dict[str, Method] = {
     "houlsby": Method(
@@ -424,6 +508,27 @@ METHODS: dict[str, Method] = {
         layers="-1:",
         lr=1e-4,
         has_own_weights=True,
+    ),
+}
+METHODS |= {
+    "hyperformer": _HYPERFORMER,
+    "hyperformer++": dataclasses.replace(
+        _HYPERFORMER,
+        summary="one hypernetwork writes the adapters of all tasks, layers and places",
+        task_size=64,
+        shares_heads=True,
+    ),
+    "mahabadi-multi": dataclasses.replace(
+        METHODS["mahabadi"],
+        summary="adapters for every task, the norms behind them and all layer norms shared by all tasks",
+        shared=("adapter.*.out_*", "norm.*"),
+        becomes="mahabadi",
+    ),
+    "full-multi": dataclasses.replace(
+        METHODS["full"],
+        summary="every weight, one copy of the backbone for all tasks",
+        shared=("weight.*",),
+        becomes="full",
     ),
 }
 _SHARED = "its query and key layers also project relative positions, which the rows of a batch share"

@@ -38,7 +38,9 @@ def setting(default: Any, text: str, choices: Iterable[str] = (), *, is_later: b
 class MethodConfig:
     """Which parameters a task adds to the backbone. What is `auto`, None or empty is left to the method."""
 
-    name: str = setting("houlsby", "method: houlsby, pfeiffer, parallel, lora, ia3, bitfit, norms, head, full, top")
+    name: str = setting(
+        "houlsby", "method: houlsby, mahabadi, pfeiffer, parallel, lora, ia3, bitfit, norms, head, full, top"
+    )
     size: int | None = setting(None, "bottleneck size m (64), rank r of LoRA (8)")
     init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")
     activation: str = setting("auto", "auto (the method's own), gelu (tanh form), gelu-exact, relu, tanh, swish")
@@ -47,7 +49,11 @@ class MethodConfig:
     layers: str = setting("auto", "layers adapted: all, 6: (from the seventh on), -3: (the last three), 0,2,5")
     sharing: str = setting("none", "adapters that are one: none, within-layer, every-3 (any number of layers), all")
     depth: int = setting(1, "layers of the bottleneck: each beyond the first is another m × m")
-    inner_norm: str = setting("none", "norm inside the bottleneck", choices=("none", "layer", "batch"))
+    inner_norm: str = setting(
+        "auto",
+        "norm inside the adapter: none, layer or batch (before its activation), output (of what it adds)",
+        choices=("auto", "none", "layer", "batch", "output"),
+    )
     form: str = setting(
         "auto",
         "sequential (reads a sublayer's output) or parallel (its input)",

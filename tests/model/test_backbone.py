@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model import load_backbone
-from inlay.model.backbone import BUILT_IN, find_folder
+from inlay.model.folders import BUILT_IN, find_folder
 from inlay.model.route import Row, collate
 from inlay.model.sites import FAMILIES
 
@@ -222,14 +222,14 @@ def test_what_cannot_be_found_is_an_error_that_says_what_to_do(tmp_path, monkeyp
 def test_a_built_in_backbone_with_other_weights_is_refused(monkeypatch):
     import dataclasses
 
-    from inlay.model import backbone
+    from inlay.model import folders
 
     wrong = dataclasses.replace(BUILT_IN["minilm"], sha256="0" * 64)
-    monkeypatch.setitem(backbone.BUILT_IN, "minilm", wrong)
+    monkeypatch.setitem(folders.BUILT_IN, "minilm", wrong)
     with pytest.raises(StoreDamaged, match="sha256 differs"):
         find_folder("minilm")
     absent = dataclasses.replace(wrong, package="no-such-package-here")
-    monkeypatch.setitem(backbone.BUILT_IN, "minilm", absent)
+    monkeypatch.setitem(folders.BUILT_IN, "minilm", absent)
     with pytest.raises(Missing, match="is not installed") as caught:
         find_folder("minilm")
     assert "inlay backbone get minilm" in caught.value.hint

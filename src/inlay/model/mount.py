@@ -158,10 +158,9 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
             block = mounted.blocks[site.layer]
             model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), block, site.place))
     _mount_attention(model, anatomy, mounted)
-    family = find_family(anatomy.family)
-    for layer, block in enumerate(mounted.blocks):
-        path = f"{family.stack}.{layer}"
-        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
+    num_outputs = find_family(anatomy.family).num_outputs
+    for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
+        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, num_outputs))
     return mounted
 
 
@@ -169,9 +168,7 @@ def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None
     family = find_family(anatomy.family)
     if family.packing == "none":
         return
-    attentions: list[Any] = [
-        model.get_submodule(f"{family.stack}.{layer}.{family.attention}") for layer in range(anatomy.num_layers)
-    ]
+    attentions: list[Any] = [model.get_submodule(f"{block}.{family.attention}") for block in anatomy.blocks]
     if family.packing == "bias":
         replace_biased(model.get_submodule(family.stack.rpartition(".")[0]), attentions, mounted)
     for attention, block in zip(attentions, mounted.blocks, strict=True):

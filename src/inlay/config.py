@@ -51,8 +51,9 @@ class MethodConfig:
     depth: int = setting(1, "layers of the bottleneck: each beyond the first is another m × m")
     inner_norm: str = setting(
         "auto",
-        "norm inside the adapter: none, layer or batch (before its activation), output (of what it adds)",
-        choices=("auto", "none", "layer", "batch", "output"),
+        "norm inside the adapter: none, layer or batch (before its activation), output (of what it adds), alone (of "
+        "what it reads, and nothing else)",
+        choices=("auto", "none", "layer", "batch", "output", "alone"),
     )
     form: str = setting(
         "auto",

@@ -120,10 +120,10 @@ class Hypernet:
 def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_AZ: Tensor) -> dict[str, Tensor]:
     """The adapters of every site for these tasks, by their names: [A, …]. `shared` has the tensors of `net`."""
     written = {}
-    project = _project_shared if net.is_shared else _project
-    common = None if net.is_shared else _mlp(net, "hyper", shared, tasks_AZ)
+    # HyperFormer's heads read the task alone, the same everywhere: [A, E].
+    of_task = None if net.is_shared else _project(net, "hyper", shared, tasks_AZ)
     for group in net.groups:
-        read = project(net, group, shared, tasks_AZ) if common is None else common
+        read = _embed_sites(net, group, shared, tasks_AZ) if of_task is None else of_task
         for part, shape in net.parts.items():
             name = f"hyper.{group.name}.{part}"
             values_JAV = _read_heads(read, shared[f"{name}.weight"], shared[f"{name}.bias"])
@@ -132,12 +132,7 @@ def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_AZ: Tensor
     return written
 
 
-def _project(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_AZ: Tensor) -> Tensor:
-    """What HyperFormer's heads read [A, E]: the task alone, the same for every group."""
-    return _mlp(net, "hyper", shared, tasks_AZ)
-
-
-def _project_shared(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_AZ: Tensor) -> Tensor:
+def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_AZ: Tensor) -> Tensor:
     """What HyperFormer++'s heads read [J, A, E]: task, layer and place together, normalised."""
     name, device = f"hyper.{group.name}", tasks_AZ.device
     layers_JE = shared[f"{name}.layers"][torch.tensor(group.layers, device=device)]
@@ -146,11 +141,11 @@ def _project_shared(net: Hypernet, group: Group, shared: Mapping[str, Tensor], t
     num_sites, num_tasks = len(group.keys), len(tasks_AZ)
     parts = (tasks_AZ.unsqueeze(0), layers_JE.unsqueeze(1), places_JE.unsqueeze(1))
     joined = torch.cat([part.expand(num_sites, num_tasks, -1) for part in parts], -1)
-    read = _mlp(net, name, shared, joined)
+    read = _project(net, name, shared, joined)
     return F.layer_norm(read, read.shape[-1:], shared[f"{name}.norm.scale"], shared[f"{name}.norm.shift"], _NORM_EPS)
 
 
-def _mlp(net: Hypernet, name: str, shared: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def _project(net: Hypernet, name: str, shared: Mapping[str, Tensor], x: Tensor) -> Tensor:
     if not net.projector:
         return x
     hidden = F.relu(x @ shared[f"{name}.in.weight"] + shared[f"{name}.in.bias"])

@@ -191,6 +191,8 @@ class _BySlot:
         self._out_norm = None if weights.out_norm is None else tuple(_by_slot(tensor) for tensor in weights.out_norm)
 
     def update(self, h: Tensor, slot: int, shape: Shape, real: Tensor | None, moments: list[Moments] | None) -> Tensor:
+        if shape.inner_norm == "alone":
+            return self._behind(h, slot, shape)
         size, activate = shape.size, ACTIVATIONS.get(shape.activation or "")
         bias = None if self._down_bias is None else _columns(self._down_bias[slot], 0, size)
         z = _linear(h, _columns(self._down[slot], 1, size), bias)
@@ -200,7 +202,11 @@ class _BySlot:
             z = _linear(z, _columns(_columns(w[slot], 0, size), 1, size), _columns(b[slot], 0, size))
             z = z if activate is None else activate(z)
         update = _linear(z, _columns(self._up[slot], 0, size), None if self._up_bias is None else self._up_bias[slot])
-        if shape.inner_norm == "output":
+        return self._behind(update, slot, shape)
+
+    def _behind(self, update: Tensor, slot: int, shape: Shape) -> Tensor:
+        """What a bottleneck gives, through the norm behind it, if it has one, and times its factor."""
+        if shape.inner_norm in ("output", "alone"):
             assert self._out_norm is not None
             update = _layer_norm(update, self._out_norm[0][slot], self._out_norm[1][slot], NORM_EPS)
         return update if shape.scale == 1.0 else update * shape.scale

@@ -331,6 +331,11 @@ def _adapters(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
     starts_at_zero = find_method(config.name).starts_at_zero
     for group in dict.fromkeys(adapter_groups(anatomy, config).values()):
         name = f"adapter.{group}"
+        if config.inner_norm in ("output", "alone"):
+            yield TensorSpec(f"{name}.out_scale", (width,), "ones")
+            yield TensorSpec(f"{name}.out_shift", (width,), "zeros")
+        if config.inner_norm == "alone":
+            continue
         down, up = ("uniform", "zeros") if starts_at_zero else ("normal", "normal")
         yield TensorSpec(f"{name}.down", (width, size), down, config.init_std, ranks=(1,))
         if config.inner_norm != "batch":  # which takes the mean away: a bias before it would only drift
@@ -346,9 +351,6 @@ def _adapters(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
             yield TensorSpec(f"{name}.running_var", (size,), "ones", ranks=(0,), is_trained=False)
         yield TensorSpec(f"{name}.up", (size, width), up, config.init_std, ranks=(0,))
         yield TensorSpec(f"{name}.up_bias", (width,), "zeros")
-        if config.inner_norm == "output":
-            yield TensorSpec(f"{name}.out_scale", (width,), "ones")
-            yield TensorSpec(f"{name}.out_shift", (width,), "zeros")
 
 
 def _norms(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:

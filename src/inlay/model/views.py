@@ -48,6 +48,11 @@ class Views:
     _copied: dict[int, kernels.Bottleneck] = field(default_factory=dict, repr=False)
     """by the address of what was copied: sites that share an adapter share its copy"""
 
+    @property
+    def num_slots(self) -> int:
+        """How many slots the adapters here have; 0 if there are none."""
+        return next((len(weights.shapes) for weights in (*self.sequential.values(), *self.parallel.values())), 0)
+
     def set_slot(self, slot: int, shapes: SiteShapes) -> bool:
         """Make a slot what `shapes` say, in place. False if there is no place for it here: build them anew."""
         places: dict[tuple[str, str], kernels.Bottleneck] = {
@@ -167,15 +172,21 @@ def _bottleneck(name: str, stacks: Stacks, shapes: list[kernels.Shape | None]) -
     def pair(first: str, second: str) -> tuple[Tensor, Tensor] | None:
         return (stacks[f"{name}.{first}"], stacks[f"{name}.{second}"]) if f"{name}.{first}" in stacks else None
 
+    out_norm = pair("out_scale", "out_shift")
+    down, up = stacks.get(f"{name}.down"), stacks.get(f"{name}.up")
+    if down is None or up is None:  # a norm alone at every slot: nothing is read of what stands before it
+        assert out_norm is not None
+        num_slots, width = out_norm[0].shape
+        down, up = (out_norm[0].new_zeros(num_slots, *shape) for shape in ((width, 8), (8, width)))
     return kernels.Bottleneck(
-        stacks[f"{name}.down"],
-        stacks[f"{name}.up"],
+        down,
+        up,
         shapes,
         stacks.get(f"{name}.down_bias"),
-        stacks[f"{name}.up_bias"],
+        stacks.get(f"{name}.up_bias"),
         tuple((stacks[f"{name}.hidden{i}"], stacks[f"{name}.hidden{i}_bias"]) for i in range(1, depth)),
         norm=pair("norm_scale", "norm_shift"),
-        out_norm=pair("out_scale", "out_shift"),
+        out_norm=out_norm,
         running=pair("running_mean", "running_var"),
     )
 

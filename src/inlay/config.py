@@ -252,18 +252,14 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     joint: JointConfig = field(default_factory=JointConfig)
 
-    def identify(self, data_digest: str, fingerprint: str, more: Mapping[str, Any] | None = None) -> str:
-        """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device.
-
-        A run of several tasks has `more` to tell it by.
-        """
+    def identify(self, data_digest: str, fingerprint: str) -> str:
+        """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device."""
         return digest(
             {
-                "method": _settled(self.method),
-                "train": _settled(self.train),
+                "method": settled(self.method),
+                "train": settled(self.train),
                 "data": data_digest,
                 "backbone": fingerprint,
-                **(more or {}),
             }
         )[:16]
 
@@ -279,7 +275,7 @@ class RunConfig:
         return from_tree(type(self), tree)
 
 
-def _settled(config: Any) -> dict[str, Any]:
+def settled(config: Any) -> dict[str, Any]:
     """The settings that are part of an id."""
     return {
         item.name: getattr(config, item.name)

@@ -112,7 +112,7 @@ class ScreenWatcher(Watcher):
 
 def _describe_cohort(cohort: Cohort) -> str:
     """What fits in the memory: `4 runs together, 2 waiting, up to 16,384 tokens a forward pass`."""
-    many = f"{screen.count(cohort.num_slots, 'run')} together, {len(cohort.queue.waiting)} waiting, "
+    many = f"{screen.count(cohort.num_seats, 'run')} together, {len(cohort.queue.waiting)} waiting, "
     again = ", activations computed again" if cohort.settings.checkpointing else ""
     tokens = f"up to {cohort.settings.token_budget:,} tokens a forward pass"
     return f"{many if len(cohort.queue.runs) > 1 else ''}{tokens}{again}"

@@ -240,7 +240,7 @@ def deal(runs: Sequence[Run], place: Place) -> list[Run]:
 
 
 def _cost(run: Run) -> int:
-    return len(run.task.train) * run.config.train.epochs
+    return run.num_rows * run.config.train.epochs
 
 
 @contextmanager

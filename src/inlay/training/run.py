@@ -48,6 +48,25 @@ class Run:
         return self.config.identify(self.task.digest, self.fingerprint)
 
     @property
+    def parts(self) -> tuple[Run, ...]:
+        """Its tasks, a run each: this one alone."""
+        return (self,)
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def metric(self) -> str:
+        """What its epochs are compared by."""
+        return self.task.metric
+
+    @property
+    def num_rows(self) -> int:
+        """Rows it is trained on in an epoch."""
+        return len(self.task.train)
+
+    @property
     def reading(self) -> Reading:
         """How the task's rows become windows of tokens."""
         return Reading(self.task.kind, self.max_length, self.config.train.stride)
@@ -110,6 +129,16 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
 
     `store` has the versions that `config.train.start` names.
     """
+    if find_method(config.method.name).is_joint:
+        raise BadConfig(
+            f"method `{config.method.name}` trains several tasks as one run, whose parameters they share",
+            "use `inlay multitask`, or `make_joint_run`",
+        )
+    return make_part(task, config, backbone, store)
+
+
+def make_part(task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None) -> Run:
+    """As `make_run`, for one task of a run of several too."""
     sources = load_sources(config.train.start, store, backbone, config.method)
     pooling = _resolve_pooling(config.train, backbone)
     max_length = config.train.max_length or min(find_head(task.kind).max_length, backbone.max_length)

@@ -26,8 +26,8 @@ from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_json, read_json
 from inlay.model.backbone import Backbone
-from inlay.model.folders import BUILT_IN
 from inlay.model.bank import SlotSpec
+from inlay.model.folders import BUILT_IN
 from inlay.model.heads import find_head
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.model.methods import resolve_method

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task
+from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task, make_toy_texts
 
 if find_spec("triton") is not None:
     from triton.runtime import interpreter
@@ -210,6 +210,11 @@ def toy_tags() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def toy_answers() -> Callable[..., Any]:
     return make_toy_answers
+
+
+@pytest.fixture(scope="session")
+def toy_texts() -> Callable[..., Any]:
+    return make_toy_texts
 
 
 TEXTS = (  # of different lengths, in the words the tiny tokenizers know

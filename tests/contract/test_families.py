@@ -509,3 +509,28 @@ def test_layers_that_also_project_positions_are_refused_by_name(backbone_of, met
     spec = SlotSpec(MethodConfig(method), HeadSpec("classify", 2, "mean"))
     with pytest.raises(InlayError, match=r"`(query|key)` of the backbone family `deberta-v2`: it also projects"):
         Bank(backbone_of("deberta-v2"), 1).initialise(0, spec, seed=0)
+
+
+@pytest.mark.parametrize("family", WRITING)
+@pytest.mark.parametrize("method", ["houlsby", "mahabadi", "pfeiffer", "parallel", "lora", "ia3", "norms"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_texts_written_in_a_mixed_batch_are_those_that_transformers_generates_alone(
+    backbone_of, family, method, num_beams
+):
+    backbone = backbone_of(family)
+    bank = Bank(backbone, 3)
+    for slot in range(3):
+        spec, tensors = random_slot(backbone, method_of(family, method, 8), 2, slot)
+        head = HeadSpec("text", 0, WRITTEN, beams=num_beams, max_answer=7)
+        bank.put(slot, dataclasses.replace(spec, head=head), tensors)
+    rows = rows_for(backbone, [2, 0, 1, 0, 2, 1])
+    written = ["".join(map(chr, answer.int().tolist())) for answer in infer(bank, rows)]
+    assert len(set(written)) > 1 or method == "norms"
+    for row, text in zip(rows, written, strict=True):
+        config, tensors = resolve_method(bank.specs[row.slot].method), bank.read(row.slot)
+        model = plain_model(backbone, config, tensors)
+        with torch.no_grad():
+            for name, value in merged_weights(backbone, config, tensors).items():
+                model.get_parameter(name).copy_(value)
+        ids = model.generate(torch.tensor([row.ids]), num_beams=num_beams, max_new_tokens=7, do_sample=False)
+        assert text == backbone.tokenizer.decode(ids[0], skip_special_tokens=True)

@@ -127,6 +127,11 @@ def named_backbone(folder: Path) -> str:
 def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes) -> Imported:
     """Publish the task in another library's folder as a version on `backbone`."""
     format_name = find_format(folder)
+    if backbone.writes:
+        raise Unsupported(
+            f"an import to the backbone `{backbone.name}`, which writes its answers",
+            "its tasks have no head to come with: train it here, or name an encoder with `--backbone`",
+        )
     foreign = FORMATS[format_name].read(folder, backbone)
     own = _read_own(folder / OWN)
     if own.get("fingerprint") not in (None, backbone.fingerprint):

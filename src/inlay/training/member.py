@@ -99,8 +99,13 @@ class Member:
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest row at most, those of the answer included where it is written."""
-        return int(self.train.lengths.max()) + (0 if self._written is None else int(self._written.lengths.max()))
+        """Tokens of its longest row."""
+        return int(self.lengths.max())
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of every row, those of the answer included where it is written."""
+        return self.train.lengths + (0 if self._written is None else self._written.lengths)
 
     @property
     def is_active(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task
+from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task, make_toy_texts
 
 if find_spec("triton") is not None:
     from triton.runtime import interpreter
@@ -54,8 +54,14 @@ def _configs() -> dict[str, Callable[[int], Any]]:
         "position_biased_input": False,
     }
     text_to_text = {
-        **{"d_model": WIDTH, "d_kv": 6, "d_ff": 48, "num_layers": NUM_LAYERS, "num_heads": 4},
-        **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0},
+        "d_model": WIDTH,
+        "d_kv": 6,
+        "d_ff": 48,
+        "num_layers": NUM_LAYERS,
+        "num_heads": 4,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "decoder_start_token_id": 0,
     }
     modern = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
     return {
@@ -204,6 +210,11 @@ def toy_tags() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def toy_answers() -> Callable[..., Any]:
     return make_toy_answers
+
+
+@pytest.fixture(scope="session")
+def toy_texts() -> Callable[..., Any]:
+    return make_toy_texts
 
 
 TEXTS = (  # of different lengths, in the words the tiny tokenizers know

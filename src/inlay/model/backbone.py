@@ -25,11 +25,13 @@ from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.attention import register as register_attention
 from inlay.model.fingerprint import digest_weights, fingerprint, weight_files
 from inlay.model.folders import find_folder, first_line
+from inlay.model.heads import WRITTEN
 from inlay.model.mount import mount
 from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import find_family, survey
 from inlay.model.tying import settle_embeddings
+from inlay.model.writing import Read
 from inlay.world import find_place
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -50,6 +52,7 @@ class Backbone:
         self.num_parameters = weights.num_parameters
         self.model = model.eval().requires_grad_(False)
         self.mount = mount(model, self.anatomy)
+        self._passes = _Passes(model, has_reader=self.anatomy.has_decoder)
         self.first_position = family.first_position
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         self.packs = family.packing != "none"
@@ -57,8 +60,12 @@ class Backbone:
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
         }
-        self.default_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
+        own_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
+        self.default_pooling = WRITTEN if self.writes else own_pooling
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        start_id = getattr(model.config, "decoder_start_token_id", None)
+        self.start_id = self.pad_id if start_id is None else int(start_id)  # type: ignore[call-overload]
+        self.end_id = tokenizer.eos_token_id
         self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters
 
     @property
@@ -68,6 +75,11 @@ class Backbone:
     @property
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is a text-to-text backbone, whose answers are texts."""
+        return self.anatomy.has_decoder
 
     @property
     def hidden_size(self) -> int:
@@ -87,6 +99,10 @@ class Backbone:
 
     def resolve_pooling(self, pooling: str) -> str:
         """`auto` as the pooling that suits this backbone; refuses a pooler that was never pretrained."""
+        if self.writes and pooling not in ("auto", WRITTEN):
+            raise Unsupported(
+                f"pooling `{pooling}` on the backbone `{self.name}`, which writes its answers", "leave out `--pooling`"
+            )
         if pooling == "auto":
             return self.default_pooling
         if pooling == "pooler" and not self.has_pooler:
@@ -110,8 +126,32 @@ class Backbone:
         if batch.prefix is not None and batch.prefix.reach.layer == self.anatomy.num_layers:
             return [batch.prefix.states]
         with _collecting(self._blocks if all_layers else []) as layers:
-            last = self._run(self._inputs(batch), weights).last_hidden_state
+            last = self._run(self._inputs(batch), weights, reads=True).last_hidden_state
         return [*layers, last]
+
+    def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+        """What a backbone that writes has read of a batch [B, T, D]."""
+        return self.hidden_layers(batch, weights)[-1]
+
+    def write(
+        self,
+        read: Read,
+        ids_RT: Tensor,
+        weights: Mapping[str, Tensor] | None = None,
+        cache: Any = None,
+        *,
+        keeps: bool = False,
+    ) -> tuple[Tensor, Any]:
+        """The logits [R, T, V] behind tokens that follow those of `cache`; with `keeps`, what the next ones need."""
+        inputs = {
+            "encoder_outputs": (read.states_BTD,),
+            "attention_mask": read.mask_BT,
+            "decoder_input_ids": ids_RT,
+            "past_key_values": cache,
+            "use_cache": keeps,
+        }
+        found = self._run(inputs, weights)
+        return found.logits, found.past_key_values if keeps else None
 
     def prefix(self, batch: Batch, reach: Reach) -> Tensor:
         """The states of a batch as far as `reach` says, laid out as `Prefix.states`; nothing above is computed.
@@ -156,11 +196,12 @@ class Backbone:
             inputs["attention_mask"] = self._no_mask
         return inputs
 
-    def _run(self, inputs: dict[str, Tensor | None], weights: Mapping[str, Tensor] | None = None) -> Any:
+    def _run(self, inputs: dict[str, Any], weights: Mapping[str, Tensor] | None = None, *, reads: bool = False) -> Any:
+        """A pass of the whole model, or of the part that reads."""
         if weights is None:
-            return self.model(**inputs)
-        own = {self._mounted_names[name]: tensor.to(self.dtype) for name, tensor in weights.items()}
-        return functional_call(self.model, own, kwargs=inputs)
+            return self._passes(inputs, reads=reads)
+        own = {f"model.{self._mounted_names[name]}": tensor.to(self.dtype) for name, tensor in weights.items()}
+        return functional_call(self._passes, own, (inputs,), {"reads": reads})
 
     def pool(
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
@@ -294,6 +335,17 @@ class Backbone:
             self.model.eval()
             for _, module, name, rate in rates:
                 setattr(module, name, rate)
+
+
+class _Passes(nn.Module):
+    """The passes of a model, as one module: `functional_call` replaces weights for one call."""
+
+    def __init__(self, model: nn.Module, *, has_reader: bool) -> None:
+        super().__init__()
+        self.model, self._has_reader = model, has_reader
+
+    def forward(self, inputs: dict[str, Any], *, reads: bool) -> Any:
+        return (self.model.encoder if reads and self._has_reader else self.model)(**inputs)  # type: ignore[operator]
 
 
 class _Reached(Exception):

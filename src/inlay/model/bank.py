@@ -22,7 +22,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged, Unsupported
-from inlay.model import kernels, launch
+from inlay.model import kernels, launch, writing
 from inlay.model.backbone import Backbone
 from inlay.model.expand import Expander, renumber
 from inlay.model.heads import HeadSpec
@@ -98,7 +98,7 @@ class FlatBank:
         # Gradients that are views of one tensor would save this copy, but autograd wants them dense like the stacks.
         grads = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self.stacks]
         self.drop_grads()
-        return torch.cat([grad.flatten(1) for grad in grads], 1)
+        return torch.cat([grad.flatten(1) for grad in grads], 1) if grads else torch.zeros_like(self.values_SP)
 
     def drop_grads(self) -> None:
         """Forget the gradients."""
@@ -137,6 +137,7 @@ class Bank:
         self._items: dict[str, TensorSpec] = {}
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
+        self._texts: dict[tuple[str, ...], list[list[int]]] = {}
         self._views: Views | None = None
         self.num_changes = 0
         """how often a slot changed hands"""
@@ -257,9 +258,10 @@ class Bank:
         The bank must not grow after it: what its slots will hold is reserved.
         """
         names = [name for name, item in self._items.items() if item.is_shared == shared]
-        stacks = [self.stacks[name] for name in names]
-        values = torch.cat([stack.detach().flatten(1) for stack in stacks], 1)
-        decays = [torch.full(stack[0].shape, self._items[name].decays).flatten() for name, stack in zip(names, stacks)]
+        stacks, device = [self.stacks[name] for name in names], self.backbone.device
+        none = torch.zeros(self.num_slots // (self.slots_per_run if shared else 1), 0, device=device)
+        values = torch.cat([none, *(stack.detach().flatten(1) for stack in stacks)], 1)
+        decays_P = [torch.full(stack[0].shape, self._items[n].decays).flatten() for n, stack in zip(names, stacks)]
         start = 0
         for name, stack in zip(names, stacks, strict=True):
             stop = start + stack[0].numel()
@@ -267,7 +269,7 @@ class Bank:
             start = stop
         self._views = None
         flat = tuple(self.stacks[name] for name in names)
-        return FlatBank(values, torch.cat(decays).to(values.device), flat)
+        return FlatBank(values, torch.cat([torch.zeros(0, dtype=torch.bool), *decays_P]).to(device), flat)
 
     @property
     def has_shared(self) -> bool:
@@ -289,28 +291,42 @@ class Bank:
         else:
             views = Views() if is_solo else self.views
         if launch.is_available(device) and route.tiling is None:
-            width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
-            route = route.tiled(views.num_slots or self.num_slots, width, device)
+            num_slots = views.num_slots or self.num_slots
+            route = self._tiled(route, num_slots)
+            if route.decoder is not None:
+                route = replace(route, decoder=self._tiled(route.decoder, num_slots))
         views.renew_copies()
         seeds = None
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
-        operations = RoutedBank(views, route, is_training=is_training, seeds=seeds)
+        num_readers = self.anatomy.num_readers
+        operations = RoutedBank(views, route, is_training=is_training, seeds=seeds, num_readers=num_readers)
         with self.backbone.mount.routed(operations):
             yield
         operations.settle()
 
+    def _tiled(self, route: Route, num_slots: int) -> Route:
+        width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
+        return route.tiled(num_slots, width, self.backbone.device)
+
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        They are [n, L], or [n, T, L] with padding where a head reads tokens. `dropout` is each slot's rate on the
-        vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
+        They are [n, L], or [n, T, L] with padding where a head reads tokens. Where answers are written they are those
+        of every token [n, T, V] if the batch knows them, else what `writing.answer` gives. `dropout` is each slot's
+        rate on the vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
         """
         slots = [segment.slot for segment in batch.route.segments]
         is_one_run = len({self.run_of(slot) for slot in slots}) == 1
         assert is_one_run or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
         weights = self._weights_of(slots[0]) if self.is_solo(slots[0]) else None
-        heads = [self._head(slot) for slot in slots]
+        heads = [self.head_of(slot) for slot in slots]
+        if heads[0].is_written:
+            assert all(head.is_written for head in heads), "answers of a batch are all written, or none"
+            if batch.written_BT is None:
+                return writing.answer(self, batch, weights)
+            logits_BTV = writing.forced_logits(self, batch, weights)
+            return [logits_BTV[start:stop] for _, start, stop in batch.rows]
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
         read: list[Tensor] = []
         segments: list[Segment] = []
@@ -336,7 +352,7 @@ class Bank:
     ) -> Tensor:
         """What the head of segment `index` reads: a vector per row, or one per token, padded or packed as they lie."""
         (slot, start, stop), (_, first, last) = batch.route.segments[index], batch.rows[index]
-        head, pack = self._head(slot), batch.pack
+        head, pack = self.head_of(slot), batch.pack
         states = self._mix(slot, [(layer if pack is None else layer[0])[start:stop] for layer in layers], head)
         if not head.reads_rows:
             return states
@@ -345,10 +361,18 @@ class Bank:
         assert batch.mask_BT is not None
         return self.backbone.pool(states, batch.mask_BT[start:stop], head.pooling, weights)
 
-    def _head(self, slot: int) -> HeadSpec:
+    def head_of(self, slot: int) -> HeadSpec:
+        """The head of a slot that is taken."""
         spec = self.specs[slot]
         assert spec is not None, f"slot {slot} is free"
         return spec.head
+
+    def texts_of(self, slot: int) -> list[list[int]]:
+        """The tokens of the texts that a slot's answers are scored by."""
+        texts = self.head_of(slot).texts
+        if texts not in self._texts:
+            self._texts[texts] = [list(map(int, self.backbone.tokenizer(text)["input_ids"])) for text in texts]
+        return self._texts[texts]
 
     def _mix(self, slot: int, layers: Sequence[Tensor], head: HeadSpec) -> Tensor:
         """The last layer, or ELMo's mix of all: a factor times their mean weighted by a softmax."""

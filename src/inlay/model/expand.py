@@ -77,7 +77,10 @@ def renumber(route: Route, slots: Sequence[int]) -> Route:
     """The route with slots counted among these."""
     places = {slot: place for place, slot in enumerate(slots)}
     segments = tuple(Segment(places[slot], start, stop) for slot, start, stop in route.segments)
-    return route if segments == route.segments else replace(route, segments=segments)
+    if segments == route.segments:
+        return route
+    decoder = None if route.decoder is None else renumber(route.decoder, slots)
+    return replace(route, segments=segments, decoder=decoder)
 
 
 def _repeat(stack_G: Tensor, runs: Sequence[int]) -> Tensor:

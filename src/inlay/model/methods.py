@@ -409,6 +409,8 @@ def _hypernet(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
 
 def _head(anatomy: Anatomy, head: HeadSpec) -> Iterator[TensorSpec]:
     width = anatomy.hidden_size
+    if head.is_written:
+        return
     if head.features == "mix":  # ELMo's: a softmax over the layers, embeddings first, and a factor
         yield TensorSpec("head.mix", (anatomy.num_layers + 1,), "zeros", part="head")
         yield TensorSpec("head.mix_scale", (1,), "ones", part="head")

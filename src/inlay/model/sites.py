@@ -270,6 +270,8 @@ CLASSIFIERS: dict[str, Classifier | str] = {
     "distilbert": "a relu layer before its outputs",
     "deberta-v2": "a gelu layer before its outputs",
     "modernbert": "a layer norm before its outputs",
+    "t5": "none that scores or writes texts",
+    "mt5": "none that scores or writes texts",
 }
 """family -> its classifier, or what it has that no head of ours has"""
 

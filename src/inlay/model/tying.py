@@ -23,7 +23,7 @@ _TIED_BY_DEFAULT = ("t5",)  # as the first T5 was; those after it have an output
 
 
 def settle_embeddings(model: Any, folder: Path) -> None:
-    """Set a model's embeddings to those of its folder's files, one module for both stacks, and tie what they tie."""
+    """Set a model's embeddings to those of its folder's files, one tensor for both stacks, and tie what they tie."""
     found = read_tensors(folder, {*_INPUTS, _OUTPUT})
     inputs = [found[name] for name in _INPUTS if name in found]
     if not inputs:
@@ -34,7 +34,8 @@ def settle_embeddings(model: Any, folder: Path) -> None:
         )
     output = found.get(_OUTPUT)
     model.shared.weight = _like(model.shared.weight, inputs[0])
-    model.encoder.embed_tokens = model.decoder.embed_tokens = model.shared
+    # One tensor in modules of their own: `functional_call` cannot give back what one module under three names had.
+    model.encoder.embed_tokens.weight = model.decoder.embed_tokens.weight = model.shared.weight
     is_own = output is not None and not torch.equal(output, inputs[0])
     model.lm_head.weight = _like(model.shared.weight, output) if is_own and output is not None else model.shared.weight
     # Where output and embedding were trained as one, what is written is scaled first. Older versions read it off the

@@ -218,9 +218,21 @@ class RoutedBank:
     do it otherwise.
     """
 
-    def __init__(self, views: Views, route: Route, *, is_training: bool = False, seeds: Tensor | None = None) -> None:
-        """`seeds` has a random number for each block, on the device, if it trains there with fused dropout."""
+    def __init__(
+        self,
+        views: Views,
+        route: Route,
+        *,
+        is_training: bool = False,
+        seeds: Tensor | None = None,
+        num_readers: int | None = None,
+    ) -> None:
+        """`seeds` has a random number for each block, on the device, if it trains there with fused dropout.
+
+        Blocks beyond the first `num_readers` are a decoder's, whose tokens have a route of their own.
+        """
         self._views, self._route, self._is_training, self._seeds = views, route, is_training, seeds
+        self._num_readers = num_readers
         self._seed: Tensor | None = None
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
@@ -233,6 +245,8 @@ class RoutedBank:
         block = self._block(self._views.at(layer))
         block._seed = None if self._seeds is None else self._seeds[layer : layer + 1]
         block._layer = layer
+        if self._num_readers is not None and layer >= self._num_readers and self._route.decoder is not None:
+            block._route = self._route.decoder
         if self._route.prefix is not None and self._route.prefix.reach.layer == layer:
             block._attended = self._route.prefix.attended
         self._blocks.append(block)

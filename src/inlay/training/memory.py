@@ -147,9 +147,8 @@ def measure_token_bytes(cohort: Cohort) -> float:
     The cohort is as before afterwards. Raises OutOfMemory if even the small passes do not fit.
     """
     parts = [part for member in cohort.members for part in member.parts]
-    member = max(parts, key=lambda member: int(member.train.lengths.max()))
-    row = int(member.train.lengths.argmax())
-    length = int(member.train.lengths[row])
+    member = max(parts, key=lambda member: member.longest)
+    row, length = int(member.lengths.argmax()), member.longest
     counts = [max(1, -(-tokens // length)) for tokens in _PROBED_TOKENS]
     if counts[0] == counts[1]:
         counts[1] += 1

@@ -68,7 +68,9 @@ class MethodConfig:
         None, "width of a task's embedding, which a hypernetwork reads (64; hyperformer 512)", is_later=True
     )
     projector: int | None = setting(
-        None, "hidden width of a hypernetwork's projector (128); 0: embeddings go straight into its heads", is_later=True
+        None,
+        "hidden width of a hypernetwork's projector (128); 0: embeddings go straight into its heads",
+        is_later=True,
     )
     writes: str = setting(
         "both",
@@ -187,11 +189,14 @@ class JointConfig:
         "homogeneous", "rows of a batch: homogeneous (all of one task), or mixed", choices=("homogeneous", "mixed")
     )
     weights: tuple[str, ...] = setting((), "what a task's loss counts, if not 1: cola=2,sst2=0.5")
-    steps: int | None = setting(None, "steps in all, cut into `train.epochs` equal parts; default: as many as rows need")
+    steps: int | None = setting(
+        None, "steps in all, cut into `train.epochs` equal parts; default: as many as rows need"
+    )
     trained: str = setting(
         "all", "all, or task: nothing but what a task has of its own, all else as it started", choices=("all", "task")
     )
     start: str | None = setting(None, "run (of several tasks) whose shared parameters this one starts from")
+    like: tuple[str, ...] = setting((), "tasks whose own parameters start as those of one of that run: new=old")
 
     def __post_init__(self) -> None:
         fits = math.isfinite(self.temperature) and self.temperature > 0
@@ -216,7 +221,9 @@ class JointConfig:
             try:
                 found[name.strip()] = float(number)
             except ValueError:
-                raise BadConfig(f"`joint.weights` has `{item}`", "write `--set joint.weights=cola=2,sst2=0.5`") from None
+                raise BadConfig(
+                    f"`joint.weights` has `{item}`", "write `--set joint.weights=cola=2,sst2=0.5`"
+                ) from None
             _require(found[name.strip()] > 0, "joint.weights", item, "numbers above 0")
         return found
 

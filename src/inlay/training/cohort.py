@@ -337,7 +337,9 @@ class Cohort:
         active = self.active
         batches = {slot: rows for member in active for slot, rows in member.next_batches().items()}
         parts = [part for member in active for part in member.parts if part.slot in batches]
-        rates = {p.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active for p in m.parts}
+        rates = {
+            p.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active for p in m.parts
+        }
         limits = {part.slot: _loss_limit(member) for member in active for part in member.parts}
         seen = self.attempt(lambda: self.stepper.step(parts, batches, rates, limits))
         for member in active:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from inlay.config import RunConfig, digest, settled
+from inlay.config import DataConfig, RunConfig, digest, settled
 from inlay.data.metrics import MEAN, METRICS
 from inlay.data.sampling import TaskSampler
 from inlay.data.tasks import Task
@@ -87,8 +87,19 @@ def count_joint_steps(num_rows: int, config: RunConfig) -> int:
     return config.joint.steps or -(-num_rows // config.train.batch_size) * config.train.epochs
 
 
-def make_joint_run(tasks: Sequence[Task], config: RunConfig, backbone: Backbone, name: str = "joint") -> JointRun:
-    """Resolve every `auto` of `config` for these tasks and the backbone, and check that they go together."""
+def make_joint_run(
+    tasks: Sequence[Task],
+    config: RunConfig,
+    backbone: Backbone,
+    name: str = "joint",
+    *,
+    start: Start = Start(),
+    data: Sequence[DataConfig] = (),
+) -> JointRun:
+    """Resolve every `auto` of `config` for these tasks and the backbone, and check that they go together.
+
+    `data` says of every task where its rows were, so that the finished run can find them again.
+    """
     if not find_method(config.method.name).is_joint:
         known = ", ".join(name for name, method in METHODS.items() if method.is_joint)
         raise BadConfig(f"method `{config.method.name}` trains one task at a time", f"of several tasks: {known}")
@@ -105,9 +116,18 @@ def make_joint_run(tasks: Sequence[Task], config: RunConfig, backbone: Backbone,
                 f"task `{task.name}` has the metric `{task.metric}`, of which less is better: there is no mean with it",
                 "use a metric of which more is better: `--set data.metric=pearson`",
             )
-    parts = tuple(make_part(task, config, backbone) for task in tasks)
-    resolved = dataclasses.replace(parts[0].config, task=name, data=config.data)
-    return JointRun(name, parts, resolved)
+    sources = data or [config.data] * len(tasks)
+    parts = tuple(
+        make_part(task, dataclasses.replace(config, data=source), backbone)
+        for task, source in zip(tasks, sources, strict=True)
+    )
+    # What of the training suits one kind of task only is that task's: as it was asked for, it is resolved alike again.
+    train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
+    resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
+    return JointRun(name, parts, resolved, start)
+
+
+_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer")
 
 
 class JointMember:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.torch import load as decode_tensors
@@ -31,7 +31,12 @@ from inlay.model.methods import find_method, resolve_method
 from inlay.store import Store, write_atomically
 from inlay.training.start import Start, load_sources, make_start
 
+if TYPE_CHECKING:
+    from inlay.training.joint import JointRun
+
 FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
+JOINT_TASKS = "tasks"
+"""The folder within that of a run of several tasks that has the settings of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +48,12 @@ class Run:
     spec: SlotSpec
     fingerprint: str
     start: Start = field(default_factory=Start)
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """the run of several tasks that it was one of: its id, method and tasks"""
 
     @cached_property
     def id(self) -> str:
-        return self.config.identify(self.task.digest, self.fingerprint)
+        return self.origin["run"] if self.origin else self.config.identify(self.task.digest, self.fingerprint)
 
     @property
     def parts(self) -> tuple[Run, ...]:
@@ -244,9 +251,14 @@ def _resolve_pooling(config: TrainConfig, backbone: Backbone) -> str:
     return "cls"
 
 
-def write_start(folder: Path, run: Run) -> None:
-    """Put a run's settings in its folder, before its first step."""
+def write_start(folder: Path, run: Run | JointRun) -> None:
+    """Put a run's settings in its folder, before its first step; of several tasks, those of each too."""
     folder.mkdir(parents=True, exist_ok=True)
+    if run.parts != (run,):
+        (folder / JOINT_TASKS).mkdir(exist_ok=True)
+        for number, part in enumerate(run.parts):
+            content = write_toml(part.config).encode()
+            write_atomically(folder / JOINT_TASKS / f"{number:03}-{part.name}.toml", content)
     write_atomically(folder / "config.toml", write_toml(run.config).encode())
 
 

@@ -158,7 +158,9 @@ class JointStepper(Stepper):
         norms_G = self._shared.clip_together(shared_GP, grads_SP)
         losses_G = losses_S.view(len(norms_G), -1).sum(1)
         losses, norms = torch.stack([losses_G, norms_G]).tolist()
-        seen = {member.slot: Seen(*(each[self._bank.run_of(member.slot)] for each in (losses, norms))) for member in active}
+        seen = {
+            member.slot: Seen(*(each[self._bank.run_of(member.slot)] for each in (losses, norms))) for member in active
+        }
         sound = {slot: rates[slot] for slot, found in seen.items() if found.is_sound(limits[slot])}
         if sound:
             self._optimizer.step(grads_SP, sound)

@@ -64,7 +64,7 @@ class Backbone:
         self.default_pooling = WRITTEN if self.writes else own_pooling
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         start_id = getattr(model.config, "decoder_start_token_id", None)
-        self.start_id = self.pad_id if start_id is None else int(start_id)  # type: ignore[call-overload]
+        self.start_id = self.pad_id if start_id is None else int(start_id)
         self.end_id = tokenizer.eos_token_id
         self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters
 

@@ -69,13 +69,14 @@ def fingerprint(config: Any, weights: WeightsDigest, tokenizer: Any) -> str:
 def digest_weights(folder: Path, family: Family) -> WeightsDigest:
     """Read every floating-point tensor of the backbone in `folder`, without its pretraining heads."""
     files = weight_files(folder)
-    rounded, precisions = {}, set()
+    rounded: dict[str, tuple[list[int], str]] = {}
+    precisions = set()
     for name, tensor in _backbone_tensors(files, family.prefix):
         if name in family.unused:
             continue
         precisions.add(str(tensor.dtype).removeprefix("torch."))
         content = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
-        rounded[name] = [list(tensor.shape), hashlib.sha256(content).hexdigest()]
+        rounded[name] = list(tensor.shape), hashlib.sha256(content).hexdigest()
     found = [name for name in family.copies if name in rounded]
     for copy in found[1:]:
         if rounded[copy] == rounded[found[0]]:

@@ -202,7 +202,7 @@ def _search(pen: _Pen, num_beams: int, max_tokens: int) -> list[list[int]]:
         candidates = zip(best_BC.tolist(), (place_BC // size).tolist(), (place_BC % size).tolist(), strict=True)
         chosen: list[list[tuple[float, int, int]]] = []
         for row, options in enumerate(candidates):
-            going = []
+            going: list[tuple[float, int, int]] = []
             for rank, (score, beam, token) in enumerate(zip(*options, strict=True)):
                 if token == end:
                     if rank < num_beams and not ended[row].is_done:

@@ -177,8 +177,8 @@ def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
     assert task.train.targets is not None
     if train.pooling == WRITTEN:
         texts = _TEXTS[task.kind](task)
-        written = {"beams": train.beams or 1, "max_answer": train.max_answer or HeadSpec.max_answer}
-        return HeadSpec(task.kind, len(texts), WRITTEN, texts=texts, **({} if texts else written))
+        beams, longest = train.beams or HeadSpec.beams, train.max_answer or HeadSpec.max_answer
+        return HeadSpec(task.kind, len(texts), WRITTEN, texts=texts, beams=beams, max_answer=longest)
     pooling = train.pooling if entry.reads == "pooled" else entry.reads
     known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
     return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, **known)
@@ -233,7 +233,7 @@ def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dic
             raise BadConfig(f"`train.{name}` is set for a `{task.kind}` task on `{backbone.name}`", "leave it out")
     if not backbone.writes:
         return {}
-    defaults = {"label_smoothing": 0.1, "beams": 1, "max_answer": HeadSpec.max_answer}
+    defaults = {"label_smoothing": 0.1, "beams": HeadSpec.beams, "max_answer": HeadSpec.max_answer}
     chosen = {name: getattr(config, name) for name in used}
     return {name: defaults[name] if value is None else value for name, value in chosen.items()}
 

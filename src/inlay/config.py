@@ -39,7 +39,9 @@ class MethodConfig:
     """Which parameters a task adds to the backbone. What is `auto`, None or empty is left to the method."""
 
     name: str = setting(
-        "houlsby", "method: houlsby, mahabadi, pfeiffer, parallel, lora, ia3, bitfit, norms, head, full, top"
+        "houlsby",
+        "method: houlsby, mahabadi, pfeiffer, parallel, lora, ia3, bitfit, norms, head, full, top; of several tasks: "
+        "hyperformer, hyperformer++, mahabadi-multi, full-multi",
     )
     size: int | None = setting(None, "bottleneck size m (64), rank r of LoRA (8)")
     init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")

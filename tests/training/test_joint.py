@@ -2,58 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 
-from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig
 from inlay.model.inference import infer
 from inlay.model.route import Row
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort import Cohort, Watcher
 from inlay.training.fit import FitSettings, fit
 from inlay.training.joint import make_joint_run
 from inlay.training.materialize import write_out
 from inlay.training.run import make_run
-
-SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
-QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "epochs": 3, "weight_decay": 0.0}
-METHODS = ["hyperformer", "hyperformer++", "mahabadi-multi", "full-multi"]
-
-
-def make_tasks(toy_task):
-    number = toy_task("number", kind="regress", num_rows=24, seed=2)
-    return [
-        toy_task("two", num_labels=2, num_rows=40),
-        toy_task("five", num_labels=5, num_rows=32, seed=1),
-        dataclasses.replace(number, metric="pearson"),
-    ]
-
-
-def make_joint(backbone, toy_task, method="hyperformer++", seed=0, joint=None, **train):
-    size = None if method == "full-multi" else 4
-    config = RunConfig(
-        method=MethodConfig(method, size),
-        train=TrainConfig(**{"lr": 3e-3, **QUIET, "seed": seed, **train}),
-        joint=JointConfig(**(joint or {})),
-    )
-    return make_joint_run(make_tasks(toy_task), config, backbone)
-
-
-def take_steps(cohort, num_steps):
-    with cohort.training():
-        for _ in range(num_steps):
-            cohort.step()
-            cohort.backbone.model.eval()
-            cohort.finish_epochs()
-            cohort.backbone.model.train()
+from joint_runs import METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 
 
 def dev_logits(cohort, member):
     rows = [row for part in member.parts for row in part.dev_rows()]
-    return [logits for logits in infer(cohort.bank, rows)]
+    return infer(cohort.bank, rows)
 
 
 @pytest.mark.parametrize("method", ["hyperformer", "full-multi"])
@@ -240,5 +207,26 @@ def test_what_cannot_be_trained_together_is_refused(tiny_bert, toy_task):
         make_joint_run([two, two], config, tiny_bert)
     with pytest.raises(BadConfig, match="less is better"):
         make_joint_run([two, toy_task("number", kind="regress")], config, tiny_bert)
-    with pytest.raises(BadConfig, match="joint.weights"):
+    with pytest.raises(BadConfig, match=r"joint\.weights"):
         make_joint_run([two, five], config.override(["joint.weights=three=2"]), tiny_bert)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_backbone_that_writes_trains_several_tasks_alike(backbone_of, toy_task, method):
+    """Two seeds together equal each alone, in both stacks, with label texts scored."""
+    t5 = backbone_of("t5")
+    runs = [make_joint(t5, toy_task, method, seed, {"batches": "mixed"}) for seed in range(2)]
+    groups = [[run] for run in runs] if method == "full-multi" else [runs]
+    together = [Cohort(group, t5, SETTINGS) for group in groups]
+    for cohort in together:
+        take_steps(cohort, 4)
+    member = together[0].members[0]
+    alone = Cohort(runs[:1], t5, SETTINGS)
+    take_steps(alone, 4)
+    own = member.read(together[0].bank)
+    assert own.keys() == {item.name for item in runs[0].layout(t5.anatomy)}
+    for name, tensor in alone.members[0].read(alone.bank).items():
+        torch.testing.assert_close(own[name], tensor, atol=1e-5, rtol=1e-3, msg=name)
+    rows = [row for part in member.parts for row in part.dev_rows()[:2]]
+    for row, answer in zip(rows, infer(together[0].bank, rows), strict=True):
+        torch.testing.assert_close(answer, infer(together[0].bank, [row])[0], atol=1e-5, rtol=1e-5)

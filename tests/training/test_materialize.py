@@ -18,7 +18,7 @@ from inlay.training.joint import make_joint_run
 from inlay.training.materialize import materialize, read_joint, read_parts, start_from
 from inlay.training.publish import publish
 from inlay.training.run import make_run
-from test_joint import METHODS, SETTINGS, make_joint, make_tasks, take_steps
+from joint_runs import METHODS, SETTINGS, make_joint, make_tasks, take_steps
 
 QUICK = FitSettings(draw_curves=False, token_budget=4096)
 

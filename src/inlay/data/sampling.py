@@ -1,4 +1,4 @@
-"""Which rows of which tasks a step of several tasks sees: a function of seed and step, so that a cursor is all its state.
+"""Which rows of which tasks a step sees where several are trained: by seed and step, so a cursor is all its state.
 
 Tasks are drawn by their shares; the rows of each come from passes over all of them, shuffled anew, one pass after the
 other, whatever batches they fall into.

@@ -261,7 +261,9 @@ class Bank:
         stacks, device = [self.stacks[name] for name in names], self.backbone.device
         none = torch.zeros(self.num_slots // (self.slots_per_run if shared else 1), 0, device=device)
         values = torch.cat([none, *(stack.detach().flatten(1) for stack in stacks)], 1)
-        decays_P = [torch.full(stack[0].shape, self._items[n].decays).flatten() for n, stack in zip(names, stacks)]
+        decays_P = [
+            torch.full(stack[0].shape, self._items[n].decays).flatten() for n, stack in zip(names, stacks, strict=True)
+        ]
         start = 0
         for name, stack in zip(names, stacks, strict=True):
             stop = start + stack[0].numel()

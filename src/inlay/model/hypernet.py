@@ -1,13 +1,13 @@
 """Hypernetworks: the embeddings of tasks go in, their adapters at every site come out (Mahabadi et al. 2021).
 
-A head is a linear map from an embedding to one tensor of an adapter: `down`, `down_bias`, `up`, `up_bias`, and the scale
-and shift of the norm behind them. HyperFormer has heads of its own for every site, and one embedding of the task for
-all of them; HyperFormer++ has one set of heads for each stack of blocks, and an embedding of task, layer and place
+A head is a linear map from an embedding to one tensor of an adapter: `down`, `down_bias`, `up`, `up_bias`, and the
+scale and shift of the norm behind them. HyperFormer has heads of its own for every site, and one embedding of the task
+for all of them; HyperFormer++ has one set of heads for each stack of blocks, and an embedding of task, layer and place
 together. What comes out has the names and shapes of ordinary adapters, so that whatever reads those reads these.
 
 All sites' and all tasks' tensors of a kind come from one product. Layers are never looped over.
 
-Shape letters: A tasks, Z embedding of a task, E what the heads read, J sites, D width, R bottleneck, V values of a head.
+Shape letters: A tasks, Z embedding of a task, E what the heads read, J sites, V values of a head.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Hypernet:
     @property
     def parts(self) -> dict[str, tuple[int, ...]]:
         """What is written for every site: name -> shape."""
-        blocks = {
+        blocks: dict[str, tuple[int, ...]] = {
             "down": (self.width, self.size),
             "down_bias": (self.size,),
             "up": (self.size, self.width),
             "up_bias": (self.width,),
         }
-        norms = {"out_scale": (self.width,), "out_shift": (self.width,)}
+        norms: dict[str, tuple[int, ...]] = {"out_scale": (self.width,), "out_shift": (self.width,)}
         return {"both": blocks | norms, "blocks": blocks, "norms": norms}[self.writes]
 
     @property
@@ -119,7 +119,7 @@ class Hypernet:
 
 def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_AZ: Tensor) -> dict[str, Tensor]:
     """The adapters of every site for these tasks, by their names: [A, …]. `shared` has the tensors of `net`."""
-    written = {}
+    written: dict[str, Tensor] = {}
     # HyperFormer's heads read the task alone, the same everywhere: [A, E].
     of_task = None if net.is_shared else _project(net, "hyper", shared, tasks_AZ)
     for group in net.groups:

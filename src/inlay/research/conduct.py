@@ -23,8 +23,8 @@ from inlay.research.recording import Origin, Recorder, has_diverged, list_notes,
 from inlay.research.records import FAILED, FINISHED, Record, add_records, read_records, results_file
 from inlay.training import FitSettings, Result, fit
 from inlay.training.cohort import Watcher
+from inlay.training.joint import AnyMember
 from inlay.training.loop import Interrupted
-from inlay.training.member import Member
 from inlay.training.resume import find_stopped
 from inlay.training.run import is_finished, read_result
 
@@ -341,9 +341,9 @@ class _Keeper(Watcher):
                 raise Interrupted
             signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the step in hand is finished and saved
 
-    def on_end(self, member: Member) -> None:
-        task = member.run.task
-        if task.test is not None or any(item.arm.kind == "spans" for item in self._unit.items):
+    def on_end(self, member: AnyMember) -> None:
+        has_tests = any(part.task.test is not None for part in member.run.parts)
+        if has_tests or any(item.arm.kind == "spans" for item in self._unit.items):
             return  # more is computed with its weights, once the cohort has ended
         self._sitting._keep_finished(self._unit.take(item for item in self._unit.items if item.id == member.run.id))
 

@@ -33,7 +33,7 @@ from inlay.model.route import Reach
 from inlay.model.sites import find_family
 from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.evaluate import Verdict, find_texts, score_dev
-from inlay.training.joint import JointMember, JointRun
+from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun
 from inlay.training.member import Member, MemberRows
 from inlay.training.memory import first_line, is_out_of_memory, release_memory
 from inlay.training.optimizer import SlotOptimizer, learning_rate
@@ -93,10 +93,6 @@ class Watcher:
 
     def on_fallback(self, message: str) -> None:
         """Memory ran out, and training goes on in smaller pieces."""
-
-
-AnyRun = Run | JointRun
-AnyMember = Member | JointMember
 
 
 class Cohort:

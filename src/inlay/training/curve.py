@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 
 from inlay.store import write_atomically
+from inlay.training.joint import AnyRun
 from inlay.training.member import Progress
-from inlay.training.run import Run
 
 
-def draw_curve(path: Path, run: Run, progress: Progress) -> None:
+def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
     """Write the picture as PNG. A run that never finished an epoch has a loss curve only."""
     from matplotlib.figure import Figure  # half a second to import, and only at the end of a run
 

@@ -17,7 +17,8 @@ from inlay.config import digest
 from inlay.errors import Missing, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.methods import first_layer
-from inlay.training.cohort import AnyRun, Cohort, CohortSettings, Watcher
+from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.joint import AnyRun
 from inlay.training.loop import Desk, Interrupted, train
 from inlay.training.memory import (
     MAX_COHORT,

@@ -218,3 +218,7 @@ class JointMember:
         """Compute all up to `reach` once and keep it."""
         for part in self.parts:
             part.reuse(cache, reach)
+
+
+AnyRun = Run | JointRun
+AnyMember = Member | JointMember

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import OutOfMemory
-from inlay.training.cohort import AnyMember, AnyRun, Cohort, CohortSettings, Watcher, peak_memory_bytes
+from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
+from inlay.training.joint import AnyMember, AnyRun
 from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
 from inlay.training.resume import drop_state, save_state, write_membership

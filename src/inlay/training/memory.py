@@ -21,8 +21,7 @@ from torch import Tensor
 
 from inlay.errors import OutOfMemory
 from inlay.model.backbone import Backbone
-from inlay.training.joint import JointRun
-from inlay.training.run import Run
+from inlay.training.joint import AnyRun
 from inlay.training.steps import Stepper
 from inlay.world import find_place
 
@@ -130,7 +129,7 @@ def counting_saved(ignored: Sequence[Tensor] = ()) -> Iterator[Saved]:
         yield saved
 
 
-def count_slot_bytes(runs: Sequence[Run | JointRun], backbone: Backbone) -> int:
+def count_slot_bytes(runs: Sequence[AnyRun], backbone: Backbone) -> int:
     """What the slot (or slots) of any of the runs take while gradients are taken."""
     widest: dict[str, tuple[int, ...]] = {}
     for run in runs:

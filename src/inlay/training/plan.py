@@ -88,7 +88,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         free_bytes = available_bytes(backbone.device)
         cohort = Cohort([run], backbone, settings)
         cohort.use_budget(find_budget(cohort, free_bytes))
-        member = cohort.members[0]
+        (member,) = cohort.members[0].parts
         # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
         cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
         steps = _Steps(member)

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from inlay.training.joint import JointRun
+from inlay.training.joint import AnyRun
 from inlay.training.member import Progress
-from inlay.training.run import Run
 
 
-def longest_first(runs: Iterable[Run | JointRun]) -> list[Run | JointRun]:
+def longest_first(runs: Iterable[AnyRun]) -> list[AnyRun]:
     """Runs in the order they get slots; of equally long ones the order given."""
     return sorted(runs, key=lambda run: -run.num_steps)
 
@@ -25,7 +24,7 @@ def longest_first(runs: Iterable[Run | JointRun]) -> list[Run | JointRun]:
 class Parked:
     """A run that has begun, taken out of its slot: what a resume state has of it."""
 
-    run: Run | JointRun
+    run: AnyRun
     progress: Progress
     num_steps: list[int]
     """that its optimizer counts, for every slot and for what they share"""
@@ -37,17 +36,17 @@ class Parked:
 class Queue:
     """Who enters next. `num_begun` of the runs have had a slot; those of them that lost it are parked."""
 
-    def __init__(self, runs: Sequence[Run | JointRun]) -> None:
+    def __init__(self, runs: Sequence[AnyRun]) -> None:
         self.runs = list(runs)
         self.num_begun = 0
         self.parked: list[Parked] = []
 
     @property
-    def waiting(self) -> list[Run | JointRun]:
+    def waiting(self) -> list[AnyRun]:
         """The runs without a slot that have not ended, in the order they will get one."""
         return [parked.run for parked in self.parked] + self.runs[self.num_begun :]
 
-    def take(self) -> Run | JointRun | Parked | None:
+    def take(self) -> AnyRun | Parked | None:
         """The next to enter a slot, or None."""
         if self.parked:
             return self.parked.pop(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from torch import Tensor
 from inlay.config import digest
 from inlay.errors import StoreDamaged
 from inlay.store import write_atomically
-from inlay.training.cohort import AnyMember, AnyRun, Cohort, CohortSettings
+from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.joint import AnyMember, AnyRun
 from inlay.training.member import Progress
 from inlay.training.queue import Parked
 
@@ -51,7 +53,7 @@ class Stopped:
     fallbacks: list[str]
 
 
-def find_stopped(folder: Path, runs: list[AnyRun], unfinished: list[AnyRun]) -> Stopped | None:
+def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyRun]) -> Stopped | None:
     """The cohort under `folder` that has a state, is made of some of `runs`, and trains every unfinished one."""
     known, wanted = {run.id: run for run in runs}, {run.id for run in unfinished}
     for state in sorted(folder.glob(f"*/{_STATE}")):

@@ -21,7 +21,6 @@ from inlay.model.inference import infer
 from inlay.model.methods import METHODS, UNSUPPORTED, resolve_method
 from inlay.model.route import Row, collate
 from inlay.model.sites import FAMILIES
-from inlay.model.writing import Read
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.run import make_run
 from toys import WORDS
@@ -128,7 +127,7 @@ def states_of(backbone, batch, weights=None):
     """What a pass comes to, before any head: the last states of real tokens, or the logits of the answers."""
     if not backbone.writes:
         return backbone.hidden_layers(batch, weights)[-1][batch.mask_BT.bool()]
-    read = Read(backbone.read(batch, weights), batch.mask_BT)
+    read = backbone.read(batch, weights)
     return backbone.write(read, batch.written_BT.clamp(min=0), weights)[0][batch.written_BT >= 0]
 
 

@@ -129,9 +129,13 @@ class Backbone:
             last = self._run(self._inputs(batch), weights, reads=True).last_hidden_state
         return [*layers, last]
 
-    def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-        """What a backbone that writes has read of a batch [B, T, D]."""
-        return self.hidden_layers(batch, weights)[-1]
+    def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
+        """What a backbone that writes has read of a batch, padded."""
+        states, pack = self.hidden_layers(batch, weights)[-1], batch.pack
+        if pack is not None:
+            return Read(pack.unpack(states[0]), pack.is_real_BT.long())
+        assert batch.mask_BT is not None
+        return Read(states, batch.mask_BT)
 
     def write(
         self,
@@ -191,7 +195,8 @@ class Backbone:
         if self.takes_token_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
         if batch.positions_BT is not None:
-            inputs["position_ids"] = batch.positions_BT
+            if not self.writes:
+                inputs["position_ids"] = batch.positions_BT
             # A mask of four axes is taken as it is: none is made for the whole pack, which packed attention ignores.
             inputs["attention_mask"] = self._no_mask
         return inputs

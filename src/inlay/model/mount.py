@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from inlay.model.attention import replace_biased
+from inlay.model.attention import replace_biased, replace_bucketed
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite, find_family
 
@@ -168,8 +168,11 @@ def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None
     family = find_family(anatomy.family)
     if family.packing == "none":
         return
-    attentions: list[Any] = [model.get_submodule(f"{block}.{family.attention}") for block in anatomy.blocks]
+    readers = anatomy.blocks[: anatomy.num_readers]
+    attentions: list[Any] = [model.get_submodule(f"{block}.{family.attention}") for block in readers]
     if family.packing == "bias":
         replace_biased(model.get_submodule(family.stack.rpartition(".")[0]), attentions, mounted)
-    for attention, block in zip(attentions, mounted.blocks, strict=True):
+    elif family.packing == "buckets":
+        replace_bucketed(attentions, family.max_length or 0)
+    for attention, block in zip(attentions, mounted.blocks, strict=False):
         attention.inlay = block

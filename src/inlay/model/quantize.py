@@ -72,6 +72,9 @@ def check_slot(spec: SlotSpec, backbone: Backbone) -> None:
 class Int8Linear(nn.Module):
     """A linear layer whose weights are int8. It has no gradient, and its bias is the float layer's own."""
 
+    weight = None
+    """not as a tensor: T5 asks for its type, to bring what it reads to it"""
+
     def __init__(self, inner: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = inner.in_features, inner.out_features

@@ -285,14 +285,18 @@ def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = 
     def send(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64, copy=False)).unsqueeze(0).to(device)
 
+    written_BT = _written([rows[index].written for index in order], packed.device)
+    decoder = None if written_BT is None else Route(by_row, (written_BT != _IGNORED).long())
+    prefix = _prefix([rows[index].prefix for index in order], packed.device)
     return Batch(
         send(ids),
         None,
         None if types is None else send(types),
-        Route(by_token, pack=packed, prefix=_prefix([rows[index].prefix for index in order], packed.device)),
+        Route(by_token, pack=packed, prefix=prefix, decoder=decoder),
         tuple(order),
         by_row,
         send(within),
+        written_BT,
     )
 
 

@@ -62,8 +62,8 @@ class Family:
     cross: str = ""
     """a decoder's attention to what was read"""
     packing: str = "interface"
-    """how rows are packed: through transformers' attention "interface"; "bias", where the family adds a position bias
-    to the scores and its modules are taught to; "none": they are padded"""
+    """how rows are packed: through transformers' attention "interface"; "bias" or "buckets", where the family adds a
+    position bias to the scores, as mpnet or T5 does, and its modules are taught to; "none": they are padded"""
     is_prenorm: bool = False
     """norms stand before the sublayers, where a task may train them, not behind"""
     num_outputs: int = 0
@@ -147,7 +147,7 @@ _T5 = Family(
     prefix="transformer",
     attention="layer.0.SelfAttention",
     cross="layer.1.EncDecAttention",
-    packing="none",
+    packing="buckets",  # what is read; what is written is short, and padded
     is_prenorm=True,
     num_outputs=3,
     implementation="eager",

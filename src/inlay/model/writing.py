@@ -37,18 +37,15 @@ class Read:
 def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> Tensor:
     """The logits [B, T, V] of every token of the answers that the batch knows, each given those before it."""
     assert batch.written_BT is not None
-    assert batch.mask_BT is not None
     backbone = bank.backbone
     before_BT = batch.written_BT.clamp(min=0).roll(1, 1)  # padding is never read by what stands before it
     before_BT[:, 0] = backbone.start_id
-    read = Read(backbone.read(batch, weights), batch.mask_BT)
-    return backbone.write(read, before_BT, weights)[0]
+    return backbone.write(backbone.read(batch, weights), before_BT, weights)[0]
 
 
 def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> list[Tensor]:
     """Of each segment the scores of its slot's texts [n, L], or the letters that were written [n, W], -1 at the end."""
-    assert batch.mask_BT is not None
-    read = Read(bank.backbone.read(batch, weights), batch.mask_BT)
+    read = bank.backbone.read(batch, weights)
     found: dict[int, Tensor] = {}
     for rows in _groups(bank, batch):
         pen = _Pen(bank, read, _slots(batch), rows, weights)

@@ -35,9 +35,10 @@ from inlay.model import kernels, launch, writing
 from inlay.model.backbone import Backbone
 from inlay.model.expand import Expander, renumber
 from inlay.model.heads import HeadSpec
-from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method, written_method
+from inlay.model.methods import find_method, layout, resolve_method, written_method
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
+from inlay.model.tensors import TensorSpec, adapter_groups
 from inlay.model.views import Gated, RoutedBank, Views, build_views, site_shapes
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
@@ -291,7 +292,7 @@ class Bank:
         if self._expander is not None and not is_solo:
             views, route = self._expand(self._expander, route)
         else:
-            views = Views() if is_solo else self.views
+            views = Views(pals=self.views.pals) if is_solo else self.views
         if launch.is_available(device) and route.tiling is None:
             num_slots = views.num_slots or self.num_slots
             route = self._tiled(route, num_slots)

@@ -250,6 +250,40 @@ def rms_norm(x_BTD: Tensor, scale_SD: Tensor, eps: float, route: Route) -> Tenso
     return (normal * per_row(scale_SD, x_BTD, route)).to(x_BTD.dtype)
 
 
+@dataclass(frozen=True)
+class Projected:
+    """The stacked projected attention beside one block: down, attention without an output matrix, up."""
+
+    encode_SDP: Tensor
+    decode_SPD: Tensor
+    query_SPP: Tensor
+    key_SPP: Tensor
+    value_SPP: Tensor
+    num_heads: int
+
+
+def projected_attention(h_BTD: Tensor, weights: Projected, route: Route) -> Tensor:
+    """V^D·attention(V^E·h), each row by its own slot; zero where a slot's matrices are."""
+    z = slot_linear(h_BTD, weights.encode_SDP, route)
+    stacks = (weights.query_SPP, weights.key_SPP, weights.value_SPP)
+    q, k, v = (slot_linear(z, stack, route).unflatten(-1, (weights.num_heads, -1)) for stack in stacks)
+    if route.pack is not None:
+        mixed = attend(q, k, v, route, scaling=q.shape[-1] ** -0.5)
+    else:
+        mask = None if route.mask_BT is None else route.mask_BT[:, None, None, :].bool()
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+    return slot_linear(mixed.flatten(-2), weights.decode_SPD, route)
+
+
+def slot_linear(h_BTD: Tensor, w_SDE: Tensor, route: Route) -> Tensor:
+    """h w, the rows of each segment through its slot."""
+    if route.tiling is not None:
+        return _by_token(h_BTD, tiled.linear(h_BTD.flatten(0, -2), w_SDE, route.tiling))
+    weights = _by_slot(w_SDE)
+    return _join([_linear(h_BTD[start:stop], weights[slot], None) for slot, start, stop in route.segments])
+
+
 def per_row(stacked_SD: Tensor, x_BTD: Tensor, route: Route) -> Tensor:
     """Each row's own vector [B, 1, …, D], to be added to or multiplied with the rows of x. A gather: NaN stays put."""
     if route.tiling is not None:

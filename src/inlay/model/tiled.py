@@ -167,6 +167,11 @@ def layer_norm(x_ND: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: flo
     return fused_norm.layer_norm(x_ND, None, scale_SD, shift_SD, eps, tiling.tiles)
 
 
+def linear(h_ND: Tensor, w_SDE: Tensor, tiling: Tiling) -> Tensor:
+    """h w by each token's own slot."""
+    return grouped.segment_linear(h_ND.contiguous(), w_SDE, None, tiling.tiles)
+
+
 def per_token(stacked_SD: Tensor, num_tokens: int, tiling: Tiling) -> Tensor:
     """Each token's own vector [N, D]."""
     return grouped.slot_vectors(stacked_SD, tiling.tiles, num_tokens)

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from inlay.config import MethodConfig
 from inlay.model import kernels
-from inlay.model.methods import ATTENTION_LINEARS, adapted_linears, adapter_groups, scales_input
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
+from inlay.model.tensors import ATTENTION_LINEARS, PAL_PARTS, adapted_linears, adapter_groups, scales_input
 from inlay.model.tiled import Drop
 
+PAL_PLACE = "feedforward"
+"""The place of a block whose output what stands beside the whole block is added to"""
 _SALTS = {"attention": 0, "feedforward": 1, "output": 2}
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
 
@@ -44,6 +46,8 @@ class Views:
     norms: Mapping[str, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
     """scale and shift [S, D]; None: the backbone's own"""
     linears: Mapping[str, LinearView] = field(default_factory=dict)
+    pals: Mapping[str, kernels.Projected] = field(default_factory=dict)
+    """what stands beside each block"""
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
     _copied: dict[int, kernels.Bottleneck] = field(default_factory=dict, repr=False)
     """by the address of what was copied: sites that share an adapter share its copy"""
@@ -86,7 +90,7 @@ class Views:
         sequential, parallel = (
             {key: prepare(weights) for key, weights in found.items()} for found in (self.sequential, self.parallel)
         )
-        return Views(sequential, parallel, self.norms, linears, _copied=copied)
+        return Views(sequential, parallel, self.norms, linears, self.pals, _copied=copied)
 
     @torch.no_grad()
     def renew_copies(self) -> None:
@@ -104,6 +108,7 @@ class Views:
                 _within(layer, self.parallel),
                 _within(layer, self.norms),
                 _within(layer, self.linears),
+                _within(layer, self.pals),
             )
         return self._layers[layer]
 
@@ -163,7 +168,8 @@ def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_
                 name = f"adapter.{owners.get(site.key, site.key)}"
                 found[site.key] = _bottleneck(name, stacks, by_site[form, site.key])
     linears = _linear_views(anatomy, stacks, by_site)
-    return Views(by_form["sequential"], by_form["parallel"], _norm_views(stacks), linears)
+    pals = _pal_views(anatomy, stacks)
+    return Views(by_form["sequential"], by_form["parallel"], _norm_views(stacks), linears, pals)
 
 
 def _bottleneck(name: str, stacks: Stacks, shapes: list[kernels.Shape | None]) -> kernels.Bottleneck:
@@ -189,6 +195,17 @@ def _bottleneck(name: str, stacks: Stacks, shapes: list[kernels.Shape | None]) -
         out_norm=out_norm,
         running=pair("running_mean", "running_var"),
     )
+
+
+def _pal_views(anatomy: Anatomy, stacks: Stacks) -> dict[str, kernels.Projected]:
+    found = {}
+    for layer in range(anatomy.num_layers):
+        if f"pal.{layer}.query" in stacks:
+            query, key, value = (stacks[f"pal.{layer}.{name}"] for name in PAL_PARTS)
+            encode, decode = stacks["pal.encode"], stacks["pal.decode"]
+            heads = kernels.Projected(encode, decode, query, key, value, anatomy.num_heads)
+            found[f"{layer}.{PAL_PLACE}"] = heads
+    return found
 
 
 def _norm_views(stacks: Stacks) -> dict[str, tuple[Tensor | None, Tensor | None]]:
@@ -239,6 +256,7 @@ class RoutedBank:
         self._blocks: list[RoutedBank] = []
         self._layer = -1
         self._attended: Tensor | None = None  # what this block's attention gives, where it was known before
+        self._entered: Tensor | None = None  # what this block reads, where something stands beside it
 
     def at(self, layer: int) -> RoutedBank:
         """The same for the wrappers of one block."""
@@ -263,9 +281,11 @@ class RoutedBank:
     def enter(self, hidden: Tensor) -> Tensor | None:
         """What this block reads: `hidden`, or what was known of it before; None if the pass begins above."""
         prefix = self._route.prefix
-        if prefix is None or self._layer > prefix.reach.layer:
-            return hidden
-        return prefix.hidden if self._layer == prefix.reach.layer else None
+        read: Tensor | None = hidden
+        if prefix is not None and self._layer <= prefix.reach.layer:
+            read = prefix.hidden if self._layer == prefix.reach.layer else None
+        self._entered = read if self._views.pals else None
+        return read
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""
@@ -279,6 +299,8 @@ class RoutedBank:
         result = output if sequential is None else self.adapt(key, output, sequential)
         if parallel is not None:
             result = result + self.update(key, self._inputs.pop(key), parallel)
+        if key in self._views.pals and self._entered is not None:
+            result = result + self.project(self._entered, self._views.pals[key])
         return result
 
     def drop_and_rewrite(self, place: str, dropout: Any, output: Tensor) -> Tensor:
@@ -373,6 +395,10 @@ class RoutedBank:
     def rms_norm(self, x: Tensor, scale_SD: Tensor, eps: float) -> Tensor:
         """T5's layer norm with each row's own scale."""
         return self._unlay(kernels.rms_norm(self._lay(x), scale_SD, eps, self._route))
+
+    def project(self, h: Tensor, weights: kernels.Projected) -> Tensor:
+        """What each row's own projected attention makes of h."""
+        return self._unlay(kernels.projected_attention(self._lay(h), weights, self._route))
 
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
         """Each row's own vector, to be added to or multiplied with the rows of x, as precise as it is learnt."""

@@ -25,8 +25,9 @@ from inlay.data.tasks import Task
 from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
-from inlay.model.methods import METHODS, TensorSpec, find_method
+from inlay.model.methods import JOINT_METHODS, find_method
 from inlay.model.sites import Anatomy
+from inlay.model.tensors import TensorSpec
 from inlay.training.evaluate import Verdict
 from inlay.training.member import Member, Progress
 from inlay.training.run import Run, make_part
@@ -101,7 +102,7 @@ def make_joint_run(
     `data` says of every task where its rows were, so that the finished run can find them again.
     """
     if not find_method(config.method.name).is_joint:
-        known = ", ".join(name for name, method in METHODS.items() if method.is_joint)
+        known = ", ".join(JOINT_METHODS)
         raise BadConfig(f"method `{config.method.name}` trains one task at a time", f"of several tasks: {known}")
     names = [task.name for task in tasks]
     twice = next((name for name in names if names.count(name) > 1 or "/" in name), None)

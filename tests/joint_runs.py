@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.model.methods import JOINT_METHODS as METHOD_TABLE
 from inlay.training.cohort import CohortSettings
 from inlay.training.joint import make_joint_run
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "epochs": 3, "weight_decay": 0.0}
-METHODS = ["hyperformer", "hyperformer++", "mahabadi-multi", "full-multi"]
+METHODS = ["hyperformer", "hyperformer++", "mahabadi-multi", "full-multi", "pal-published"]
 
 
 def make_tasks(toy_task):
@@ -23,7 +24,7 @@ def make_tasks(toy_task):
 
 
 def make_joint(backbone, toy_task, method="hyperformer++", seed=0, joint=None, **train):
-    size = None if method == "full-multi" else 4
+    size = 4 if METHOD_TABLE[method].size else None
     config = RunConfig(
         method=MethodConfig(method, size),
         train=TrainConfig(**{"lr": 3e-3, **QUIET, "seed": seed, **train}),

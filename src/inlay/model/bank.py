@@ -39,7 +39,7 @@ from inlay.model.methods import find_method, layout, resolve_method, written_met
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
 from inlay.model.tensors import TensorSpec, adapter_groups
-from inlay.model.views import Gated, RoutedBank, Views, build_views, site_shapes
+from inlay.model.views import Gated, Molds, RoutedBank, Views, build_views, site_shapes
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 _OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
@@ -138,6 +138,7 @@ class Bank:
         self._items: dict[str, TensorSpec] = {}
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
+        self._molds: dict[tuple[Gated, ...], Molds] = {}
         self._texts: dict[tuple[str, ...], list[list[int]]] = {}
         self._views: Views | None = None
         self.num_changes = 0
@@ -408,10 +409,12 @@ class Bank:
         slots = tuple(used) if expander.is_generated else tuple(range(self.num_slots))
         key = (slots, torch.is_inference_mode_enabled(), *(stack._version for stack in self.stacks.values()))
         if torch.is_grad_enabled() or self._known_views is None or self._known_views[0] != key:
-            stacks = expander.expand(self.stacks, slots)
-            views = build_views(self.anatomy, stacks, [self._gated(slot) for slot in slots], is_expanded=False)
+            stacks, gated = expander.expand(self.stacks, slots), tuple(self._gated(slot) for slot in slots)
+            views = build_views(self.anatomy, stacks, gated, is_expanded=False)
             if launch.is_available(self.backbone.device):
-                views = views.in_tiles(self.backbone.dtype)
+                views = views.in_tiles(self.backbone.dtype, self._molds.get(gated))
+                if gated not in self._molds:
+                    self._molds[gated] = views.molds
             self._known_views = None if torch.is_grad_enabled() else (key, views)
         else:
             views = self._known_views[1]

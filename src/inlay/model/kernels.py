@@ -102,8 +102,13 @@ class Moments(NamedTuple):
     var_R: Tensor
 
 
-def in_tiles(weights: Bottleneck) -> Bottleneck:
-    """Bottlenecks ready for routes that have a tiling."""
+def in_tiles(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None) -> Bottleneck:
+    """Bottlenecks ready for routes that have a tiling; `mold` has what follows from their shapes, if it is known."""
+    if mold is not None:
+        ends, biases = (weights.down_SDR, weights.up_SRE), (weights.down_bias_SR, weights.up_bias_SE)
+        stacks = tiled.fused.Stacks(*ends, mold.stacks.scale_S, *biases, weights.copies)
+        own = {name: getattr(weights, name) for name in ("hidden", "norm", "running", "out_norm")}
+        return replace(weights, tiled=replace(mold, stacks=stacks, **own))
     device, shapes = weights.down_SDR.device, weights.shapes
     by_slot = [None if shape is None else _kinds_of(shape) for shape in shapes]
     activations, depths, inner_norms, multiplies = (
@@ -136,6 +141,20 @@ def in_tiles(weights: Bottleneck) -> Bottleneck:
         weights.out_norm,
     )
     return replace(weights, tiled=found)
+
+
+def make_mold(weights: Bottleneck) -> tiled.TiledBottleneck:
+    """What bottlenecks in tiles have besides their stacks: it holds none of those."""
+    assert weights.tiled is not None
+    scale_S = weights.tiled.stacks.scale_S
+    return replace(
+        weights.tiled,
+        stacks=tiled.fused.Stacks(scale_S, scale_S, scale_S),
+        hidden=(),
+        norm=None,
+        running=None,
+        out_norm=None,
+    )
 
 
 def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.config import MethodConfig
-from inlay.model import kernels
+from inlay.model import kernels, tiled
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
 from inlay.model.tensors import ATTENTION_LINEARS, PAL_PARTS, adapted_linears, adapter_groups, scales_input
@@ -26,6 +26,7 @@ _SALTS = {"attention": 0, "feedforward": 1, "output": 2}
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
 
 Stacks = Mapping[str, Tensor]
+Molds = Mapping[tuple[str, str], tiled.TiledBottleneck]
 
 
 @dataclass(frozen=True)
@@ -70,27 +71,38 @@ class Views:
             weights.set_slot(slot, shapes.get(place))
         return True
 
-    def in_tiles(self, dtype: torch.dtype | None) -> Views:
-        """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another."""
+    def in_tiles(self, dtype: torch.dtype | None, molds: Molds | None = None) -> Views:
+        """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another.
+
+        `molds` are those of earlier views with the same shapes at every site.
+        """
+        molds = molds or {}
         copied: dict[int, kernels.Bottleneck] = {}
 
-        def prepare(weights: kernels.Bottleneck) -> kernels.Bottleneck:
+        def prepare(weights: kernels.Bottleneck, mold: tiled.TiledBottleneck | None = None) -> kernels.Bottleneck:
             if dtype is None or weights.down_SDR.dtype == dtype:
-                return kernels.in_tiles(weights)
+                return kernels.in_tiles(weights, mold)
             address = weights.down_SDR.data_ptr()
             if address not in copied:
                 copies = (_empty(weights.down_SDR, dtype), _empty(weights.up_SRE, dtype))
                 copied[address] = replace(weights, copies=copies)
-            return kernels.in_tiles(replace(weights, copies=copied[address].copies))
+            return kernels.in_tiles(replace(weights, copies=copied[address].copies), mold)
 
         linears = {
             key: view if view.lora is None else replace(view, lora=prepare(view.lora))
             for key, view in self.linears.items()
         }
         sequential, parallel = (
-            {key: prepare(weights) for key, weights in found.items()} for found in (self.sequential, self.parallel)
+            {key: prepare(weights, molds.get((form, key))) for key, weights in found.items()}
+            for form, found in (("sequential", self.sequential), ("parallel", self.parallel))
         )
         return Views(sequential, parallel, self.norms, linears, self.pals, _copied=copied)
+
+    @property
+    def molds(self) -> Molds:
+        """What follows from the shapes at every site, of views in tiles."""
+        by_form = (("sequential", self.sequential), ("parallel", self.parallel))
+        return {(form, key): kernels.make_mold(weights) for form, found in by_form for key, weights in found.items()}
 
     @torch.no_grad()
     def renew_copies(self) -> None:

@@ -1,0 +1,83 @@
+"""What a training step of several tasks as one run costs by method, beside Adapters†, side by side in one process.
+
+    python bench/multitask.py [--backbone minilm] [--tasks 8] [--size 16] [--repeats 20] [--out bench/multitask.json]
+
+Every method takes a step on the same rows in turns, and the median of its ratio to the step of `mahabadi-multi` is
+printed. Batches are of one task each, or mixed, so that every task has rows. Texts are the shipped SMS messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+
+import report
+import torch
+
+from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.data import load_task
+from inlay.model import load_backbone
+from inlay.model.methods import JOINT_METHODS
+from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.joint import make_joint_run
+
+BESIDE = "mahabadi-multi"
+METHODS = (BESIDE, "hyperformer", "hyperformer++", "full-multi")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--batches", default="homogeneous", choices=("homogeneous", "mixed"))
+    report.add_options(parser)
+    options = parser.parse_args()
+    backbone = load_backbone(options.backbone)
+    source = DataConfig(source=str(report.ROOT / "examples/sms_spam/sms_spam.tsv"), limit=512)
+    task = load_task(source, "sms")
+    tasks = [dataclasses.replace(task, name=f"sms{number}") for number in range(options.tasks)]
+    cohorts = {name: make_cohort(tasks, name, backbone, options) for name in METHODS}
+    rounds = [
+        {name: step(cohort, backbone, cursor) for name, cohort in cohorts.items()}
+        for cursor in range(options.repeats + 2)
+    ][2:]  # the first ones warm up
+    report.finish(
+        options,
+        backbone=options.backbone,
+        num_tasks=options.tasks,
+        size=options.size,
+        batches=options.batches,
+        step_beside_s=round(statistics.median(took[BESIDE] for took in rounds), 4),
+        step_relative={
+            name: round(statistics.median(took[name] / took[BESIDE] for took in rounds), 2) for name in METHODS
+        },
+    )
+
+
+def make_cohort(tasks, name: str, backbone, options) -> Cohort:
+    config = RunConfig(
+        method=MethodConfig(name, options.size if JOINT_METHODS[name].size else None),
+        train=TrainConfig(lr=1e-4),
+        joint=JointConfig(batches=options.batches),
+    )
+    return Cohort(
+        [make_joint_run(tasks, config, backbone)], backbone, CohortSettings(10**6, torch.get_num_threads(), 10**9)
+    )
+
+
+def step(cohort: Cohort, backbone, cursor: int) -> float:
+    cohort.members[0].progress.cursor = cursor
+    with cohort.training():
+        began = time.perf_counter()
+        cohort.step()
+        if backbone.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

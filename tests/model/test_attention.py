@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from inlay.config import MethodConfig
+from inlay.model import attention
 from inlay.model.attention import attend, spread_bias
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.heads import HeadSpec
@@ -20,7 +21,8 @@ HEADS, CHANNELS = 3, 8
 
 def draw(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(sum(LENGTHS), HEADS, CHANNELS, generator=generator, requires_grad=True) for _ in range(3)]
+    shape = (sum(LENGTHS), HEADS, CHANNELS)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3)]
 
 
 def plain(q, k, v, bias_HW=None):
@@ -43,23 +45,40 @@ def plain(q, k, v, bias_HW=None):
 
 
 @pytest.mark.parametrize("is_biased", [False, True])
-@pytest.mark.parametrize("path", ["in place", "padded"])
-def test_every_row_attends_to_itself_alone(is_biased, path):
-    from inlay.model import attention
-
-    how = attend if path == "in place" else attention._attend_padded
-    more = {} if path == "in place" else {"dropout": 0.0}
-    bias = torch.randn(HEADS, 31, generator=torch.Generator().manual_seed(9)) if is_biased else None
+@pytest.mark.parametrize("path", ["weights kept", "in place", "padded"])
+def test_every_row_attends_to_itself_alone(is_biased, path, monkeypatch):
+    monkeypatch.setattr(attention, "MOST_KEPT", max(LENGTHS) - (path == "in place"))
+    how = attention._attend_padded if path == "padded" else attend
+    more = {"dropout": 0.0} if path == "padded" else {}
+    generator = torch.Generator().manual_seed(9)
+    bias = torch.randn(HEADS, 31, dtype=torch.float64, generator=generator) if is_biased else None
     ours, reference = draw(), draw()
     packed = Pack(LENGTHS, torch.device("cpu"))
     out = how(*ours, packed, scaling=CHANNELS**-0.5, bias_HW=bias, **more)
     expected = plain(*reference, bias)
     torch.testing.assert_close(out, expected)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    weights = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     (out * weights).sum().backward()
     (expected * weights).sum().backward()
     for mine, theirs in zip(ours, reference, strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_weights_are_kept_only_where_gradients_are_computed_and_rows_are_short(monkeypatch):
+    kept = []
+    products = attention._Products.apply
+    monkeypatch.setattr(attention._Products, "apply", lambda *inputs: kept.append(inputs) or products(*inputs))
+    q, k, v = draw()
+    packed = Pack(LENGTHS, torch.device("cpu"))
+    attend(q.detach(), k.detach(), v.detach(), packed, scaling=1.0)
+    with torch.no_grad():
+        attend(q, k, v, packed, scaling=1.0)
+    monkeypatch.setattr(attention, "MOST_KEPT", max(LENGTHS) - 1)
+    attend(q, k, v, packed, scaling=1.0)
+    assert not kept
+    monkeypatch.setattr(attention, "MOST_KEPT", max(LENGTHS))
+    attend(q, k, v, packed, scaling=1.0)
+    assert len(kept) == 1
 
 
 def test_attention_dropout_keeps_the_mean_and_is_not_the_same_twice():

@@ -5,7 +5,9 @@ its own to the scores, gets its self-attention and its bias replaced, the bias a
 for the whole pack. While no packed batch is routed, both are exactly what transformers does.
 
 On a CPU neighbouring rows of one length go through one product as they lie, which was the fastest of per-row, blocked
-and padded attention there (bench/attention.py). Where attention has dropout, rows are padded for this product alone.
+and padded attention there (bench/attention.py). Training keeps the weights of rows that are not long, and computes with
+plain products: torch's fused attention is made for long rows. Where attention has dropout, rows are padded for this
+product alone.
 
 Shape letters: N packed tokens, B rows, T tokens of a padded row, H heads, C channels of a head, W distances.
 """
@@ -25,6 +27,8 @@ from inlay.model.route import Pack
 
 IMPLEMENTATION = "inlay"
 """The name under which transformers finds packed attention."""
+MOST_KEPT = 128
+"""Tokens of a row at most whose attention weights are kept for the backward pass: they take memory by the square."""
 
 
 def attend(
@@ -34,6 +38,10 @@ def attend(
     """Each row's attention to itself [N, H, C]. `bias_HW` is added to the scores by distance, key minus query."""
     if dropout or q_NHC.device.type != "cpu":
         return _attend_padded(q_NHC, k_NHC, v_NHC, pack, scaling=scaling, dropout=dropout, bias_HW=bias_HW)
+    has_grad = q_NHC.requires_grad and torch.is_grad_enabled() and not (bias_HW is not None and bias_HW.requires_grad)
+    if has_grad and max(pack.lengths) <= MOST_KEPT:
+        attended: Tensor = _Products.apply(q_NHC, k_NHC, v_NHC, pack.lengths, scaling, bias_HW)
+        return attended
     sizes = [count * length for count, length in pack.runs_of_equal_length]
     pieces = []
     parts = zip(q_NHC.split(sizes), k_NHC.split(sizes), v_NHC.split(sizes), pack.runs_of_equal_length, strict=True)
@@ -44,6 +52,42 @@ def attend(
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
         pieces.append(out.transpose(1, 2).flatten(0, 1))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+class _Products(torch.autograd.Function):
+    """softmax(scaling·q·kᵀ + bias)·v of each row, and its gradients, as products over heads; the bias gets none."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        q_NHC, k_NHC, v_NHC, lengths, scaling, bias_HW = inputs
+        qkv_HNC = [x.transpose(0, 1).contiguous() for x in (q_NHC * scaling, k_NHC, v_NHC)]
+        weights, pieces = [], []
+        for q, k, v in zip(*(x.split(lengths, 1) for x in qkv_HNC), strict=True):
+            k = k.transpose(1, 2)
+            scores = torch.bmm(q, k) if bias_HW is None else torch.baddbmm(spread_bias(bias_HW, q.shape[1]), q, k)
+            weights.append(torch.softmax(scores, -1))
+            pieces.append(torch.bmm(weights[-1], v).transpose(0, 1))
+        ctx.lengths, ctx.scaling = lengths, scaling
+        ctx.save_for_backward(*qkv_HNC, *weights)
+        return torch.cat(pieces)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q_HNC, k_HNC, v_HNC, *weights_of = ctx.saved_tensors
+        grad_HNC = grads[0].transpose(0, 1).contiguous()
+        parts = (x.split(ctx.lengths, 1) for x in (q_HNC, k_HNC, v_HNC, grad_HNC))
+        pieces = []
+        for q, k, v, grad, weights in zip(*parts, weights_of, strict=True):
+            by_weights = torch.bmm(grad, v.transpose(1, 2))
+            by_scores = torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
+            row = (
+                torch.bmm(by_scores, k),
+                torch.bmm(by_scores.transpose(1, 2), q),
+                torch.bmm(weights.transpose(1, 2), grad),
+            )
+            pieces.append([x.transpose(0, 1) for x in row])
+        by_q, by_k, by_v = (torch.cat(column) for column in zip(*pieces, strict=True))
+        return by_q.mul_(ctx.scaling), by_k, by_v, None, None, None
 
 
 def _attend_padded(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from inlay.model.attention import replace_biased
+from inlay.model.dropout import Dropout
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite, find_family
 
@@ -143,6 +144,9 @@ class BlockWrapper(_Wrapper):
 def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
     """Set wrappers at the sites, norms, linear layers and blocks of `model`; they do nothing until a bank is routed."""
     mounted = Mount(anatomy.num_layers)
+    for path, module in list(model.named_modules()):
+        if type(module) is nn.Dropout:
+            model.set_submodule(path, Dropout(module.p).train(module.training))
     # Linear layers first: a wrapped one may lie inside a site, or be one (DistilBERT's attention).
     for path in dict.fromkeys(linear.path for linear in anatomy.linears):
         parts = tuple(linear for linear in anatomy.linears if linear.path == path)

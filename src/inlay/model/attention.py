@@ -40,7 +40,7 @@ def attend(
         return _attend_padded(q_NHC, k_NHC, v_NHC, pack, scaling=scaling, dropout=dropout, bias_HW=bias_HW)
     has_grad = q_NHC.requires_grad and torch.is_grad_enabled() and not (bias_HW is not None and bias_HW.requires_grad)
     if has_grad and max(pack.lengths) <= MOST_KEPT:
-        attended: Tensor = _Products.apply(q_NHC, k_NHC, v_NHC, pack.lengths, scaling, bias_HW)
+        attended: Tensor = _Products.apply(q_NHC, k_NHC, v_NHC, pack.lengths, pack.lengths, scaling, bias_HW)
         return attended
     sizes = [count * length for count, length in pack.runs_of_equal_length]
     pieces = []
@@ -54,28 +54,41 @@ def attend(
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
+def attend_first(
+    q_BHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, pack: Pack, *, scaling: float, bias_HW: Tensor | None = None
+) -> Tensor:
+    """The attention of each row's first token [B, H, C] to the row; the bias gets no gradient."""
+    attended: Tensor = _Products.apply(q_BHC, k_NHC, v_NHC, (1,) * len(q_BHC), pack.lengths, scaling, bias_HW)
+    return attended
+
+
 class _Products(torch.autograd.Function):
-    """softmax(scaling·q·kᵀ + bias)·v of each row, and its gradients, as products over heads; the bias gets none."""
+    """softmax(scaling·q·kᵀ + bias)·v of each row, and its gradients, as products over heads; the bias gets none.
+
+    A row may have fewer queries than keys: those of its first tokens.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        q_NHC, k_NHC, v_NHC, lengths, scaling, bias_HW = inputs
+        q_NHC, k_NHC, v_NHC, num_queries, lengths, scaling, bias_HW = inputs
         qkv_HNC = [x.transpose(0, 1).contiguous() for x in (q_NHC * scaling, k_NHC, v_NHC)]
+        sizes = (num_queries, lengths, lengths)
         weights, pieces = [], []
-        for q, k, v in zip(*(x.split(lengths, 1) for x in qkv_HNC), strict=True):
-            k = k.transpose(1, 2)
-            scores = torch.bmm(q, k) if bias_HW is None else torch.baddbmm(spread_bias(bias_HW, q.shape[1]), q, k)
+        for q, k, v in zip(*(x.split(size, 1) for x, size in zip(qkv_HNC, sizes, strict=True)), strict=True):
+            scores = torch.bmm(q, k.transpose(1, 2))
+            if bias_HW is not None:
+                scores += spread_bias(bias_HW, k.shape[1])[:, : q.shape[1]]
             weights.append(torch.softmax(scores, -1))
             pieces.append(torch.bmm(weights[-1], v).transpose(0, 1))
-        ctx.lengths, ctx.scaling = lengths, scaling
+        ctx.sizes, ctx.scaling = (*sizes, num_queries), scaling
         ctx.save_for_backward(*qkv_HNC, *weights)
         return torch.cat(pieces)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_HNC, k_HNC, v_HNC, *weights_of = ctx.saved_tensors
-        grad_HNC = grads[0].transpose(0, 1).contiguous()
-        parts = (x.split(ctx.lengths, 1) for x in (q_HNC, k_HNC, v_HNC, grad_HNC))
+        all_HNC = (q_HNC, k_HNC, v_HNC, grads[0].transpose(0, 1).contiguous())
+        parts = (x.split(size, 1) for x, size in zip(all_HNC, ctx.sizes, strict=True))
         pieces = []
         for q, k, v, grad, weights in zip(*parts, weights_of, strict=True):
             by_weights = torch.bmm(grad, v.transpose(1, 2))
@@ -87,7 +100,7 @@ class _Products(torch.autograd.Function):
             )
             pieces.append([x.transpose(0, 1) for x in row])
         by_q, by_k, by_v = (torch.cat(column) for column in zip(*pieces, strict=True))
-        return by_q.mul_(ctx.scaling), by_k, by_v, None, None, None
+        return by_q.mul_(ctx.scaling), by_k, by_v, None, None, None, None
 
 
 def _attend_padded(

@@ -20,7 +20,7 @@ from inlay.model.sites import Anatomy, LinearSite, find_family
 class SlotOperations(Protocol):
     """What a wrapper asks of the active bank; the route is already bound, and names are those within a block."""
 
-    def at(self, layer: int) -> SlotOperations: ...
+    def at(self, layer: int, *, is_last: bool) -> SlotOperations: ...
 
     @property
     def pack(self) -> Pack | None: ...
@@ -57,7 +57,8 @@ class Mount:
         pass again during backward and needs the route to be there.
         """
         outer = self.active, [block.active for block in self.blocks]
-        self._activate(operations, [operations.at(layer) for layer in range(len(self.blocks))])
+        last = len(self.blocks) - 1
+        self._activate(operations, [operations.at(layer, is_last=layer == last) for layer in range(last + 1)])
         try:
             yield
         finally:

@@ -120,6 +120,8 @@ class Route:
     """what is known of the lower layers, which the pass then skips"""
     tiling: Tiling | None = field(default=None, compare=False)
     """the same as tensors, where operations take all slots at once"""
+    wide: Route | None = field(default=None, compare=False)
+    """where this is the route of first tokens alone, that of all: every block but the last follows it"""
 
     def tiled(self, num_slots: int, tokens_per_item: int, device: torch.device) -> Route:
         """The route with a tiling for a bank of so many slots; a padded row is an item of several tokens."""
@@ -195,6 +197,12 @@ class Batch:
     @property
     def prefix(self) -> Prefix | None:
         return self.route.prefix
+
+    def narrowed(self) -> Batch:
+        """A packed batch for heads that read first tokens alone: the last block computes no others, one for a row."""
+        assert self.pack is not None
+        firsts = Pack((1,) * self.num_rows, self.pack.device)
+        return replace(self, route=Route(self.rows, pack=firsts, prefix=self.prefix, wide=self.route))
 
 
 def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu") -> Batch:

@@ -18,7 +18,8 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         threshold = round(self.p * _STEPS)
-        if not self.training or x.device.type != "cpu" or not 0 < threshold < _STEPS:
+        is_slow = self.training and x.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not is_slow or not 0 < threshold < _STEPS:
             return super().forward(x)
         return x * draw_factors(x, threshold)
 

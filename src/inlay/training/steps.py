@@ -46,6 +46,8 @@ class Stepper:
     ) -> None:
         self._bank, self._flat, self._optimizer, self._world = bank, flat, optimizer, world or World()
         self.token_budget = token_budget
+        self.may_narrow = True
+        """whether the last block leaves out tokens that no head reads"""
         self.on_compile: Callable[[str], None] = lambda what: None
         """hears what is about to be compiled"""
 
@@ -99,7 +101,8 @@ class Stepper:
         """Whether the last block may leave out all tokens but the first of each row, and every result stay the same."""
         backbone, specs = self._bank.backbone, [member.run.spec for member in active]
         return (
-            backbone.packs
+            self.may_narrow
+            and backbone.packs
             and not launch.is_available(backbone.device)
             and all(spec.head.reads_first and not spec.is_solo and spec.method.inner_norm != "batch" for spec in specs)
             and not any(member.run.config.train.attention_dropout for member in active)

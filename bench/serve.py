@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="rows of a step")
     parser.add_argument("--held", type=int, help="tasks that Inlay holds")
     parser.add_argument("--peer-held", type=int, help="tasks that `adapters` holds")
-    parser.add_argument("--steps", type=int, help="of a turn; a peer that switches takes one")
+    parser.add_argument("--steps", type=int, help="of a turn; a peer that switches, or runs on a GPU, takes one")
     parser.add_argument("--size", type=int, default=64, help="of the bottleneck")
     turns.add_options(parser)
     report.add_options(parser)
@@ -46,7 +46,11 @@ def main() -> None:
     work = make_workload(options.backbone, glue_lengths(requests), options.folder)
     ways = make_ways(options, work)
     num_steps = options.steps or STEPS[options.device]
-    steps = {way.name: 1 if way.name == "adapters/switch" else num_steps for way in ways}
+    # A step of a peer on a GPU is hundreds of small launches for each row: one is long enough.
+    is_slow = {
+        way.name: way.name == "adapters/switch" or (options.device == "cuda" and not way.is_ours) for way in ways
+    }
+    steps = {way.name: 1 if is_slow[way.name] else num_steps for way in ways}
     turns.measure_in_turns(ways, options, steps)
     compared = turns.ratios(ways)
     for way in ways:

@@ -136,13 +136,28 @@ def measure_in_turns(ways: list[Way], options: argparse.Namespace, steps: Mappin
             for worker in begun:
                 worker.way.facts = worker.hear(deadline - time.monotonic()) or {}
                 print(f"ready: {worker.way.name} {json.dumps(worker.way.facts)}", file=sys.stderr, flush=True)
-        for turn in range(options.turns + 1):
-            for worker in workers:
-                if not worker.way.error:
-                    _take_turn(worker, steps[worker.way.name], is_warm_up=turn == 0)
+        _take_turns(workers, options.turns, steps)
     finally:
         for worker in workers:
             worker.stop()
+
+
+def _take_turns(workers: list[Worker], num_turns: int, steps: Mapping[str, int]) -> None:
+    """All turns, or those that were whole when Ctrl-C came."""
+    for turn in range(num_turns + 1):
+        try:
+            for worker in workers:
+                if not worker.way.error:
+                    _take_turn(worker, steps[worker.way.name], is_warm_up=turn == 0)
+        except KeyboardInterrupt:
+            if turn < 2:
+                raise
+            print(f"stopped after {turn - 1} of {num_turns} turns", file=sys.stderr, flush=True)
+            for worker in workers:
+                del worker.way.rates[turn - 1 :]
+            return
+        rates = {worker.way.name: round(worker.way.rates[-1], 1) for worker in workers if worker.way.rates}
+        print(f"turn {turn} of {num_turns}: {json.dumps(rates)}", file=sys.stderr, flush=True)
 
 
 def _take_turn(worker: Worker, steps: int, *, is_warm_up: bool) -> None:

@@ -111,6 +111,7 @@ class Bank:
         self._removed: list[frozenset[int]] = [frozenset()] * num_slots
         self._is_repeated = False
         self._views: Views | None = None
+        self._no_views = Views()
         self.num_changes = 0
         """how often a slot changed hands"""
 
@@ -229,8 +230,8 @@ class Bank:
         """
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
-        is_solo = bool(route.segments) and self.is_solo(route.segments[0].slot)
-        views = Views() if is_solo else self.views
+        is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
+        views = self._no_views if is_solo and (route.segments or self.num_slots == 1) else self.views
         device = self.backbone.device
         if launch.is_available(device) and route.tiling is None:
             width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
@@ -252,7 +253,7 @@ class Bank:
         """
         slots = [segment.slot for segment in batch.route.segments]
         assert len(slots) == 1 or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
-        weights = self._weights_of(slots[0]) if self.is_solo(slots[0]) else None
+        weights = self.weights_of(slots[0])
         heads = [self._head(slot) for slot in slots]
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
         read: list[Tensor] = []
@@ -309,8 +310,10 @@ class Bank:
         weight, bias = self.stacks["head.hidden.weight"][slot], self.stacks["head.hidden.bias"][slot]
         return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
 
-    def _weights_of(self, slot: int) -> dict[str, Tensor]:
-        """The slot's own weights by the backbone's names."""
+    def weights_of(self, slot: int) -> dict[str, Tensor] | None:
+        """The slot's own weights by the backbone's names; None if it goes through the backbone's."""
+        if not self.is_solo(slot):
+            return None
         if not self.is_trainable:
             return {name.removeprefix(_OWN): tensor for name, tensor in self._own_weights[slot].items()}
         names = [name for name in self._layouts[slot] if name.startswith(_OWN)]

@@ -123,6 +123,8 @@ class Tiling:
     """where each packed row begins and ends; empty if rows are padded"""
     max_length: int
     """the longest a packed row may be"""
+    rows_N: Tensor | None = None
+    """the row of every token, in a pass that is made for any mix of rows"""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ ARROWS = {
     "store": LEAVES,
     "training": LEAVES | ROOMS,
     "serving": LEAVES | ROOMS,
-    "research": LEAVES | ROOMS | {"training", "serving"},
+    "research": LEAVES | ROOMS | {"presets", "training", "serving"},
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
     "library": LEAVES | ROOMS | {"presets", "training", "serving"},
@@ -86,6 +86,7 @@ def test_transformers_is_touched_only_in_the_model_room():
     "arguments",
     [
         *(["--help"], ["tasks", "--help"], ["tasks"], ["tasks", "--json"], ["presets"]),
+        *(["study", "--help"], ["study", "list"]),
         *(["train", "--help"], ["predict", "--help"], ["evaluate", "--help"]),
     ],
 )

@@ -192,3 +192,26 @@ def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, family):
     answers = [infer(cohort.bank, [Row(ids, slot) for slot in range(4) for ids in ROWS]) for cohort in (ours, plain)]
     for here, there in zip(*answers, strict=True):
         torch.testing.assert_close(there, here, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("method", ["houlsby", "pfeiffer", "lora"])
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_gated_slots_that_share_tensors_answer_as_on_the_cpu(backbone_folder, backbone_of, family, method):
+    answers = []
+    for backbone in (
+        backbone_of(family),
+        load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32),
+    ):
+        bank = Bank(backbone, 1)
+        spec = SlotSpec(MethodConfig(method, 8), HeadSpec("classify", 2, "mean"))
+        bank.initialise(0, spec, seed=0)
+        noise = torch.Generator().manual_seed(0)
+        bank.put(0, spec, {key: t + 0.2 * torch.randn(t.shape, generator=noise) for key, t in bank.read(0).items()})
+        spans = [(), (0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)]
+        many = bank.repeated(0, len(spans))
+        for slot, span in enumerate(spans):
+            many.gate(slot, span)
+        answers.append(infer(many, [Row(ids, slot) for slot in range(len(spans)) for ids in ROWS]))
+    for there, here in zip(*reversed(answers), strict=True):
+        torch.testing.assert_close(there, here, atol=2e-3, rtol=2e-3)
+    assert len({tuple((100 * row).round().tolist()) for row in answers[0]}) > len(ROWS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -74,6 +75,11 @@ class TrainConfig:
     lr: float | None = setting(None, "peak learning rate; default: the method's own, 5e-4 for adapters, 5e-5 for full")
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
+    steps: str = setting(
+        "epochs",
+        "steps in all: epochs (each to its end), or bert (rows / batch_size · epochs rounded down, as the original)",
+        choices=("epochs", "bert"),
+    )
     bucket: int | None = setting(
         None, "batches that share their rows by length, to save padding; default: 1 (none), 4 where rows are padded"
     )
@@ -133,7 +139,7 @@ class TrainConfig:
 class DataConfig:
     """Where a task's rows are and how they are read. The digest of what was read counts, not these settings."""
 
-    source: str = setting("", "file, glue/NAME, or hub:NAME")
+    source: str = setting("", "file, glue/NAME, extra/NAME, or hub:NAME")
     text: str | None = setting(None, "column of the text; default: recognised by name")
     pair: str | None = setting(None, "column of the second text")
     label: str | None = setting(None, "column of the label")
@@ -153,7 +159,7 @@ class DataConfig:
     on_bad_row: str = setting("refuse", "what a bad row does", choices=("refuse", "skip"))
     limit: int | None = setting(None, "use at most this many training rows")
     encoding: str | None = setting(None, "text encoding; default: detected")
-    root: str | None = setting(None, "folder of the GLUE sets; default: $INLAY_DATA")
+    root: str | None = setting(None, "folder of the GLUE and extra sets; default: $INLAY_DATA")
 
     def __post_init__(self) -> None:
         for name in ("dev_share", "test_share"):
@@ -239,7 +245,7 @@ def write_toml(config: Any) -> str:
 def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """Build a config dataclass from nested mappings, checking keys and types."""
     fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(kind)
+    hints = _find_hints(kind)  # type: ignore[arg-type]
     values = {}
     for key, value in tree.items():
         if key not in fields:
@@ -251,6 +257,11 @@ def from_tree(kind: type[T], tree: Mapping[str, Any], where: str = "") -> T:
         else:
             values[key] = _coerce(hints[key], value, f"{where}{key}")
     return kind(**values)
+
+
+@functools.cache
+def _find_hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _suggest(key: str, hints: Mapping[str, Any], where: str) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def load_task(data: str | Path | pandas.DataFrame, *, name: str, **settings: Any) -> Task:
-    """A task from a file, a folder, `glue/NAME`, `hub:NAME` or a DataFrame.
+    """A task from a file, a folder, `glue/NAME`, `extra/NAME`, `hub:NAME` or a DataFrame.
 
     `settings` are those of `DataConfig`: `text`, `pair`, `label`, `kind`, `dev`, `test_share` …
     """

@@ -203,3 +203,77 @@ def test_row_losses_follow_their_formulas():
     torch.testing.assert_close(HEADS["multilabel"].row_losses(logits, targets), expected)
     numbers = torch.tensor([1.0, 2, 3, 4])
     torch.testing.assert_close(HEADS["regress"].row_losses(logits, numbers), (logits[:, 0] - numbers) ** 2)
+
+
+def hidden_of(bank, slot, ids):
+    batch = bank.backbone.collate([Row(ids, slot)])
+    with torch.inference_mode(), bank.routed(batch.route):
+        return bank.backbone.hidden(batch)
+
+
+def moved(bank, slot, kind, seed=0):
+    """Put a slot whose tensors are all far from neutral; they come back."""
+    bank.initialise(slot, kind, seed)
+    noise = torch.Generator().manual_seed(seed)
+    tensors = {name: t + 0.2 * torch.randn(t.shape, generator=noise) for name, t in bank.read(slot).items()}
+    bank.put(slot, kind, tensors)
+    return tensors
+
+
+@pytest.mark.parametrize("method", ["houlsby", "pfeiffer", "parallel", "lora"])
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_gate_takes_out_the_adapters_of_its_layers_and_nothing_else(tiny_bert, method, trainable):
+    bank, plain = Bank(tiny_bert, 2, trainable=trainable), Bank(tiny_bert, 1)
+    kind = spec(method=method)
+    tensors = moved(bank, 0, kind)
+    moved(bank, 1, kind, seed=1)
+    other, before = hidden_of(bank, 1, ROWS[2]), hidden_of(bank, 0, ROWS[2])
+    bank.gate(0, [1])
+    silent = {
+        name: torch.zeros_like(t) if name.split(".")[1] == "1" and name.endswith((".up", ".up_bias")) else t
+        for name, t in tensors.items()
+    }
+    plain.put(0, kind, silent)
+    torch.testing.assert_close(hidden_of(bank, 0, ROWS[2]), hidden_of(plain, 0, ROWS[2]))
+    assert not torch.allclose(hidden_of(bank, 0, ROWS[2]), before, atol=1e-3)
+    assert torch.equal(hidden_of(bank, 1, ROWS[2]), other)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in bank.read(0).items())
+    bank.gate(0, [])
+    assert torch.equal(hidden_of(bank, 0, ROWS[2]), before)
+
+
+def test_a_gate_goes_with_the_slot_that_leaves(tiny_bert):
+    bank = Bank(tiny_bert, 1)
+    tensors = moved(bank, 0, spec())
+    before = hidden_of(bank, 0, ROWS[2])
+    bank.gate(0, range(3))
+    bank.put(0, spec(), tensors)
+    assert torch.equal(hidden_of(bank, 0, ROWS[2]), before)
+
+
+def test_a_shared_adapter_is_gated_in_one_layer_alone(tiny_bert):
+    shared, own = Bank(tiny_bert, 1), Bank(tiny_bert, 1)
+    tensors = moved(shared, 0, spec(sharing="all"))
+    shared.gate(0, [2])
+    expanded = {item.name: tensors.get(item.name) for item in spec().layout(tiny_bert.anatomy)}
+    for name in expanded:
+        if name.startswith("adapter."):
+            part = name.rpartition(".")[2]
+            is_gone = name.startswith("adapter.2.") and part in ("up", "up_bias")
+            expanded[name] = tensors[f"adapter.0-2.{part}"] * (0 if is_gone else 1)
+    own.put(0, spec(), expanded)
+    torch.testing.assert_close(hidden_of(shared, 0, ROWS[2]), hidden_of(own, 0, ROWS[2]))
+
+
+def test_repeated_slots_share_the_tensors_of_one(tiny_bert):
+    bank = Bank(tiny_bert, 2)
+    moved(bank, 0, spec())
+    tensors = moved(bank, 1, spec(), seed=1)
+    many = bank.repeated(1, 79)
+    assert {stack.untyped_storage().data_ptr() for stack in many.stacks.values()} == {
+        stack.untyped_storage().data_ptr() for stack in bank.stacks.values()
+    }
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in many.read(40).items())
+    assert torch.equal(hidden_of(many, 78, ROWS[2]), hidden_of(bank, 1, ROWS[2]))
+    with pytest.raises(AssertionError, match="cannot change hands"):
+        many.free(0)

@@ -76,3 +76,25 @@ def test_slots_of_every_kind_in_one_serving_bank_equal_the_loop(backbone_of, mon
         for one, other in zip(tiled, loop, strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
         kinds = [{"name": "pfeiffer"}, {"combine": "multiply", "inner_norm": "layer"}, {"name": "ia3"}]
+
+
+@pytest.mark.parametrize("kind", [{}, {"name": "pfeiffer"}, {"name": "lora"}, {"combine": "multiply"}, {"depth": 2}])
+def test_gated_slots_that_share_tensors_equal_the_loop(backbone_of, monkeypatch, kind):
+    backbone = backbone_of("bert")
+
+    def answer():
+        bank = fill(backbone, [MethodConfig(size=8, **kind)], trainable=False).repeated(0, 4)
+        bank.gate(1, [0])
+        bank.gate(3, [0, 1, 2])
+        batch = backbone.collate([Row([5, 9, 30, 31, 6], slot) for slot in range(4)])
+        with torch.inference_mode(), bank.routed(batch.route):
+            first = bank.logits(batch)
+            bank.gate(0, [2])  # in place, once the views are there
+        with torch.inference_mode(), bank.routed(batch.route):
+            return torch.cat([*first, *bank.logits(batch)])
+
+    tiled = answer()
+    monkeypatch.setattr(launch, "is_available", lambda device: False)
+    loop = answer()
+    torch.testing.assert_close(tiled, loop, atol=2e-5, rtol=1e-4)
+    assert len({tuple(row) for row in (1e3 * loop).round().tolist()}) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from inlay.errors import BadConfig, Diverged
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort import Watcher
+from inlay.training.loop import Interrupted
 from inlay.training.plan import make_plan
+from inlay.training.run import count_steps
 
 
 def make(backbone, task, *, method="houlsby", size=8, **train):
@@ -159,3 +162,60 @@ def test_plan_counts_and_estimates_without_changing_anything(tiny_bert, toy_task
     assert plan.num_steps == result.history[-1]["step"]
     assert plan.full.trained_parameters == tiny_bert.num_parameters + 2 * 32 + 2
     assert json.loads(json.dumps(plan.to_json()))["run_id"] == run.id
+
+
+def test_steps_counted_as_the_original_end_the_last_epoch_early(tiny_bert, toy_task, tmp_path):
+    # 44 rows in batches of 8: six steps an epoch, but 44 · 3 / 8 = 16.5 in all.
+    plain, counted = (
+        make(tiny_bert, toy_task(num_rows=44), epochs=3),
+        make(tiny_bert, toy_task(num_rows=44), epochs=3, steps="bert"),
+    )
+    whole, cut = fit([plain, counted], tiny_bert, tmp_path)
+    assert [line["step"] for line in whole.history] == [6, 12, 18]
+    assert [line["step"] for line in cut.history] == [6, 12, 16]
+    assert (plain.num_steps, counted.num_steps) == (18, 16)
+    assert cut.status == "finished"
+    assert plain.id != counted.id
+    cola = dataclasses.replace(counted.config.train, batch_size=32, epochs=15)
+    assert count_steps(8551, cola) == 4008  # the student reproduction's `model.ckpt-4008`
+
+
+def test_resume_states_are_no_more_often_than_asked_and_curves_are_drawn_if_asked(
+    tiny_bert, toy_task, tmp_path, monkeypatch
+):
+    saved = []
+    monkeypatch.setattr("inlay.training.loop.save_state", lambda place, cohort: saved.append(cohort.num_steps))
+    run = make(tiny_bert, toy_task(), epochs=3)
+    fit([run], tiny_bert, tmp_path / "often")
+    assert saved == [6, 12, 18], "at every epoch's end"
+    saved.clear()
+    fit([run], tiny_bert, tmp_path / "seldom", FitSettings(save_seconds=1e9, draw_curves=False))
+    assert saved == []
+    assert (tmp_path / "often" / run.id / "curve.png").is_file()
+    assert not (tmp_path / "seldom" / run.id / "curve.png").exists()
+    weights = [load_file(tmp_path / place / run.id / "best.safetensors") for place in ("often", "seldom")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+class StopAt(Watcher):
+    """Ctrl-C at a step, as a study's deadline gives it."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, cohort, num_rows):
+        if cohort.num_steps == self.step:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_asked_to_stop_the_state_is_saved_whenever_the_last_one_was(tiny_bert, toy_task, tmp_path):
+    runs = [make(tiny_bert, toy_task(), epochs=epochs) for epochs in (1, 3)]
+    settings = FitSettings(save_seconds=1e9)
+    for step in (4, 8, 9):  # before and after the shorter run has ended, whose end no state has seen
+        with pytest.raises(Interrupted):
+            fit(runs, tiny_bert, tmp_path / "stopped", settings, StopAt(step))
+    results = fit(runs, tiny_bert, tmp_path / "stopped", settings)
+    whole = fit(runs, tiny_bert, tmp_path / "whole")
+    for ours, theirs in zip(results, whole, strict=True):
+        assert ours.dev_metric == theirs.dev_metric
+        assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in theirs.tensors)

@@ -28,6 +28,7 @@ COMMANDS = {
     "baseline": Command(
         "Train", "baseline", "baseline", "Score TF-IDF and logistic regression on a task, with no transformer."
     ),
+    "study": Command("Train", "study", "study", "Reproduce published tables and figures."),
     "presets": Command("Train", "presets", "presets", "List the presets and what each sets."),
     "stream": Command("Train", "stream", "stream", "Train every data file that appears in a folder."),
     "predict": Command("Use", "use", "predict", "Answer texts, lines from stdin, or a file of any length."),

@@ -62,7 +62,7 @@ class Judged:
 
 def evaluate(
     task: TaskArgument,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="labelled file, folder, glue/NAME or hub:NAME")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="labelled file, folder, glue/NAME, extra/NAME, hub:NAME")],
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,

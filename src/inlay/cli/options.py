@@ -191,7 +191,7 @@ def open_store(folder: Path | None) -> Store:
 
 def _shared_parameters() -> list[inspect.Parameter]:
     files = "CSV, TSV, JSONL or Parquet file, CoNLL columns, SQuAD JSON"
-    data = typer.Argument(metavar="DATA", help=f"{files}, folder, glue/NAME or hub:NAME")
+    data = typer.Argument(metavar="DATA", help=f"{files}, folder, glue/NAME, extra/NAME or hub:NAME")
     made = {
         "data": Annotated[str | None, data],
         "task": Annotated[str | None, typer.Option("--task", help="name of the task; default: the data's")],

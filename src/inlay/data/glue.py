@@ -1,6 +1,7 @@
 """The GLUE sets by name: where their official files lie and what their columns mean.
 
-The test sides are unlabelled, so a GLUE task has no test rows; the files can still be read to predict.
+The test sides are unlabelled, so a GLUE task has no test rows; the files can still be read to predict. Where QNLI's
+training file is missing and SQuAD lies beside it, its rows are rebuilt from that, and the task's notes say so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inlay.config import DataConfig
+from inlay.data.rebuild import rebuild_qnli
 from inlay.data.sources import Source, Table, read_table
 from inlay.errors import BadConfig, Missing, UnknownName
 
@@ -65,6 +67,9 @@ def open_glue(name: str, config: DataConfig) -> Source:
         path = _find_file(folder, stem)
         if path is not None:
             sides[side] = _reading(path, entry if side != "test" else replace(entry, names=None), config)
+    squad = folder.parent / "SQuAD" / "train-v1.1.json"
+    if name.lower() == "qnli" and "train" not in sides and squad.is_file():
+        sides["train"] = lambda: _plain_columns(rebuild_qnli(squad), entry)
     required = ("train", "dev") if config.dev is None else ("train",)  # scores are on the official dev rows or nothing
     return Source(f"glue/{name.lower()}", sides, config, str(folder), required)
 
@@ -97,11 +102,15 @@ def _reading(path: Path, entry: GlueSet, config: DataConfig) -> Callable[[], Tab
     def read() -> Table:
         table = read_table(path, config, entry.names if path.suffix == ".tsv" else None)
         note = () if path.suffix == ".tsv" else (f"rows read from {path.name}",)
-        # The columns get plain names, so that all files of a set agree: MNLI as .jsonl has others than as .tsv.
-        text, pair, label = entry.columns
-        plain = {text: "text", pair: "pair", label: "label"}
-        plain |= {} if text in table.header.names else {"premise": "text", "hypothesis": "pair"}
-        names = tuple(plain.get(name, name) for name in table.header.names)
-        return replace(table, header=table.header._replace(names=names), notes=table.notes + note)
+        return _plain_columns(replace(table, notes=table.notes + note), entry)
 
     return read
+
+
+def _plain_columns(table: Table, entry: GlueSet) -> Table:
+    """The table with plain names, so that all files of a set agree: MNLI as .jsonl has others than as .tsv."""
+    text, pair, label = entry.columns
+    plain = {text: "text", pair: "pair", label: "label"}
+    plain |= {} if text in table.header.names else {"premise": "text", "hypothesis": "pair"}
+    names = tuple(plain.get(name, name) for name in table.header.names)
+    return replace(table, header=table.header._replace(names=names))

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ from inlay.errors import BadData, InlayError, Missing
 
 SKIP_HINT = "mend the row, or leave bad rows out with `--on-bad-row skip`"
 TASK_COLUMN = "task"
+WAYS_IN = "a file, a folder, glue/NAME, extra/NAME or hub:NAME"
+Names = tuple[str, ...] | None  # of the columns of a file without a header
 Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or what is wrong with the row
 
 
@@ -91,16 +94,16 @@ class InputRow:
 
 
 def open_file(
-    path: str | Path, encoding: str | None = None, names: tuple[str, ...] | None = None, *, kind: str = "auto"
+    path: str | Path, encoding: str | None = None, names: Names = None, *, kind: str = "auto", suffix: str | None = None
 ) -> Stream:
-    """A file as a stream of records, read by the reader of its suffix; `names` are those of a file without a header.
+    """A file as a stream of records, read by the reader of its suffix, or of `suffix` where its name has none.
 
-    Plain text of a `tag` task is columns of words, whatever its suffix.
+    `names` are those of a file without a header. Plain text of a `tag` task is columns of words, whatever its suffix.
     """
     path = Path(path)
     if not path.is_file():
         raise _missing_file(path)
-    reader = READERS.get(path.suffix.lower())
+    reader = READERS.get(suffix or path.suffix.lower())
     if kind == "tag" and reader in (None, _open_txt, _open_tsv):
         reader = _open_conll
     if reader is None:
@@ -111,12 +114,14 @@ def open_file(
     return reader(path, encoding, names)
 
 
-def read_table(path: str | Path, config: DataConfig = DataConfig(), names: tuple[str, ...] | None = None) -> Table:
+def read_table(
+    path: str | Path, config: DataConfig = DataConfig(), names: Names = None, *, suffix: str | None = None
+) -> Table:
     """A file read whole; an unreadable row is refused or, with `on_bad_row` skip, listed in `faults`.
 
     A quoted field that never ends is always refused: nobody knows how many rows are in it.
     """
-    stream = open_file(path, config.encoding, names, kind=config.kind)
+    stream = open_file(path, config.encoding, names, kind=config.kind, suffix=suffix)
     records, lines, faults = [], [], []
     for line, record in stream.records:
         if isinstance(record, BadData):
@@ -197,12 +202,9 @@ def open_folder(folder: Path, config: DataConfig) -> Source:
                 f"two files of {side} rows: `{found[side].name}` and `{path.name}`", "keep one of them", path=folder
             )
         found[side] = path
-    sides = {side: _reading(path, config) for side, path in found.items()}
-    return Source(str(folder), sides, config, place=str(folder))
-
-
-def _reading(path: Path, config: DataConfig) -> Callable[[], Table]:
-    return lambda: read_table(path, config)
+    return Source(
+        str(folder), {side: partial(read_table, path, config) for side, path in found.items()}, config, str(folder)
+    )
 
 
 def open_hub(name: str, config: DataConfig) -> Source:
@@ -258,21 +260,24 @@ def _missing_file(path: Path) -> Missing:
         )
     near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, near, n=1)
-    hint = f"did you mean `{path.parent / close[0]}`?" if close else "give a file, a folder, glue/NAME or hub:NAME"
+    hint = (
+        f"did you mean `{path.parent / close[0]}`?"
+        if close
+        else "give a file, a folder, glue/NAME, extra/NAME or hub:NAME"
+    )
     return Missing(f"no file or folder `{path}`", hint)
 
 
-def _open_csv(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+def _open_csv(path: Path, encoding: str | None, names: Names) -> Stream:
     found = find_encoding(path, encoding)
     delimiter = _find_delimiter(_first_line(path, found.name))
     stream = _with_header(path, _split_quoted(path, found.name, delimiter), names)
-    notes = (
-        () if delimiter == "," else (f"{path.name}: delimiter {'tab' if delimiter == chr(9) else f'`{delimiter}`'}",)
-    )
+    shown = "tab" if delimiter == "\t" else f"`{delimiter}`"
+    notes = () if delimiter == "," else (f"{path.name}: delimiter {shown}",)
     return replace(stream, encoding=found.name, notes=found.notes + notes + stream.notes)
 
 
-def _open_tsv(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+def _open_tsv(path: Path, encoding: str | None, names: Names) -> Stream:
     found = find_encoding(path, encoding)
     cells = _first_line(path, found.name).split("\t")
     is_quoted = all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
@@ -281,12 +286,12 @@ def _open_tsv(path: Path, encoding: str | None, names: tuple[str, ...] | None) -
     return replace(stream, encoding=found.name, notes=found.notes + stream.notes)
 
 
-def _open_jsonl(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+def _open_jsonl(path: Path, encoding: str | None, names: Names) -> Stream:
     found = find_encoding(path, encoding)
     return Stream(Header(str(path), (), None), _parse_json(path, found.name), found.name, found.notes)
 
 
-def _open_json(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+def _open_json(path: Path, encoding: str | None, names: Names) -> Stream:
     """SQuAD's own document, or JSON lines."""
     found = find_encoding(path, encoding)
     with path.open(encoding=found.name) as file:
@@ -303,7 +308,7 @@ def _open_json(path: Path, encoding: str | None, names: tuple[str, ...] | None) 
     return Stream(Header(str(path), (), None), numbered, found.name, (*found.notes, note))
 
 
-def _open_conll(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+def _open_conll(path: Path, encoding: str | None, names: Names) -> Stream:
     """Columns of words: the first is the word, the last its tag, a blank line ends the sentence."""
     found = find_encoding(path, encoding)
     return Stream(Header(str(path), (), None), _read_sentences(path, found.name), found.name, found.notes)
@@ -337,13 +342,13 @@ def _make_sentence(rows: list[list[str]]) -> dict[str, Any]:
     return {"text": " ".join(columns[0]), **dict(zip(names, columns, strict=True))}
 
 
-def _open_txt(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+def _open_txt(path: Path, encoding: str | None, names: Names) -> Stream:
     found = find_encoding(path, encoding)
     records = ((number, {"text": line}) for number, line in _read_lines(path, found.name))
     return Stream(Header(str(path), ("text",), None), cast(Iterator[Record], records), found.name, found.notes)
 
 
-def _open_parquet(path: Path, encoding: str | None, names: tuple[str, ...] | None) -> Stream:
+def _open_parquet(path: Path, encoding: str | None, names: Names) -> Stream:
     import pyarrow
     from pyarrow import parquet
 
@@ -363,7 +368,7 @@ def _open_parquet(path: Path, encoding: str | None, names: tuple[str, ...] | Non
     return Stream(Header(str(path), tuple(file.schema_arrow.names), None), records())
 
 
-READERS: dict[str, Callable[[Path, str | None, tuple[str, ...] | None], Stream]] = {
+READERS: dict[str, Callable[[Path, str | None, Names], Stream]] = {
     ".csv": _open_csv,
     ".tsv": _open_tsv,
     ".tab": _open_tsv,
@@ -438,7 +443,7 @@ def _unclosed_quote(path: Path, encoding: str, delimiter: str, line: int) -> Bad
     return BadData(f"a quoted field never ends{taken}", hint, path=path, line=opened)
 
 
-def _with_header(path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: tuple[str, ...] | None) -> Stream:
+def _with_header(path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: Names) -> Stream:
     """Rows as records: the first names the columns, and every other must have as many fields."""
     line, notes = None, []
     if names is None:

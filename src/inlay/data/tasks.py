@@ -17,11 +17,12 @@ import numpy as np
 
 from inlay.config import DataConfig
 from inlay.data.columns import UNLABELLED_KINDS, Columns, Header, Scheme, find_columns, find_scheme, find_separator
+from inlay.data.extra import open_extra
 from inlay.data.glue import open_glue
 from inlay.data.metrics import resolve_metric
 from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
 from inlay.data.shapes import shape_table
-from inlay.data.sources import Source, Table, open_folder, open_hub, read_table
+from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_repeats, find_strata, group_keys
 from inlay.data.tags import entity_types
 from inlay.errors import BadConfig, BadData, Missing
@@ -72,7 +73,7 @@ class Task:
 
 
 def load_task(config: DataConfig, name: str) -> Task:
-    """The task of `config.source`: a file, a folder with train.* (dev.*, test.*), `glue/NAME` or `hub:NAME`."""
+    """The task of `config.source`: a file, a folder with train.*, `glue/NAME`, `extra/NAME` or `hub:NAME`."""
     return _build_task(open_source(config), name)
 
 
@@ -119,15 +120,17 @@ def open_source(config: DataConfig) -> Source:
     """The source named in `config`, not read yet."""
     name = config.source
     if not name:
-        raise BadConfig("`data.source` is empty", "give a file, a folder, glue/NAME or hub:NAME")
-    if name.startswith("glue/"):
-        return open_glue(name.removeprefix("glue/"), config)
-    if name.startswith("hub:"):
-        return open_hub(name.removeprefix("hub:"), config)
+        raise BadConfig("`data.source` is empty", f"give {WAYS_IN}")
+    for prefix, open_named in _NAMED.items():
+        if name.startswith(prefix):
+            return open_named(name.removeprefix(prefix), config)
     path = Path(name).expanduser()
     if path.is_dir():
         return open_folder(path, config)
     return Source(name, {"train": lambda: read_table(path, config)}, config)
+
+
+_NAMED: dict[str, Callable[[str, DataConfig], Source]] = {"glue/": open_glue, "extra/": open_extra, "hub:": open_hub}
 
 
 def _build_task(source: Source, name: str) -> Task:

@@ -153,7 +153,9 @@ class TaskGraph(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The logits [B, L] of each row by its own task, and how many of them are its own [B]."""
         stacks = {name: self.get_buffer(_buffer_name(name)) for name in self._names}
-        views = build_views(self._backbone.anatomy, stacks, self._methods, is_expanded=True)
+        views = build_views(
+            self._backbone.anatomy, stacks, [(method, frozenset()) for method in self._methods], is_expanded=True
+        )
         choice = Choice(task)
         batch = Batch(input_ids, attention_mask, token_type_ids, Route(()), (), ())
         has_mix = any(head.features == "mix" for head in self._heads)

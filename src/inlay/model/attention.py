@@ -9,7 +9,7 @@ and padded attention there (bench/attention.py). Training keeps the weights of r
 plain products: torch's fused attention is made for long rows. Where attention has dropout, rows are padded for this
 product alone.
 
-Shape letters: N packed tokens, B rows, T tokens of a padded row, H heads, C channels of a head, W distances.
+Shape letters: N packed tokens, B rows, T tokens of a padded row, M = B·T, H heads, C channels of a head, W distances.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.route import Pack
+from inlay.model.route import Pack, Tiling
 
 IMPLEMENTATION = "inlay"
 """The name under which transformers finds packed attention."""
@@ -113,6 +113,26 @@ def _attend_padded(
     q, k, v = (x[pack.places_BT].transpose(1, 2) for x in (q_NHC, k_NHC, v_NHC))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
     return out.transpose(1, 2)[pack.is_real_BT]
+
+
+def attend_any_mix(
+    q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, tiling: Tiling, *, scaling: float, bias_HW: Tensor,
+    dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """As `attend`, by tensors alone: rows are padded to the longest that may come, for this product only."""
+    assert tiling.rows_N is not None
+    places_T = torch.arange(tiling.max_length, device=q_NHC.device)
+    tokens_BT = tiling.starts_B.unsqueeze(1) + places_T
+    # A row without tokens is never read, but what it gives must be a number.
+    is_key_BT = (tokens_BT < tiling.stops_B.unsqueeze(1)) | (places_T == 0)
+    tokens_BT = tokens_BT.clamp(max=q_NHC.shape[0] - 1)
+    starts_N = tiling.starts_B.index_select(0, tiling.rows_N)
+    homes_N = tiling.rows_N * tiling.max_length + torch.arange(q_NHC.shape[0], device=q_NHC.device) - starts_N
+    mask = torch.where(is_key_BT[:, None, None, :], spread_bias(bias_HW, tiling.max_length), -torch.inf)
+    tokens_M = tokens_BT.flatten()
+    q, k, v = (x.index_select(0, tokens_M).unflatten(0, tokens_BT.shape).transpose(1, 2) for x in (q_NHC, k_NHC, v_NHC))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype), dropout_p=dropout, scale=scaling)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, homes_N)
 
 
 def spread_bias(bias_HW: Tensor, length: int) -> Tensor:

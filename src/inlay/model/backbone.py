@@ -28,7 +28,7 @@ from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.attention import register as register_attention
 from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weight_files
 from inlay.model.mount import mount
-from inlay.model.route import Batch, Pack, Row, collate, pack
+from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import find_family, survey
 from inlay.world import find_place
@@ -84,6 +84,7 @@ class Backbone:
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         self.packs = family.packing != "none"
         self._blocks = list(model.get_submodule(family.stack))  # type: ignore[call-overload]
+        self._compiled: dict[str | Callable[..., Any], list[Callable[..., Any]]] = {}
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
         }
@@ -137,30 +138,43 @@ class Backbone:
         A batch with a prefix begins at its layer: call it inside `Bank.routed(batch.route)`.
         """
         assert batch.prefix is None or not all_layers, "the states of lower layers were not kept"
-        if batch.prefix is not None and batch.prefix.first_layer == self.anatomy.num_layers:
+        if batch.prefix is not None and batch.prefix.reach.layer == self.anatomy.num_layers:
             return [batch.prefix.states]
         with _collecting(self._blocks if all_layers else []) as layers:
             last = self._run(self._inputs(batch), weights).last_hidden_state
         return [*layers, last]
 
-    def prefix(self, batch: Batch, first_layer: int) -> Tensor:
-        """What block `first_layer` reads of a batch [B, T, D], or [1, N, D] if packed; nothing above is computed.
+    def prefix(self, batch: Batch, reach: Reach) -> Tensor:
+        """The states of a batch as far as `reach` says, laid out as `Prefix.states`; nothing above is computed.
 
-        Beyond the last block, the last hidden states. Call it inside `Bank.routed(batch.route)`.
+        Call it inside `Bank.routed(batch.route)` of a bank that changes nothing.
         """
-        if first_layer == self.anatomy.num_layers:
+        if reach.layer == self.anatomy.num_layers:
             return self.hidden(batch)
+        found: list[Tensor] = []
 
-        def stop(module: nn.Module, args: tuple[Any, ...]) -> None:
-            raise _Reached(args[0])
+        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+            found.append(args[0])
+            if not reach.with_attention:
+                raise _Reached
 
-        handle = self._blocks[first_layer].register_forward_pre_hook(stop)
+        def stop(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            found.append(output)
+            raise _Reached
+
+        sites = self.anatomy.linears
+        project = next(site.path for site in sites if (site.layer, site.name) == (reach.layer, "project"))
+        handles = [
+            self._blocks[reach.layer].register_forward_pre_hook(note),
+            self.model.get_submodule(project).register_forward_hook(stop),
+        ]
         try:
             self._run(self._inputs(batch))
-        except _Reached as reached:
-            return reached.states
+        except _Reached:
+            return torch.cat(found, -1) if reach.with_attention else found[0]
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         raise AssertionError("no block was reached")
 
     def _inputs(self, batch: Batch) -> dict[str, Tensor | None]:
@@ -199,7 +213,9 @@ class Backbone:
         first_B1D = hidden_ND[pack.starts_B].unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
 
-    def pool_rung(self, hidden_ND: Tensor, rung: Rung, pooling: str) -> Tensor:
+    def pool_rung(
+        self, hidden_ND: Tensor, rung: Rung, pooling: str, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """One vector for every row of a rung, those of padding and the empty ones included."""
         starts_B, stops_B = rung.parts["starts"], rung.parts["stops"]
         if pooling == "mean":
@@ -208,7 +224,7 @@ class Backbone:
             sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
             return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
         first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
-        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, None)
+        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
 
     @contextmanager
     def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
@@ -221,9 +237,13 @@ class Backbone:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inlay" / "compiled"))
         blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
+        if backend not in self._compiled:
+            self._compiled[backend] = [
+                torch.compile(block._call_impl, backend=backend, fullgraph=True) for block in blocks
+            ]
         try:
-            for block in blocks:
-                block._compiled_call_impl = torch.compile(block._call_impl, backend=backend, fullgraph=True)
+            for block, call in zip(blocks, self._compiled[backend], strict=True):
+                block._compiled_call_impl = call
             # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers that
             # a route brings (its longest row) may change as its shapes do.
             with (
@@ -313,11 +333,7 @@ class Backbone:
 
 
 class _Reached(Exception):
-    """A pass has come as far as it should; what it came with."""
-
-    def __init__(self, states: Tensor) -> None:
-        super().__init__("reached")
-        self.states = states
+    """A pass has come as far as it should."""
 
 
 class _Block(nn.Module):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ from inlay.model.heads import HeadSpec
 from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
-from inlay.model.views import RoutedBank, Views, build_views, site_shapes
+from inlay.model.views import Gated, RoutedBank, Views, build_views, site_shapes
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 _OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
@@ -108,7 +108,10 @@ class Bank:
         self.stacks: dict[str, Tensor] = {}
         self._layouts: list[dict[str, TensorSpec]] = [{} for _ in range(num_slots)]
         self._own_weights: list[dict[str, Tensor]] = [{} for _ in range(num_slots)]
+        self._removed: list[frozenset[int]] = [frozenset()] * num_slots
+        self._is_repeated = False
         self._views: Views | None = None
+        self._no_views = Views()
         self.num_changes = 0
         """how often a slot changed hands"""
 
@@ -119,8 +122,8 @@ class Bank:
         Slots of kinds that occur already change hands in place, so that what was compiled or captured stays right.
         """
         if self._views is None:
-            methods = [None if spec is None else resolve_method(spec.method) for spec in self.specs]
-            views = build_views(self.anatomy, self.stacks, methods, is_expanded=not self.is_trainable)
+            slots = [self._gated(slot) for slot in range(self.num_slots)]
+            views = build_views(self.anatomy, self.stacks, slots, is_expanded=not self.is_trainable)
             if launch.is_available(self.backbone.device):
                 views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
             self._views = views
@@ -165,6 +168,7 @@ class Bank:
 
     def free(self, slot: int) -> None:
         """Empty a slot: whatever was in it becomes the identity again."""
+        assert not self._is_repeated, "slots that are one cannot change hands"
         spec = self.specs[slot]
         places = [] if spec is None else [place for name in self._layouts[slot] for place in self._places(spec, name)]
         with torch.no_grad():
@@ -172,7 +176,26 @@ class Bank:
                 if place in self.stacks:  # a slot's own weights are not
                     self.stacks[place][slot] = self._neutral(place)
         self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
+        self._removed[slot] = frozenset()
         self._tell_views(slot)
+
+    def gate(self, slot: int, removed: Iterable[int]) -> None:
+        """Take the adapters of these layers out of a slot: no update there, while its norms and its head stay.
+
+        Its tensors stay too: another gate brings them back, and so does whoever is put there next.
+        """
+        self._removed[slot] = frozenset(removed)
+        self._tell_views(slot)
+
+    def repeated(self, slot: int, num_slots: int) -> Bank:
+        """A bank whose slots are all this one, to be gated each in its way: they share its tensors, without copies."""
+        assert not self.is_trainable
+        assert not self.is_solo(slot), "its tensors are not in the stacks"
+        bank = Bank(self.backbone, num_slots, dtype=self._dtype)
+        bank.stacks = {name: stack[slot].expand(num_slots, *stack.shape[1:]) for name, stack in self.stacks.items()}
+        bank.specs, bank._layouts = [self.specs[slot]] * num_slots, [self._layouts[slot]] * num_slots
+        bank._is_repeated = True
+        return bank
 
     def read(self, slot: int) -> dict[str, Tensor]:
         """The slot's tensors at their own size, as float32 copies on the CPU."""
@@ -207,8 +230,8 @@ class Bank:
         """
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
-        is_solo = bool(route.segments) and self.is_solo(route.segments[0].slot)
-        views = Views() if is_solo else self.views
+        is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
+        views = self._no_views if is_solo and (route.segments or self.num_slots == 1) else self.views
         device = self.backbone.device
         if launch.is_available(device) and route.tiling is None:
             width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
@@ -230,7 +253,7 @@ class Bank:
         """
         slots = [segment.slot for segment in batch.route.segments]
         assert len(slots) == 1 or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
-        weights = self._weights_of(slots[0]) if self.is_solo(slots[0]) else None
+        weights = self.weights_of(slots[0])
         heads = [self._head(slot) for slot in slots]
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
         read: list[Tensor] = []
@@ -287,8 +310,10 @@ class Bank:
         weight, bias = self.stacks["head.hidden.weight"][slot], self.stacks["head.hidden.bias"][slot]
         return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
 
-    def _weights_of(self, slot: int) -> dict[str, Tensor]:
-        """The slot's own weights by the backbone's names."""
+    def weights_of(self, slot: int) -> dict[str, Tensor] | None:
+        """The slot's own weights by the backbone's names; None if it goes through the backbone's."""
+        if not self.is_solo(slot):
+            return None
         if not self.is_trainable:
             return {name.removeprefix(_OWN): tensor for name, tensor in self._own_weights[slot].items()}
         names = [name for name in self._layouts[slot] if name.startswith(_OWN)]
@@ -340,10 +365,13 @@ class Bank:
     def _tell_views(self, slot: int) -> None:
         """A slot changed hands: in place where the views have room for its kind, else they are built anew."""
         self.num_changes += 1
-        spec = self.specs[slot]
-        shapes = site_shapes(self.anatomy, None if spec is None else resolve_method(spec.method))
+        shapes = site_shapes(self.anatomy, *self._gated(slot))
         if self._views is not None and not self._views.set_slot(slot, shapes):
             self._views = None
+
+    def _gated(self, slot: int) -> Gated:
+        spec = self.specs[slot]
+        return None if spec is None else resolve_method(spec.method), self._removed[slot]
 
 
 def _as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:

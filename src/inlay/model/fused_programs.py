@@ -6,6 +6,10 @@ computed again there, and so is the mask of dropout. h is what dropout is applie
 lie `stride` numbers apart. STAGES is said to the loops that add a residual: by itself the pipeline prefetches what
 products read, and each step would wait for the residual's numbers.
 
+In a loop, what a program computes itself (the dropped h) stands on the right of a product, never on the left. On the
+left it would stay in registers, and Triton writes the next step's numbers into them while the product still reads the
+last one's (triton-lang/triton#9433): rarely, and then anything comes out. On the right it goes through shared memory.
+
 Shape letters: N tokens of a tile, D width read, R bottleneck, E width written.
 """
 
@@ -109,14 +113,14 @@ def bottleneck_forward(
     r = tl.arange(0, BLOCK_R)
     keys = load_keys(seed_ptr, salt, THRESHOLD)
 
-    z_NR = tl.zeros([BLOCK_N, BLOCK_R], tl.float32)
+    z_RN = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
     for first in range(0, D, BLOCK_D):
         d = first + tl.arange(0, BLOCK_D)
         h_ND = load_block(h_ptr, rows, d, num_tokens, D, D)
         h_ND = dropped(h_ND, keys, start + rows, first, D, THRESHOLD)
         down_DR = load_block(down_ptr + slot * down_stride, d, r, D, R, R).to(h_ptr.dtype.element_ty)
-        z_NR = tl.dot(h_ND, down_DR, z_NR, input_precision="ieee")
-    z_NR *= kept_scale(THRESHOLD)
+        z_RN = tl.dot(tl.trans(down_DR), tl.trans(h_ND), z_RN, input_precision="ieee")
+    z_NR = tl.trans(z_RN) * kept_scale(THRESHOLD)
     if down_bias_ptr is not None:
         z_NR += tl.load(down_bias_ptr + slot * down_bias_stride + r, mask=r < R, other=0.0).to(tl.float32)[None, :]
     if z_ptr is not None:

@@ -31,6 +31,7 @@ class GraphedForward:
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         self._programs: dict[tuple[Any, ...], _Program] = {}
+        self._stream: Any = None
         self._pool: Any = None
         self._num_changes = -1
         self._poolings: tuple[str, ...] = ()
@@ -72,38 +73,41 @@ class GraphedForward:
         bank, backbone = self._bank, self._bank.backbone
         longest = bound_length(laid.lengths)
         capacity = Capacity(climb(len(laid.ids)), climb(len(laid.lengths)), bank.num_slots, longest)
-        poolings = tuple(
-            sorted({spec.head.pooling for spec in bank.specs if spec is not None and spec.head.reads_rows})
-        )
-        key = (capacity, poolings, bank.stacks["head.weight"].data_ptr())
+        if self._num_changes != bank.num_changes:
+            self._num_changes, (self._poolings, self._numbers) = bank.num_changes, _poolings(bank)
+        key = (capacity, self._poolings, bank.stacks["head.weight"].data_ptr())
         program = self._programs.get(key)
         if program is None or program.views is not bank.views:
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
-            program = self._programs[key] = _Program(rung, poolings, bank.views)
-        program.choose([0 if spec is None or spec.head.pooling not in poolings else poolings.index(spec.head.pooling)
-                        for spec in bank.specs], backbone.device)  # fmt: skip
+            program = self._programs[key] = _Program(rung, self._poolings, bank.views)
+        program.choose(self._numbers, backbone.device)
         return program
 
     def _run(self, program: _Program) -> None:
+        """As it is the first time, which compiles what is new; captured from the second on."""
         if program.graph is not None:
             program.graph.replay()
             return
         with torch.no_grad(), self._bank.backbone.compiled(BACKEND):
-            if self._bank.backbone.device.type != "cuda":
-                program.logits_BL = self._compute(program)
+            if not program.has_run or self._bank.backbone.device.type != "cuda":
+                program.logits_BL, program.has_run = self._compute(program), True
                 return
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    self._compute(program)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool):
+            program.graph = graph = self._capture(program)
+            graph.replay()
+
+    def _capture(self, program: _Program) -> Any:
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
                 program.logits_BL = self._compute(program)
-            program.graph = graph
-        program.graph.replay()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph
 
     def _compute(self, program: _Program) -> Tensor:
         """Of tensors alone: nothing here knows which tasks it is for."""
@@ -124,6 +128,7 @@ class _Program:
         self.pooling_S: Tensor = torch.empty(0)
         self.logits_BL: Tensor = torch.empty(0)
         self.graph: Any = None
+        self.has_run = False
         self._chosen: list[int] = []
 
     def choose(self, numbers: list[int], device: torch.device) -> None:

@@ -43,23 +43,26 @@ def accumulate(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """A block of x^T y and the sum of y's columns, over `num_tokens` tokens from `start`; x as dropout leaves it."""
+    """A block of x^T y and the sum of y's columns, over `num_tokens` tokens from `start`; x as dropout leaves it.
+
+    Computed as y^T x: what a program makes itself must stand on the right (see the head of `fused_programs.py`).
+    """
     rows = tl.arange(0, BLOCK_N)
     d = first_d + tl.arange(0, BLOCK_D)
     e = first_e + tl.arange(0, BLOCK_E)
     x_ptr += start * D
     y_ptr += start * E
-    product_DE = tl.zeros([BLOCK_D, BLOCK_E], tl.float32)
+    product_ED = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
     # A product with ones: a sum over rows is one across warps, with a barrier at every step.
-    ones_16N = tl.full([16, BLOCK_N], 1.0, y_ptr.dtype.element_ty)
-    sums_16E = tl.zeros([16, BLOCK_E], tl.float32)
+    ones_N16 = tl.full([BLOCK_N, 16], 1.0, y_ptr.dtype.element_ty)
+    sums_E16 = tl.zeros([BLOCK_E, 16], tl.float32)
     for token in range(0, num_tokens, BLOCK_N):
         x_ND = load_block(x_ptr, token + rows, d, num_tokens, D, D)
         x_ND = dropped(x_ND, keys, start + token + rows, first_d, D, THRESHOLD)
         y_NE = load_block(y_ptr, token + rows, e, num_tokens, E, E)
-        product_DE = tl.dot(tl.trans(x_ND), y_NE, product_DE, input_precision="ieee")
-        sums_16E = tl.dot(ones_16N, y_NE, sums_16E, input_precision="ieee")
-    return product_DE, tl.sum(sums_16E, 0) * 0.0625
+        product_ED = tl.dot(tl.trans(y_NE), x_ND, product_ED, input_precision="ieee")
+        sums_E16 = tl.dot(tl.trans(y_NE), ones_N16, sums_E16, input_precision="ieee")
+    return tl.trans(product_ED), tl.sum(sums_E16, 1) * 0.0625
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.heads import HeadSpec
 from inlay.model.kernels import ACTIVATIONS
-from inlay.model.sites import Anatomy, LinearSite, NormSite, Site
+from inlay.model.sites import Anatomy, LinearSite, NormSite, Site, find_family
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,19 @@ def first_layer(anatomy: Anatomy, config: MethodConfig) -> int:
     if not (find_method(config.name).builders or config.norms != "none"):
         return anatomy.num_layers
     return min(adapted_layers(anatomy, config))
+
+
+ATTENTION_LINEARS = ("query", "key", "value", "project")
+
+
+def has_frozen_attention(anatomy: Anatomy, config: MethodConfig) -> bool:
+    """Whether in the lowest trained layer nothing is trained up to what attention's projection gives."""
+    layer = first_layer(anatomy, config)
+    has_own = find_method(config.name).has_own_weights
+    if layer == anatomy.num_layers or has_own or find_family(anatomy.family).is_prenorm:
+        return False
+    inside = tuple(f".{layer}.{name}" for name in ATTENTION_LINEARS)
+    return not any(place in spec.name for spec in layout(anatomy, config) for place in inside)
 
 
 def trained_norms(anatomy: Anatomy, config: MethodConfig) -> list[NormSite]:

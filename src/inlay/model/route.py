@@ -84,13 +84,31 @@ class Pack:
         return tuple((len(list(group)), length) for length, group in itertools.groupby(self.lengths))
 
 
+class Reach(NamedTuple):
+    """How far up a prefix goes: to what block `layer` reads; beyond the last block, to the backbone's last states."""
+
+    layer: int
+    with_attention: bool = False
+    """and on through that block's attention, to what its projection gives"""
+
+
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """What block `first_layer` reads; beyond the last block, the backbone's last states."""
+    """What is known of the lower layers."""
 
-    first_layer: int
+    reach: Reach
     states: Tensor
-    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed"""
+    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed; with attention 2D wide, what it gives behind"""
+
+    @property
+    def hidden(self) -> Tensor:
+        """What the block reads."""
+        return self.states.chunk(2, -1)[0] if self.reach.with_attention else self.states
+
+    @property
+    def attended(self) -> Tensor | None:
+        """What the block's attention gives, if it is known."""
+        return self.states.chunk(2, -1)[1] if self.reach.with_attention else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +123,8 @@ class Tiling:
     """where each packed row begins and ends; empty if rows are padded"""
     max_length: int
     """the longest a packed row may be"""
+    rows_N: Tensor | None = None
+    """the row of every token, in a pass that is made for any mix of rows"""
 
 
 @dataclass(frozen=True)
@@ -269,14 +289,14 @@ def _prefix(known: Sequence[Prefix | None], like: Tensor | torch.device) -> Pref
     found = [prefix for prefix in known if prefix is not None]
     if not found or len(found) < len(known):
         return None
-    first_layer, pieces = found[0].first_layer, [prefix.states for prefix in found]
-    assert all(prefix.first_layer == first_layer for prefix in found), "rows of a batch begin at one layer"
+    reach, pieces = found[0].reach, [prefix.states for prefix in found]
+    assert all(prefix.reach == reach for prefix in found), "rows of a batch begin at one place"
     device = like if isinstance(like, torch.device) else like.device
     if len({piece.device for piece in pieces}) > 1:  # some lie on the GPU, some in the host's memory
         pieces = [piece.to(device, non_blocking=True) for piece in pieces]
     states_ND = torch.cat(pieces).to(device, non_blocking=True)
     if isinstance(like, torch.device):
-        return Prefix(first_layer, states_ND.unsqueeze(0))
+        return Prefix(reach, states_ND.unsqueeze(0))
     states_BTD = states_ND.new_zeros(*like.shape, states_ND.shape[-1])
     states_BTD[like.bool()] = states_ND
-    return Prefix(first_layer, states_BTD)
+    return Prefix(reach, states_BTD)

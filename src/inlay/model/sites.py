@@ -48,6 +48,8 @@ class Family:
     packing: str = "interface"
     """how rows are packed: through transformers' attention "interface"; "bias", where the family adds a position bias
     to the scores and its modules are taught to; "none": they are padded"""
+    is_prenorm: bool = False
+    """norms stand before the sublayers, where a task may train them, not behind"""
     num_outputs: int = 0
     """what a block gives: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
@@ -150,6 +152,7 @@ FAMILIES: dict[str, Family] = {
             "contract": "mlp.Wo",
         },
         prefix="model",
+        is_prenorm=True,
         attention="attn",
         packing="none",
         implementation="sdpa",

@@ -16,7 +16,7 @@ from torch import Tensor
 from inlay.config import MethodConfig
 from inlay.model import kernels
 from inlay.model.attention import attend_first
-from inlay.model.methods import adapted_linears, adapter_groups, scales_input
+from inlay.model.methods import ATTENTION_LINEARS, adapted_linears, adapter_groups, scales_input
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
 from inlay.model.tiled import Drop
@@ -113,12 +113,14 @@ def _within(layer: int, views: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): view for name, view in views.items() if name.startswith(prefix)}
 
 
+Gated = tuple[MethodConfig | None, frozenset[int]]
+"""A slot's resolved method, None if it is free, and the layers whose adapters are removed from it."""
 SiteShapes = Mapping[tuple[str, str], kernels.Shape]
 """What one slot is at each site: (form, site) -> its bottleneck there."""
 
 
-def site_shapes(anatomy: Anatomy, method: MethodConfig | None) -> SiteShapes:
-    """What a slot of this resolved method is at each site; nothing for a free slot."""
+def site_shapes(anatomy: Anatomy, method: MethodConfig | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
+    """What a slot of this resolved method is at each site; nothing for a free slot, or in the layers `removed`."""
     if method is None:
         return {}
     found: dict[tuple[str, str], kernels.Shape] = {}
@@ -131,20 +133,23 @@ def site_shapes(anatomy: Anatomy, method: MethodConfig | None) -> SiteShapes:
     if method.size and method.linears:  # (IA)³ names linear layers too, but has no size: its factors are no bottleneck
         low_rank = kernels.Shape(method.size, scale=1.0 if method.scale is None else method.scale)
         found |= {("lora", linear.key): low_rank for linear in adapted_linears(anatomy, method)}
-    return found
+    return {place: shape for place, shape in found.items() if _layer_of(place[1]) not in removed}
 
 
-def build_views(
-    anatomy: Anatomy, stacks: Stacks, methods: Sequence[MethodConfig | None], *, is_expanded: bool
-) -> Views:
+def _layer_of(key: str) -> int:
+    """The layer of a site or linear layer, by its key."""
+    return int(key.partition(".")[0])
+
+
+def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
     """The views of slots with these resolved methods. `is_expanded`: shared adapters stand at every site."""
-    known = {method: site_shapes(anatomy, method) for method in set(methods)}
+    known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
     by_site: dict[tuple[str, str], list[kernels.Shape | None]] = {}
     for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
-        by_site[place] = [known[method].get(place) for method in methods]
+        by_site[place] = [known[slot].get(place) for slot in slots]
     owners: dict[str, str] = {}
     if not is_expanded:
-        groups = [adapter_groups(anatomy, method) for method in known if method and method.form != "auto"]
+        groups = [adapter_groups(anatomy, method) for method, _ in known if method and method.form != "auto"]
         assert all(group == groups[0] for group in groups), "slots trained together must share alike"
         owners = groups[0] if groups else {}
     by_form: dict[str, dict[str, kernels.Bottleneck]] = {"sequential": {}, "parallel": {}}
@@ -211,6 +216,7 @@ class RoutedBank:
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
         self._blocks: list[RoutedBank] = []
         self._layer = -1
+        self._attended: Tensor | None = None  # what this block's attention gives, where it was known before
 
     def at(self, layer: int, *, is_last: bool = False) -> RoutedBank:
         """The same for the wrappers of one block."""
@@ -219,11 +225,18 @@ class RoutedBank:
         block = self._block(views) if firsts is None else _FirstTokens(views, firsts, is_training=self._is_training)
         block._seed = None if self._seeds is None else self._seeds[layer : layer + 1]
         block._layer = layer
+        if self._route.prefix is not None and self._route.prefix.reach.layer == layer:
+            attended = self._route.prefix.attended
+            block._attended = None if attended is None else block._pick(attended)
         self._blocks.append(block)
         return block
 
     def _block(self, views: Views) -> RoutedBank:
         return RoutedBank(views, self._route, is_training=self._is_training)
+
+    def _pick(self, states: Tensor) -> Tensor:
+        """What this block computes of the states of all tokens."""
+        return states
 
     @property
     def pack(self) -> Pack | None:
@@ -233,12 +246,14 @@ class RoutedBank:
     def enter(self, hidden: Tensor) -> Tensor | None:
         """What this block reads: `hidden`, or what was known of it before; None if the pass begins above."""
         prefix = self._route.prefix
-        if prefix is None or self._layer > prefix.first_layer:
+        if prefix is None or self._layer > prefix.reach.layer:
             return hidden
-        return prefix.states if self._layer == prefix.first_layer else None
+        return prefix.hidden if self._layer == prefix.reach.layer else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""
+        if self._attended is not None:
+            return q  # nothing reads it
         return kernels.attend(q, k, v, self._route, **options)
 
     def rewrite(self, key: str, output: Tensor) -> Tensor:
@@ -270,6 +285,8 @@ class RoutedBank:
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
         """A linear layer with each slot's update, bias and factor."""
         self._note(parts, x)
+        if self._attended is not None and parts[0].name in ATTENTION_LINEARS:
+            return self._attended if parts[0].name == "project" else x  # of the others nothing is read
         views = [self._views.linears.get(part.name) for part in parts]
         if not any(views):
             return inner(x)
@@ -366,11 +383,14 @@ class _FirstTokens(RoutedBank):
 
     def enter(self, hidden: Tensor) -> Tensor | None:
         self._read = super().enter(hidden)
-        return None if self._read is None else self._read.index_select(1, self._rows.starts_B)
+        return None if self._read is None else self._pick(self._read)
+
+    def _pick(self, states: Tensor) -> Tensor:
+        return states.index_select(1, self._rows.starts_B)
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
         name = parts[0].name
-        if name not in ("key", "value"):
+        if self._attended is not None or name not in ("key", "value"):
             return super().transform(parts, inner, x)
         assert self._read is not None
         self._note(parts, x)
@@ -378,6 +398,8 @@ class _FirstTokens(RoutedBank):
         return x  # as long as the attention module expects; what it makes of it is not used
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        if self._attended is not None:
+            return super().attend(q, k, v, **options)
         assert not options.pop("dropout", 0.0), "attention with dropout is computed whole"
         k, v = (self._kept.pop(name).view(-1, *q.shape[1:]) for name in ("key", "value"))
         return attend_first(q, k, v, self._rows, **options)

@@ -27,7 +27,8 @@ from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET
-from inlay.model.methods import first_layer
+from inlay.model.methods import first_layer, has_frozen_attention
+from inlay.model.route import Reach
 from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.member import Member
@@ -144,6 +145,13 @@ class Cohort:
         """The lowest layer anything is trained in."""
         return first_layer(self.backbone.anatomy, self.members[0].run.config.method)
 
+    @property
+    def reach(self) -> Reach:
+        """How far up all is frozen; through attention where rows are packed, as others cannot leave it out."""
+        config, backbone = self.members[0].run.config, self.backbone
+        is_frozen = backbone.packs and has_frozen_attention(backbone.anatomy, config.method)
+        return Reach(self.first_layer, is_frozen and not config.train.attention_dropout)
+
     @contextmanager
     def training(self, *, keeps_all: bool = False) -> Iterator[None]:
         """The backbone as it trains: dropout as the runs say, none below the lowest trained layer.
@@ -160,7 +168,7 @@ class Cohort:
         """Compute what lies below the lowest trained layer once per text: now, and as runs enter."""
         self._prefixes = prefixes
         for member in self.active:
-            member.reuse(prefixes, self.first_layer)
+            member.reuse(prefixes, self.reach)
 
     def refill(self) -> list[Member]:
         """Give the slots of ended runs to those that wait; returns who entered."""
@@ -196,7 +204,7 @@ class Cohort:
                 for name, stored_SP in self.stored.items():
                     stored_SP[slot] = entering.rows[name].to(stored_SP)
         if self._prefixes is not None and member.is_active:
-            member.reuse(self._prefixes, self.first_layer)
+            member.reuse(self._prefixes, self.reach)
         return member
 
     @property
@@ -286,7 +294,7 @@ class Cohort:
 
     def finish_epochs(self) -> list[tuple[Member, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""
-        ended = [member for member in self.active if member.progress.cursor == member.steps_per_epoch]
+        ended = [member for member in self.active if member.progress.cursor == member.steps_of_epoch]
         if not ended:
             return []
         rows = [row for member in ended for row in member.dev_rows()]
@@ -300,8 +308,8 @@ class Cohort:
 
     def _close_epoch(self, member: Member, verdict: Verdict) -> dict[str, Any]:
         progress, task, train = member.progress, member.run.task, member.run.config.train
+        loss, progress.loss_sum = progress.loss_sum / member.steps_of_epoch, 0.0
         progress.epoch, progress.cursor = progress.epoch + 1, 0
-        loss, progress.loss_sum = progress.loss_sum / member.steps_per_epoch, 0.0
         record = {
             "epoch": progress.epoch,
             "step": progress.step,
@@ -321,7 +329,7 @@ class Cohort:
         if progress.last_gain == progress.epoch or wins_tie:
             progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
             member.best_tensors = self.bank.read(member.slot)
-        if progress.epoch == train.epochs:
+        if progress.step == member.num_steps:
             progress.status = FINISHED
         elif train.patience and progress.epoch - progress.last_gain >= train.patience:
             progress.status = STOPPED_EARLY

@@ -1,9 +1,9 @@
 """Compiled steps for GPUs: forward, backward, clipping and Adam of a whole cohort as one program of fixed shapes.
 
-A cohort's rows are packed into a rung of the ladder (model/rung.py). A block of the backbone is compiled once and
-serves all blocks; whatever the mix of runs, nothing is compiled again within a rung. Small steps are captured as CUDA
+A cohort's rows are packed into a rung of the ladder (model/rung.py). What is compiled for a block serves all blocks and
+nearly all rungs; whatever the mix of runs, nothing is compiled again within a rung. Small steps are captured as CUDA
 graphs: what they read lies at fixed addresses and is written by two copies. While the GPU works on a step, the host
-lays out the next one. `steps.Stepper` is the definition, and takes over wherever a step does not fit: gradients that
+lays out the next one. Fine-tuning is a bank of one that goes through its own copy of the weights. `steps.Stepper` is the definition, and takes over wherever a step does not fit: gradients that
 need several passes, heads that read tokens or a mix of layers, batch norm.
 
 Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, L labels, C columns of the optimizer.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from inlay.model import grouped, launch
 from inlay.model.bank import Bank, FlatBank
-from inlay.model.route import Prefix
+from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.training.member import Member
 from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
@@ -44,7 +44,6 @@ def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     return (
         launch.is_available(bank.backbone.device)
         and bank.backbone.packs
-        and not members[0].run.spec.is_solo
         and method.inner_norm != "batch"
         and all(head.kind in KINDS and head.features == "last" and head.hidden == "none" for head in heads)
         and len({head.pooling for head in heads}) == 1
@@ -116,6 +115,7 @@ class CompiledStepper(Stepper):
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
+        self._stream: Any = None
         self._pool: Any = None
         self._longest = 0
         self._most_rows = 0
@@ -149,7 +149,7 @@ class CompiledStepper(Stepper):
 
     def _look_ahead(self, active: Sequence[Member]) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
-        if any(member.progress.cursor + 1 >= member.steps_per_epoch for member in active):
+        if any(member.progress.cursor + 1 >= member.steps_of_epoch for member in active):
             return
         batches = {member.slot: member.batch_after_next() for member in active}
         if self._count(active, batches) <= self.token_budget:
@@ -162,7 +162,7 @@ class CompiledStepper(Stepper):
         types = [part.segments if part.segments is not None else np.zeros_like(part.ids) for part in parts]
         laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
         prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
-        begins_at = prefixes[0].first_layer if len(prefixes) == len(lengths) else None
+        begins_at = prefixes[0].reach if len(prefixes) == len(lengths) else None
         program = self._find_program(len(laid.ids), lengths, self._heads(active), begins_at)
         numbers = self._numbers(active, batches, program.rung.capacity.all_rows)
         states = [prefix.states for prefix in prefixes]
@@ -198,7 +198,7 @@ class CompiledStepper(Stepper):
         return self._bank.stacks["head.weight"].shape[1]
 
     def _find_program(
-        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: int | None
+        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: Reach | None
     ) -> Program:
         """The program for a step. Rows and the longest row only ever grow, so steps of one size share a program."""
         self._longest = max(self._longest, bound_length(lengths))
@@ -208,40 +208,45 @@ class CompiledStepper(Stepper):
             backbone, prefix = self._bank.backbone, None
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
             if begins_at is not None:
-                shape = (1, capacity.num_tokens, backbone.hidden_size)
+                shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
                 prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
             self._programs[capacity, heads, begins_at] = Program(rung, prefix, heads, self._num_labels)
         return self._programs[capacity, heads, begins_at]
 
     def _launch(self, program: Program) -> None:
-        """Run a step: captured where that pays, compiled on its first use."""
-        if program.graph is not None and program.views is self._bank.views:
+        """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
+        views = self._bank.views
+        if program.graph is not None and program.views is views:
             program.graph.replay()
             return
-        is_captured = self._bank.backbone.device.type == "cuda" and program.rung.capacity.num_tokens <= MOST_GRAPHED
+        num_tokens, is_cuda = program.rung.capacity.num_tokens, self._bank.backbone.device.type == "cuda"
+        # Fine-tuning adds up the gradients of embeddings by sorting, which may wait for the device.
+        is_captured = is_cuda and num_tokens <= MOST_GRAPHED and not self._bank.is_solo(0)
         with self._bank.backbone.compiled(BACKEND):
-            if not is_captured:
+            if program.views is not views:
+                self.on_compile(f"compiling steps of up to {num_tokens:,} tokens")
+                program.graph, program.views = None, views
                 self._compute(program)
-                return
-            self.on_compile(f"compiling steps of up to {program.rung.capacity.num_tokens:,} tokens")
-            program.graph, program.views = self._capture(program), self._bank.views
-            program.graph.replay()
+            elif is_captured:
+                program.graph = self._capture(program)
+                program.graph.replay()
+            else:
+                self._compute(program)
 
     def _capture(self, program: Program) -> Any:
-        """Warm up on steps that move nothing, then capture one."""
-        columns = program.columns_CS.clone()
-        program.columns_CS[0] = 0.0
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._compute(program)
-        torch.cuda.current_stream().wait_stream(stream)
+        """The step as a graph. Nothing runs meanwhile; that it ran before has loaded all that it launches."""
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._compute(program)
-        program.columns_CS.copy_(columns)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # Not `torch.cuda.graph`, which empties the caches of the allocator every time.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
+                self._compute(program)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
         return graph
 
     def _compute(self, program: Program) -> None:
@@ -259,8 +264,9 @@ class CompiledStepper(Stepper):
     def _losses(self, program: Program) -> Tensor:
         rung, stacks = program.rung, self._bank.stacks
         rows_S = rung.parts["row_slots"]
-        hidden_ND = self._bank.backbone.hidden(program.batch).squeeze(0)
-        pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling).float()
+        weights = self._bank.weights_of(0)  # a run that trains the backbone's own is alone
+        hidden_ND = self._bank.backbone.hidden_layers(program.batch, weights)[-1].squeeze(0)
+        pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling, weights).float()
         rate_B1 = program.dropout_S[rows_S].unsqueeze(1)
         pooled_BD = pooled_BD * (torch.rand_like(pooled_BD) >= rate_B1) / (1 - rate_B1)
         weight_SDL = stacks["head.weight"].transpose(1, 2)

@@ -76,10 +76,11 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
     """The verdict of the dev rows, from the logits of their windows."""
     split, head = run.task.dev, run.spec.head
     outputs = _collect(split, encoded, logits)
-    fitted = _fit_head(head, outputs, split, encoded)
+    decisions = _decisions(head.kind, outputs, split, encoded)
+    fitted = _fit_head(head, outputs, split, decisions)
     calibrated = dataclasses.replace(head, **fitted)
     scores = _score(run.task.kind, run.task.labels, outputs, split, calibrated)
-    scores |= _score_calibration(head, calibrated, _decisions(head.kind, outputs, split, encoded))
+    scores |= _score_calibration(head, calibrated, decisions)
     return Verdict(scores, _mean_loss(head, Targets(split, encoded, head), logits), fitted)
 
 
@@ -91,10 +92,12 @@ def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> fl
     return float((torch.cat(losses) * targets.weights).sum() / targets.weights.sum().clamp(min=1))
 
 
-def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: Encoded) -> dict[str, Any]:
+Decisions = tuple[np.ndarray, np.ndarray]
+
+
+def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions: Decisions | None) -> dict[str, Any]:
     """What of a head is fitted on dev rows: its temperature where it has probabilities, its margin of silence."""
     fitted: dict[str, Any] = {}
-    decisions = _decisions(head.kind, outputs, split, encoded)
     if decisions is not None:
         fitted["temperature"] = fit_temperature(*decisions)
     if head.null_threshold is not None:
@@ -106,9 +109,6 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: 
     return fitted
 
 
-Decisions = tuple[np.ndarray, np.ndarray]
-
-
 def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Encoded) -> Decisions | None:
     """The logits and targets of every decision that has a probability; None for kinds that have none."""
     assert split.targets is not None
@@ -116,7 +116,7 @@ def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Enco
         return None
     aligned = align_targets(kind, encoded, split.targets)
     if aligned is None:
-        return np.stack([output.logits[0].double().numpy() for output in outputs]), split.targets
+        return torch.stack([output.logits[0] for output in outputs]).double().numpy(), split.targets
     targets = np.concatenate(aligned)
     logits = np.concatenate([window.double().numpy() for output in outputs for window in output.logits])
     return logits[targets != IGNORED], targets[targets != IGNORED]
@@ -202,6 +202,15 @@ def _infer(
 
 def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[Output]:
     return collect_outputs(encoded, logits, split.texts if split.pairs is None else split.pairs)
+
+
+def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: Sequence[str]) -> Any:
+    """What a slot of a bank answers to the rows of a split, labelled or not, as the metrics take it."""
+    spec = bank.specs[slot]
+    assert spec is not None
+    encoded = encode_once(bank.backbone.tokenizer, split, reading)
+    logits = infer(bank, [Row(ids, slot, segments) for ids, segments in encoded])
+    return read_outputs(spec.head, labels, _collect(split, encoded, logits))
 
 
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:

@@ -37,7 +37,7 @@ from inlay.training.queue import longest_first
 from inlay.training.resume import cohort_id, drop_state, find_stopped, has_state, load_state
 from inlay.training.run import Result, Run, is_finished, read_result
 
-__all__ = ["FitSettings", "Interrupted", "fit"]
+__all__ = ["FitSettings", "Interrupted", "fit", "structure_of"]
 
 # What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
 _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
@@ -56,6 +56,10 @@ class FitSettings:
     """compute blocks again in the backward pass: slower, with far less memory"""
     save_every: int = 100
     """steps between resume states"""
+    save_seconds: float = 0.0
+    """at least this long between them, except when asked to stop; of several processes none waits"""
+    draw_curves: bool = True
+    """draw each run's curve into its folder"""
     restart: bool = False
     """begin anew where an unfinished state is found"""
     spread: str = "auto"
@@ -123,14 +127,18 @@ def _read_back(folder: Path) -> Result:
     return result
 
 
+def structure_of(run: Run) -> tuple[Any, ...]:
+    """What runs that share a bank have in common: one method structure and one dropout rate."""
+    alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
+    rates = (run.config.train.dropout, run.config.train.attention_dropout)
+    return (replace(run.config.method, **_FREE_IN_A_COHORT), rates, alone)
+
+
 def _group(runs: list[Run]) -> list[list[Run]]:
-    """Runs that can share a bank: one method structure and one dropout rate, in the order they get slots."""
+    """Runs that can share a bank, in the order they get slots."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
-        structure = replace(run.config.method, **_FREE_IN_A_COHORT)
-        rates = (run.config.train.dropout, run.config.train.attention_dropout)
-        groups.setdefault((structure, rates, alone), []).append(run)
+        groups.setdefault(structure_of(run), []).append(run)
     return [longest_first(group) for group in groups.values()]
 
 
@@ -145,6 +153,7 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) 
     desk = Desk(
         folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs, backbone)
     )
+    desk.save_seconds, desk.draws_curves = settings.save_seconds, settings.draw_curves
     world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
     if stopped is None:
         desk.begin()

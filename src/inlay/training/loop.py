@@ -43,6 +43,13 @@ class Desk:
     prefixes: PrefixCache | None = None
     """what is kept for all cohorts, if texts are read more than once"""
     fallbacks: list[str] = field(default_factory=list)
+    save_seconds: float = 0.0
+    draws_curves: bool = True
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def is_due(self) -> bool:
+        """Whether the last resume state is old enough for another. Processes that train together must all agree."""
+        return self.world.place.size > 1 or time.monotonic() - self.saved_at >= self.save_seconds
 
     def begin(self) -> None:
         """Forget an earlier state, and put the runs' settings in their folders."""
@@ -66,6 +73,7 @@ class Desk:
         """The resume state. It holds the first process's generators; the others' begin anew with every state."""
         if self.world.is_first:
             save_state(self.place, cohort)
+        self.saved_at = time.monotonic()
         self.world.reseed(self.place.name, cohort.num_steps)
 
     def end(self) -> None:
@@ -96,8 +104,10 @@ def train(cohort: Cohort, desk: Desk) -> None:
                 desk.write_history(member)
                 watch.on_epoch(member, record)
             ended, is_stopping = [member for member in before if not member.is_active], desk.world.is_stopping
-            # Before any result is written: resumed, the runs still training must find their cohort as it was.
-            if records or ended or is_stopping or cohort.num_steps % cohort.settings.save_every == 0:
+            # Before any result is written: resumed, the runs still training must find their cohort as it was. From an
+            # older state those that ended in between end again, to the same result, which is not written twice.
+            is_a_time = records or ended or cohort.num_steps % cohort.settings.save_every == 0
+            if is_stopping or (is_a_time and desk.is_due()):
                 desk.save(cohort)
             for member in ended:
                 _write_end(member, cohort, desk)
@@ -162,7 +172,8 @@ def _write_end(member: Member, cohort: Cohort, desk: Desk) -> None:
     if member.best_tensors:
         write_tensors(place / "best.safetensors", member.best_tensors)
     write_tensors(place / "last.safetensors", cohort.bank.read(member.slot))
-    draw_curve(place / "curve.png", member.run, progress)
+    if desk.draws_curves:
+        draw_curve(place / "curve.png", member.run, progress)
     result = Result(
         run_id=member.run.id,
         status=progress.status,

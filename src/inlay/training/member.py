@@ -12,9 +12,9 @@ from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head
-from inlay.model.route import Prefix, Row
+from inlay.model.route import Prefix, Reach, Row
 from inlay.training.evaluate import Targets
-from inlay.training.run import Run
+from inlay.training.run import Run, count_steps
 
 if TYPE_CHECKING:
     from inlay.training.prefix import Kept, PrefixCache
@@ -64,7 +64,13 @@ class Member:
 
     @property
     def num_steps(self) -> int:
-        return self.steps_per_epoch * self.run.config.train.epochs
+        return count_steps(len(self.train), self.run.config.train)
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Of the epoch it is in: the last one may end before all rows were seen."""
+        before = self.progress.step - self.progress.cursor
+        return min(self.steps_per_epoch, self.num_steps - before)
 
     @property
     def fewest_tokens(self) -> int:
@@ -106,10 +112,10 @@ class Member:
         weights = self._row_weights[batch]
         return weights / weights.sum()
 
-    def reuse(self, cache: PrefixCache, first_layer: int) -> None:
-        """Compute what lies below `first_layer` once and keep it, unless the head reads those layers too."""
-        if first_layer > 0 and self.run.spec.head.features == "last":
-            self._kept = {"train": cache.keep(first_layer, self.train), "dev": cache.keep(first_layer, self.dev)}
+    def reuse(self, cache: PrefixCache, reach: Reach) -> None:
+        """Compute all up to `reach` once and keep it, unless the head reads those layers too."""
+        if reach.layer > 0 and self.run.spec.head.features == "last":
+            self._kept = {"train": cache.keep(reach, self.train), "dev": cache.keep(reach, self.dev)}
 
     @property
     def is_reusing(self) -> bool:

@@ -31,7 +31,7 @@ from inlay.data.encode import Encoded
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET, batches_by_length
-from inlay.model.route import Batch, Prefix, Row
+from inlay.model.route import Batch, Prefix, Reach, Row
 from inlay.training.memory import available_bytes
 
 _MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since training needs the rest; half of the free disk
@@ -40,8 +40,8 @@ _MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since trainin
 _FEWEST_TOKENS = 512
 _TEXTS_PER_REPORT = 100
 
-Key = tuple[int, bytes]
-"""a layer, and a digest of a window's tokens"""
+Key = tuple[Reach, bytes]
+"""how far states go, and a digest of a window's tokens"""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Kept:
     """The states of one text set's windows."""
 
     def __init__(
-        self, cache: PrefixCache, first_layer: int, encoded: Encoded, places: list[tuple[_Chunk, int] | None]
+        self, cache: PrefixCache, reach: Reach, encoded: Encoded, places: list[tuple[_Chunk, int] | None]
     ) -> None:
-        self._cache, self._first_layer, self._encoded, self._places = cache, first_layer, encoded, places
+        self._cache, self._reach, self._encoded, self._places = cache, reach, encoded, places
         self.chunks = {place[0] for place in places if place is not None}
 
     def find(self, window: int) -> Prefix | None:
@@ -98,14 +98,14 @@ class Kept:
         if (place := self._places[window]) is None:
             return None
         chunk, start = place
-        return Prefix(self._first_layer, chunk.states_ND[start : start + int(self._encoded.lengths[window])])
+        return Prefix(self._reach, chunk.states_ND[start : start + int(self._encoded.lengths[window])])
 
     def take(self, windows: Sequence[int]) -> list[Prefix]:
         """What is kept of some windows; the rest is computed now."""
         found = {window: prefix for window in windows if (prefix := self.find(window)) is not None}
         left = [window for window in dict.fromkeys(windows) if window not in found]
-        for position, states_TD in self._cache.compute(self._first_layer, _rows(self._encoded, left)):
-            found[left[position]] = Prefix(self._first_layer, states_TD)
+        for position, states_TD in self._cache.compute(self._reach, _rows(self._encoded, left)):
+            found[left[position]] = Prefix(self._reach, states_TD)
         return [found[window] for window in windows]
 
 
@@ -131,21 +131,22 @@ class PrefixCache:
     def _shelves(self) -> list[_Shelf]:
         return _make_shelves(self._backbone.device, self._folder, self._limits)
 
-    def keep(self, first_layer: int, encoded: Encoded) -> Kept:
+    def keep(self, reach: Reach, encoded: Encoded) -> Kept:
         """The states of a text set at a layer; those that are not there yet are computed."""
-        keys = [_digest(first_layer, row) for row in _rows(encoded, range(len(encoded)))]
-        new = self._find_new(keys)
-        if self._num_bytes(encoded, new) > self._shelves[0].room_bytes:
+        keys = [_digest(reach, row) for row in _rows(encoded, range(len(encoded)))]
+        new, width = self._find_new(keys), self._backbone.hidden_size * (1 + reach.with_attention)
+        token_bytes = width * self._backbone.dtype.itemsize
+        if encoded.lengths[new].sum() * token_bytes > self._shelves[0].room_bytes:
             self._drop_unused()  # perhaps some of these very texts
             new = self._find_new(keys)
         # Longest first, as they go through the backbone.
         left = new[np.argsort(-encoded.lengths[new], kind="stable")]
         for shelf in self._shelves:
-            sizes = np.cumsum(encoded.lengths[left]) * self._token_bytes
+            sizes = np.cumsum(encoded.lengths[left]) * token_bytes
             fitting = left[: np.searchsorted(sizes, shelf.room_bytes, side="right")]
-            chunk = self._reserve(shelf, self._num_bytes(encoded, fitting))
+            chunk = self._reserve(shelf, int(encoded.lengths[fitting].sum()), width)
             if chunk is not None:
-                for num_done in self._fill(chunk, first_layer, encoded, fitting):
+                for num_done in self._fill(chunk, reach, encoded, fitting):
                     self._listener.on_prefix(len(new) - len(left) + num_done, len(new))
                 chunk.keys = [keys[window] for window in fitting]
                 self._places |= {key: (chunk, start) for key, start in zip(chunk.keys, chunk.starts, strict=True)}
@@ -153,23 +154,23 @@ class PrefixCache:
         if len(left) and not self._has_told:
             self._has_told = True
             self._listener.on_prefix_full(len(left), len(encoded))
-        kept = Kept(self, first_layer, encoded, [self._places.get(key) for key in keys])
+        kept = Kept(self, reach, encoded, [self._places.get(key) for key in keys])
         self._users.add(kept)
         return kept
 
-    def _fill(self, chunk: _Chunk, first_layer: int, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
+    def _fill(self, chunk: _Chunk, reach: Reach, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
         """Compute the states of some windows into a chunk with room for them; tells now and then how many are done."""
         ends = np.cumsum(encoded.lengths[windows])
         chunk.starts = (ends - encoded.lengths[windows]).tolist()
-        states = self.compute(first_layer, _rows(encoded, windows))
+        states = self.compute(reach, _rows(encoded, windows))
         for num_done, (position, states_TD) in enumerate(states, start=1):
             start = chunk.starts[position]
             chunk.states_ND[start : start + len(states_TD)] = states_TD
             if num_done % _TEXTS_PER_REPORT == 0 or num_done == len(windows):
                 yield num_done
 
-    def compute(self, first_layer: int, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
-        """What layer `first_layer` reads of each row [T, D], with the row's position."""
+    def compute(self, reach: Reach, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
+        """The states of each row as far as `reach` says, with the row's position."""
         backbone, lengths = self._backbone, [len(row.ids) for row in rows]
         # How far rows are padded depends on those beside them, and so does rounding: where only the last bit tells.
         is_alone = backbone.device.type == "cpu" and not backbone.packs
@@ -179,7 +180,7 @@ class PrefixCache:
             num_copies = 1 if is_alone else -(-_FEWEST_TOKENS // num_tokens)
             batch = backbone.collate([rows[position] for position in positions] * num_copies)
             with torch.no_grad(), self._bank.routed(batch.route):
-                states = backbone.prefix(batch, first_layer)
+                states = backbone.prefix(batch, reach)
             for index, origin in enumerate(batch.order):
                 if origin < len(positions):  # not a copy
                     yield positions[origin], _states_of_row(states, batch, index, lengths[positions[origin]])
@@ -196,23 +197,16 @@ class PrefixCache:
         new = {key: window for window, key in enumerate(keys) if key not in self._places}
         return np.array(list(new.values()), dtype=np.int64)
 
-    @property
-    def _token_bytes(self) -> int:
-        return self._backbone.hidden_size * self._backbone.dtype.itemsize
-
-    def _num_bytes(self, encoded: Encoded, windows: np.ndarray) -> int:
-        return int(encoded.lengths[windows].sum()) * self._token_bytes
-
-    def _reserve(self, shelf: _Shelf, num_bytes: int) -> _Chunk | None:
-        if not num_bytes:
+    def _reserve(self, shelf: _Shelf, num_tokens: int, width: int) -> _Chunk | None:
+        if not num_tokens:
             return None
         try:
-            memory = shelf.reserve(num_bytes)
+            memory = shelf.reserve(num_tokens * width * self._backbone.dtype.itemsize)
         except (OSError, RuntimeError):  # somebody else took what was free when the limit was set
             shelf.limit_bytes = shelf.used_bytes
             return None
-        chunk = _Chunk(shelf, memory.view(self._backbone.dtype).view(-1, self._backbone.hidden_size))
-        shelf.used_bytes += num_bytes
+        chunk = _Chunk(shelf, memory.view(self._backbone.dtype).view(num_tokens, width))
+        shelf.used_bytes += memory.nbytes
         self._chunks.append(chunk)
         return chunk
 
@@ -231,11 +225,11 @@ def _rows(encoded: Encoded, windows: Iterable[int]) -> list[Row]:
     return [Row(ids[window], 0, None if segments is None else segments[window]) for window in windows]
 
 
-def _digest(first_layer: int, row: Row) -> Key:
+def _digest(reach: Reach, row: Row) -> Key:
     digest = hashlib.blake2b(bytes(row.ids), digest_size=16)
     if row.segments is not None:
         digest.update(bytes(row.segments))
-    return first_layer, digest.digest()
+    return reach, digest.digest()
 
 
 def _states_of_row(states: Tensor, batch: Batch, index: int, length: int) -> Tensor:

@@ -19,10 +19,10 @@ from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
-from inlay.config import RunConfig, TrainConfig, write_toml
+from inlay.config import RunConfig, TrainConfig, read_toml, write_toml
 from inlay.data.tasks import Task
 from inlay.data.windows import Reading
-from inlay.errors import BadConfig
+from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec, find_head
@@ -65,7 +65,14 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        return self.steps_per_epoch * self.config.train.epochs
+        return count_steps(len(self.task.train), self.config.train)
+
+
+def count_steps(num_rows: int, train: TrainConfig) -> int:
+    """The steps of a run over so many rows (or windows), by the rule of `train.steps`."""
+    if train.steps == "bert":  # whose batches go on across epochs: none is smaller than the others
+        return max(1, num_rows * train.epochs // train.batch_size)
+    return -(-num_rows // train.batch_size) * train.epochs
 
 
 @dataclass(frozen=True)
@@ -204,3 +211,32 @@ def read_result(folder: Path) -> Result | None:
         folder=folder,
         **{name: content[name] for name in content if name != "run"},
     )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run read back: what it was, what it came to."""
+
+    run: Run
+    result: Result
+
+    @property
+    def spec(self) -> SlotSpec:
+        """What it trained, with what its head got from the dev rows."""
+        return self.result.spec(self.run)
+
+
+def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
+    """A finished run's best weights and what they are of; refuses a folder of other rows or another backbone."""
+    result = read_result(folder)
+    if result is None or not result.tensors:
+        raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
+    config = read_toml(folder / "config.toml")
+    if config.identify(task.digest, backbone.fingerprint) != result.run_id:
+        raise WrongBackbone(
+            f"run `{result.run_id}` was not trained on these rows of `{task.name}` with backbone `{backbone.name}`",
+            f"its config says task `{config.task}` on `{config.backbone}`: load that task and backbone as then",
+        )
+    # Its start is in the weights by now; the versions it came from may be gone.
+    fresh = dataclasses.replace(config, train=dataclasses.replace(config.train, start=()))
+    return Trained(dataclasses.replace(make_run(task, fresh, backbone), config=config), result)

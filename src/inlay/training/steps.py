@@ -109,7 +109,7 @@ class Stepper:
         )
 
     def _has_last_block(self, batch: Batch) -> bool:
-        return batch.prefix is None or batch.prefix.first_layer < self._bank.backbone.anatomy.num_layers
+        return batch.prefix is None or batch.prefix.reach.layer < self._bank.backbone.anatomy.num_layers
 
     def _chunks(self, rows: Sequence[Row]) -> Iterator[list[int]]:
         """Positions of the rows of each forward pass. Batch norm sees a run's batch whole, whoever trains beside."""

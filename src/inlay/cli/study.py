@@ -1,0 +1,344 @@
+"""`inlay study NAME|all|list`: a published table or figure from one command, finished runs never repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.options import DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.report import draw, put_report
+from inlay.cli.screen import Column
+from inlay.errors import BadConfig, UnknownName
+
+if TYPE_CHECKING:
+    from inlay.model import Backbone
+    from inlay.research.conduct import Outcome, Places
+    from inlay.research.planning import Estimate, Plan, Unit
+    from inlay.research.study import Study
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def study(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME…",
+            help="studies (or files of your own), or `all`; `list`: what there is; `report`: draw what was measured",
+        ),
+    ],
+    profile: Annotated[
+        str,
+        typer.Option("--profile", metavar="paper|device|tiny", help="the published grid, a short one, or a trial"),
+    ] = "device",
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", metavar="NAME", help="another backbone than the profile's")
+    ] = None,
+    arms: Annotated[
+        str | None, typer.Option("--arms", metavar="A,B,…", help="these arms only; `top-*` stands for all such")
+    ] = None,
+    tasks: Annotated[str | None, typer.Option("--tasks", metavar="A,B,…", help="these tasks only")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="10m", help="stop after this long: the most valuable part is done first"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show runs, cohorts, time and memory, and train nothing")
+    ] = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="leave out the columns of data sets that are not there")
+    ] = False,
+    data_root: Annotated[
+        str | None, typer.Option("--data-root", metavar="DIR", help="folder of the data sets; default: $INLAY_DATA")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="folder of results; default: ./results, of tiny in the store"),
+    ] = None,
+    commit: Annotated[
+        str | None, typer.Option("--commit", metavar="ID", help="what records say, where the checkout has no .git")
+    ] = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Reproduce published tables and figures.
+
+    Trains what has no record yet, in cohorts, and writes DIR/STUDY/BACKBONE-PROFILE.json. It can be stopped at any
+    moment: the same command goes on from there, and another machine's results may be put beside them. At the end it
+    draws tables, figures and what they say of the published claims: report.html and report.md. `inlay study report`
+    draws them anew, of all studies or of those named after it, and trains nothing.
+    """
+    from inlay.research.study import find_study, list_studies, study_folders
+
+    folders = study_folders()
+    known = list_studies(folders)
+    if names == ["list"]:
+        _put_list(list(known.values()), profile, as_json=json)
+        return
+    if names[0] == "report":
+        chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
+        put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), as_json=json)
+        return
+    check_device_name(device)
+    seconds = None if budget is None else parse_budget(budget)
+    paths = list(known.values()) if names == ["all"] else [find_study(name, folders) for name in names]
+    # Everything is read and checked before the first run of the first study.
+    studies = [_narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
+    kept = open_store(store).root / "studies"
+    results = _find_results(out, kept, profile)
+    session = _Session(kept, results, data_root, device, skip_missing, commit)
+    ready = [session.prepare(item) for item in studies]
+    if dry_run:
+        reports = [session.estimate(*pair, as_json=json) for pair in ready]
+    else:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        reports = [session.conduct(*pair, deadline, as_json=json) for pair in ready]
+    drawn = {} if dry_run else {"report": str(draw(paths, results))}
+    if json:
+        screen.put_json({"studies": reports, **drawn})
+    elif drawn:
+        screen.put_pairs(drawn)
+
+
+def _find_results(out: Path | None, kept: Path, profile: str) -> Path:
+    """The folder of results: tiny ones stay away from those that are committed."""
+    return out or (kept / "results" if profile == "tiny" else Path("results"))
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1.5h`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise BadConfig(f"`--budget` is `{text}`", "write it as 90s, 10m or 1.5h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
+    from inlay.research.study import read_study
+
+    return read_study(path, profile, backbone)
+
+
+def _narrow(study: Study, arms: str | None, tasks: str | None) -> Study:
+    """A study with some of its arms and tasks only."""
+    chosen = dict(study.arms)
+    if arms is not None:
+        chosen = {name: study.arms[name] for name in _choose(arms, list(study.arms), f"arm of `{study.name}`")}
+    kept = study.tasks if tasks is None else tuple(_choose(tasks, study.tasks, f"task of `{study.name}`"))
+    return dataclasses.replace(study, arms=chosen, tasks=kept)
+
+
+def _choose(given: str, known: Sequence[str], kind: str) -> list[str]:
+    patterns = [part.strip() for part in given.split(",") if part.strip()]
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise UnknownName(kind, pattern, known)
+    return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+@dataclass
+class _Session:
+    """What the studies of one command share."""
+
+    kept: Path
+    results: Path
+    data_root: str | None
+    device: str
+    skip_missing: bool
+    commit: str | None
+
+    def __post_init__(self) -> None:
+        self._backbones: dict[str, Backbone] = {}
+
+    @property
+    def places(self) -> Places:
+        from inlay.research.conduct import Places
+
+        return Places(self.results, self.kept / "runs")
+
+    def prepare(self, study: Study) -> tuple[Plan, Backbone]:
+        """Read a study's data and make its runs, saying what is left out."""
+        from inlay.research.planning import load_tasks, plan_study
+
+        screen.say(f"study {study.name}: {study.title}", "bold")
+        with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
+            tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing)
+        opened = self._open(study.backbone)
+        plan = plan_study(study, opened, tasks, missing)
+        for text in plan.left_out:
+            screen.note(f"left out: {text}")
+        return plan, opened
+
+    def _open(self, name: str) -> Backbone:
+        if name not in self._backbones:
+            self._backbones[name] = open_backbone(self._find_tiny() if name == "tiny" else name, self.device)
+        return self._backbones[name]
+
+    def _find_tiny(self) -> str:
+        from inlay.model.tiny import make_tiny_folder
+        from inlay.research.toy import WORDS
+
+        return str(make_tiny_folder(self.kept / "tiny", WORDS))
+
+    def estimate(self, plan: Plan, backbone: Backbone, *, as_json: bool) -> dict[str, Any]:
+        """What is left of a plan, and what it would take."""
+        from inlay.research.conduct import list_todo
+        from inlay.research.planning import estimate_units
+
+        units = list_todo(plan, backbone, self.places)
+        with screen.working("measuring a few steps"):
+            estimates = estimate_units(units, backbone)
+        rows = _join_alone(units, estimates)
+        report = {**_describe(plan, backbone), "units": rows, "seconds": sum(found.seconds for found in estimates)}
+        if not as_json:
+            _put_estimates(plan, rows, estimates, backbone)
+        return report
+
+    def conduct(self, plan: Plan, backbone: Backbone, deadline: float | None, *, as_json: bool) -> dict[str, Any]:
+        """Train what is missing, and say what is missing still."""
+        from inlay.cli.stage import ScreenStage
+        from inlay.research.conduct import conduct
+
+        try:
+            outcome = conduct(plan, backbone, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage())
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
+        report = _report(plan, backbone, outcome, self.places)
+        if plan.study.submission and not plan.study.is_toy:
+            from inlay.research.entries import write_entries
+
+            with screen.working("answering the test sets"):
+                report["submission"] = write_entries(plan, outcome.records, backbone, self.places, self.data_root)
+        if not as_json:
+            _put_outcome(report)
+        return report
+
+
+def _join_alone(units: Sequence[Unit], estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
+    """A row for each unit of work; neighbours that train alone, of one arm and seed, have one together."""
+    groups: list[tuple[Unit, list[Estimate]]] = []
+    for unit, found in zip(units, estimates, strict=True):
+        before = groups[-1][0] if groups else None
+        if before is not None and unit.is_solo and before.is_solo and _key(before) == _key(unit):
+            groups[-1] = (before.take((*before.items, *unit.items)), [*groups[-1][1], found])
+        else:
+            groups.append((unit, [found]))
+    return [
+        {
+            "work": unit.describe(),
+            "runs": unit.num_runs,
+            "together": max(item.num_slots for item in found),
+            "seconds": round(sum(item.seconds for item in found), 1),
+            "memory_bytes": max(item.memory_bytes for item in found),
+        }
+        for unit, found in groups
+    ]
+
+
+def _key(unit: Unit) -> tuple[str, int]:
+    return (unit.items[0].arm.name, unit.items[0].seed)
+
+
+def _describe(plan: Plan, backbone: Backbone) -> dict[str, Any]:
+    items = plan.items
+    return {
+        "study": plan.study.name,
+        "profile": plan.study.profile,
+        "backbone": backbone.name,
+        "runs": len({item.id for item in items}),
+        "left_out": list(plan.left_out),
+    }
+
+
+def _report(plan: Plan, backbone: Backbone, outcome: Outcome, places: Places) -> dict[str, Any]:
+    from inlay.research.records import results_file
+
+    missing: dict[str, list[str]] = {}
+    for item in outcome.missing:
+        missing.setdefault(item.arm.name, []).append(f"{item.task} seed {item.seed}")
+    study = plan.study
+    return {
+        **_describe(plan, backbone),
+        "trained": outcome.num_trained,
+        "seconds": round(outcome.seconds, 1),
+        "missing": missing,
+        "failed": [f"{item.arm.name} on {item.task}: {text}" for item, text in outcome.failed],
+        "file": str(results_file(places.results, study.name, backbone.name, study.profile)),
+    }
+
+
+def _put_outcome(report: dict[str, Any]) -> None:
+    num_missing = sum(map(len, report["missing"].values()))
+    screen.put_pairs(
+        {
+            "study": f"{report['study']} ({report['profile']}) on {report['backbone']}",
+            "trained": f"{screen.count(report['trained'], 'run')} in {screen.duration(report['seconds'])}",
+            "missing": screen.count(num_missing, "run") if num_missing else "nothing",
+            "results": report["file"],
+        }
+    )
+    for arm, where in report["missing"].items():
+        screen.put(f"  {arm}: {', '.join(dict.fromkeys(where))}")
+    for text in report["failed"]:
+        screen.put(f"  failed: {text}")
+    for text in report.get("submission", ()):
+        screen.put(f"  submission: {text}")
+
+
+def _put_estimates(plan: Plan, rows: Sequence[dict[str, Any]], found: Sequence[Estimate], backbone: Backbone) -> None:
+    numbers = [Column(name, is_number=True) for name in ("runs", "together", "time", "memory")]
+    cells = [
+        [
+            row["work"],
+            str(row["runs"]),
+            str(row["together"]),
+            screen.duration(row["seconds"]),
+            screen.size(row["memory_bytes"]),
+        ]
+        for row in rows
+    ]
+    screen.put_table([Column("work, in this order", is_flexible=True), *numbers], cells)
+    screen.put()
+    total = sum(item.seconds for item in found)
+    done = len({item.id for item in plan.items}) - sum(row["runs"] for row in rows)
+    screen.put_pairs(
+        {
+            "runs": f"{sum(row['runs'] for row in rows)} to train, {max(0, done)} done",
+            "cohorts": str(len(found)),
+            "time": f"about {screen.duration(total)} on {backbone.device}, from a few measured steps",
+        }
+    )
+
+
+def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
+    studies = [_read(path, profile) for path in paths]
+    found: list[dict[str, Any]] = [
+        {
+            "study": item.name,
+            "title": item.title,
+            "source": item.source,
+            "tasks": list(item.tasks),
+            "arms": list(item.arms),
+            "runs": sum(arm.seeds for arm, _, _ in item.points()),
+        }
+        for item in studies
+    ]
+    if as_json:
+        screen.put_json({"profile": profile, "studies": found})
+        return
+    columns = [Column("study"), Column("tasks", True), Column("arms", True), Column(f"runs ({profile})", True)]
+    cells = [
+        [str(i["study"]), *(str(len(i[key])) for key in ("tasks", "arms")), str(i["runs"]), i["title"]] for i in found
+    ]
+    screen.put_table([*columns, Column("what it shows", is_flexible=True)], cells)

@@ -1,0 +1,37 @@
+"""The kinds of arms a study may have: what is computed for each, and by which function of this room.
+
+`runs` are trained in cohorts; `spans` are such runs, whose layers' adapters are then taken out; a `baseline` has no
+transformer; a `sequence` is one network fine-tuned through all tasks. A new kind is a new entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ArmKind:
+    """What becomes of an arm's points."""
+
+    is_trained: bool
+    """each point is a run for `fit`"""
+    spans_tasks: bool = False
+    """one piece of work goes through all tasks, in their order"""
+    function: str = ""
+    """`module.name` in this room: of the work itself, or of what follows on a trained run"""
+
+    def find(self) -> Callable[..., Any]:
+        """The function; its module is imported here, as it may be heavy."""
+        module, _, name = self.function.rpartition(".")
+        return getattr(import_module(f"inlay.research.{module}"), name)
+
+
+ARM_KINDS = {
+    "runs": ArmKind(is_trained=True),
+    "spans": ArmKind(is_trained=True, function="ablate.score_spans"),
+    "baseline": ArmKind(is_trained=False, function="baseline.fit_baseline"),
+    "sequence": ArmKind(is_trained=False, spans_tasks=True, function="sequence.conduct_sequence"),
+}

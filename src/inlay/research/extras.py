@@ -1,0 +1,125 @@
+"""What single studies keep beyond scores: the spans of an ablation, the steps of a sequence of tasks.
+
+Both are read from a record's `extra`. Scores are in points, means over the seeds of a task.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from inlay.research.records import Record
+from inlay.research.scores import Estimate, estimate, keep_best
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A task's accuracy without the adapters of each span of layers, over seeds."""
+
+    task: str
+    whole: Mapping[int, float]
+    """seed -> accuracy with all adapters"""
+    spans: Mapping[Span, Mapping[int, float]]
+    """(first, last layer removed, both in it) -> seed -> accuracy"""
+    majority: float | None
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the backbone."""
+        return 1 + max((last for _, last in self.spans), default=-1)
+
+    def accuracy(self, first: int, last: int) -> Estimate:
+        """Accuracy without the adapters of layers first … last."""
+        return estimate(self.spans[first, last].values())
+
+    def decrease(self, first: int, last: int) -> Estimate:
+        """Points lost, paired by seed."""
+        return estimate(self.whole[seed] - value for seed, value in self.spans[first, last].items())
+
+    def relative(self, first: int, last: int) -> float:
+        """What is lost in percent of the whole: what the paper's heat-map shows."""
+        return 100 * statistics.fmean(
+            (self.whole[seed] - value) / self.whole[seed] for seed, value in self.spans[first, last].items()
+        )
+
+    @property
+    def singles(self) -> list[Estimate]:
+        """Points lost by the removal of each single layer."""
+        return [self.decrease(layer, layer) for layer in range(self.num_layers) if (layer, layer) in self.spans]
+
+    @property
+    def everything(self) -> Span:
+        """The span of all layers."""
+        return (0, self.num_layers - 1)
+
+
+def read_ablations(records: Iterable[Record], tasks: Sequence[str]) -> list[Ablation]:
+    """The ablations among records, in the order of tasks: of each task the setting that is best on dev."""
+    by_task: dict[str, list[Record]] = {}
+    for record in keep_best(record for record in records if record.extra.get("spans")):
+        by_task.setdefault(record.task, []).append(record)
+    order = [task for task in dict.fromkeys([*tasks, *by_task]) if task in by_task]
+    return [_read_ablation(task, by_task[task]) for task in order]
+
+
+def _read_ablation(task: str, records: Sequence[Record]) -> Ablation:
+    whole: dict[int, float] = {}
+    spans: dict[Span, dict[int, float]] = {}
+    for record in records:
+        found = read_spans(record.extra["spans"])
+        whole[record.seed] = 100 * found.pop(None, record.dev.get("accuracy", record.dev[record.metric]))
+        for span, value in found.items():
+            assert span is not None
+            spans.setdefault(span, {})[record.seed] = 100 * value
+    majority = records[0].majority
+    return Ablation(task, whole, spans, None if majority is None else 100 * majority)
+
+
+def read_spans(content: Mapping[str, float] | Sequence[Sequence[float]]) -> dict[Span | None, float]:
+    """Spans from JSON: {"0-11": 0.37, "whole": 0.84}, or [[0, 11, 0.37], …]."""
+    pairs = content.items() if isinstance(content, Mapping) else [(f"{a:g}-{b:g}", value) for a, b, value in content]
+    spans: dict[Span | None, float] = {}
+    for key, value in pairs:
+        numbers = re.findall(r"\d+", str(key))
+        spans[(int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else None] = float(value)
+    return spans
+
+
+@dataclass(frozen=True)
+class Step:
+    """After one more task: the scores on all tasks so far."""
+
+    task: str
+    scores: Mapping[str, Estimate]
+
+
+def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
+    """What a row scored after each step of the sequence of tasks, over seeds: `extra["after"]`, task -> score.
+
+    One setting goes through the whole sequence: the one whose tasks were best on dev, each when it was learnt.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    sequences = [record for record in records if isinstance(record.extra.get("after"), Mapping)]
+    for record in keep_best(sequences, over_tasks=True):
+        for task, value in record.extra["after"].items():
+            found.setdefault(record.task, {}).setdefault(task, []).append(100 * float(value))
+    order = [task for task in dict.fromkeys([*tasks, *found]) if task in found]
+    return [Step(task, {name: estimate(values) for name, values in found[task].items()}) for task in order]
+
+
+def forgotten(steps: Sequence[Step]) -> dict[str, Estimate]:
+    """Points each earlier task lost between the step that taught it and the last one; none for the last task."""
+    if not steps:
+        return {}
+    last = steps[-1].scores
+    lost = {}
+    for step in steps[:-1]:
+        before, after = step.scores.get(step.task), last.get(step.task)
+        if before is not None and after is not None:
+            error = (before.margin**2 + after.margin**2) ** 0.5 if before.sem is not None else None
+            lost[step.task] = Estimate(before.mean - after.mean, error, before.num)
+    return lost

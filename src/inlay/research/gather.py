@@ -1,0 +1,52 @@
+"""Studies, their records and what was published, brought together and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from inlay.config import read_tree
+from inlay.research.published import Published, read_published
+from inlay.research.records import read_study as read_results
+from inlay.research.report import Chapter, group_records, make_report, write_report
+from inlay.research.study import list_differences, read_study, study_folders
+
+
+def draw_report(paths: Sequence[Path], results: Path) -> Path:
+    """Write one report of the studies of these files over what lies under `results`; returns the page's path.
+
+    The report of a single study lies in its own folder of results, with its figures; that of several beside their
+    folders, and their figures in them.
+    """
+    chapters = [gather_chapter(path, results) for path in paths]
+    if len(chapters) == 1:
+        report = make_report(chapters, chapters[0].study.title)
+        return write_report(report.beside(chapters[0].study.name), results / chapters[0].study.name)[0]
+    return write_report(make_report(chapters), results)[0]
+
+
+def gather_chapter(path: Path, results: Path) -> Chapter:
+    """A study's file and its records, each group of which is held against the study as its profile has it.
+
+    A study of one's own may have no profile `paper`: it is then its own first one, and differs from nothing.
+    """
+    records = read_results(results, path.stem)
+    profiles = read_tree(path).get("profiles", {})
+    paper = read_study(path, "paper" if "paper" in profiles else next(iter(profiles), "paper"))
+    variants = {group: read_study(path, group[1], group[0]) for group in group_records(records)}
+    return Chapter(
+        study=paper,
+        records=records,
+        published=_find_published(path, paper.published),
+        variants=variants,
+        differences={
+            group: list_differences(study, paper) if "paper" in profiles else [] for group, study in variants.items()
+        },
+    )
+
+
+def _find_published(path: Path, name: str) -> Published:
+    """The published values beside a study's file, or those of the repository's own studies."""
+    folders = [folder / "published" for folder in (path.parent, *study_folders())]
+    found = next((folder for folder in folders if (folder / f"{name}.toml").is_file()), folders[-1])
+    return read_published(found, name)

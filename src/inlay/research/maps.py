@@ -1,0 +1,149 @@
+"""Figures of the ablation and of tasks that arrive one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from inlay.research.chart import (
+    BARS,
+    INK,
+    PALE_INK,
+    WIDTH,
+    Drawing,
+    Mark,
+    finish,
+    legend,
+    marks_for,
+    new_figure,
+    paper_style,
+)
+from inlay.research.extras import Ablation, Step, read_ablations, read_steps
+from inlay.research.lineup import Scored, name_task
+
+
+def draw_ablation(scored: Scored) -> Drawing | None:
+    """The heat-map of spans: y the first, x the last layer removed; the relative decrease in accuracy."""
+    records = [record for spec in scored.specs for record in spec.records]
+    ablations = [item for item in read_ablations(records, scored.study.tasks) if item.spans]
+    if not ablations:
+        return None
+    with paper_style("ablation"):
+        figure = new_figure(WIDTH if len(ablations) > 1 else WIDTH * 0.6, 3.3)
+        panels = figure.subplots(1, len(ablations), squeeze=False)[0]
+        # One scale for all panels, so that colours compare between tasks.
+        most = max(item.relative(*span) for item in ablations for span in item.spans)
+        for axes, item in zip(panels, ablations, strict=True):
+            image = draw_spans(axes, item, most)
+        bar = figure.colorbar(image, ax=list(panels), shrink=0.85, aspect=25, pad=0.02)
+        bar.set_label("relative decrease in dev accuracy (%)")
+        bar.outline.set_visible(False)
+        caption = (
+            "Relative decrease in dev accuracy (%) when the trained adapters of layers y to x are removed, without "
+            "retraining. The diagonal: single layers; the top right corner: all adapters removed."
+        )
+        return finish(figure, "ablation", caption)
+
+
+def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
+    """One task's heat-map, coloured up to `most` percent; returns the image."""
+    import numpy
+
+    size = item.num_layers
+    values = numpy.full((size, size), numpy.nan)
+    for first, last in item.spans:
+        values[first, last] = item.relative(first, last)
+    image = axes.imshow(values, cmap="viridis_r", vmin=0, vmax=max(most, 1.0))
+    for first, last in item.spans if size <= 12 else ():
+        value = values[first, last]
+        shade = "white" if value > 0.45 * most else INK
+        text = f"{value:.0f}" if abs(value) >= 9.95 else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
+        axes.text(last, first, text, ha="center", va="center", fontsize=5.2, color=shade)
+    axes.grid(visible=False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.set_xticks(range(size), range(size), fontsize=7)
+    axes.set_yticks(range(size), range(size), fontsize=7)
+    axes.tick_params(length=0)
+    axes.set_xlabel("last ablated layer")
+    axes.set_ylabel("first ablated layer")
+    axes.set_title(name_task(item.task))
+    return image
+
+
+def draw_growth(scored: Scored) -> Drawing | None:
+    """Parameters of all tasks together against the number of tasks, as multiples of the backbone."""
+    tasks = [task for task in scored.study.tasks if task in scored.tasks]
+    lines = growth(scored, tasks)
+    if not lines or not tasks:
+        return None
+    with paper_style("stream"):
+        figure = new_figure(WIDTH * 0.72, 3.0)
+        axes = figure.add_subplot()
+        marks = marks_for(list(lines))
+        published = []
+        for key, totals in lines.items():
+            axes.plot(range(1, len(totals) + 1), totals, **marks[key].ours(), linewidth=1.5, zorder=3)
+        for table in scored.published.tables:
+            for row in table.rows:
+                if row.arm in marks and "total ×" in row.printed:
+                    published.append((row.printed["tasks"], row.printed["total ×"], marks[row.arm]))
+        for x, y, mark in published:
+            axes.plot(x, y, **mark.theirs(), zorder=4)
+        axes.set_xlabel("tasks so far")
+        axes.set_ylabel("parameters in all\n(multiples of the backbone)")
+        axes.set_xticks(range(1, max(len(tasks), *(int(x) for x, _, _ in published), 1) + 1))
+        axes.set_ylim(bottom=0)
+        entries = [(_GROWTH.get(key, scored.label(key)), mark, False) for key, mark in marks.items()]
+        entries += [("published, nine tasks (BERT-large)", Mark(PALE_INK, "o"), True)] if published else []
+        legend(figure, entries)
+        return finish(figure, "stream", "Parameters of all tasks together against the number of tasks.")
+
+
+_GROWTH = {"full": "full fine-tuning, a network for each task"}
+
+
+def growth(scored: Scored, tasks: Sequence[str]) -> dict[str, list[float]]:
+    """Row -> total parameters after 1, 2, … tasks, as multiples of the backbone.
+
+    Full fine-tuning keeps a whole network for every task, whether or not it was run; a row that shares one network
+    between all tasks (which forgets) is left out.
+    """
+    lines: dict[str, list[float]] = {"full": [float(count) for count in range(1, len(tasks) + 1)]}
+    for key, row in scored.rows.items():
+        if all(task in row and row[task].share < 95 for task in tasks):
+            shares = [row[task].share / 100 for task in tasks]
+            lines[key] = [1 + sum(shares[: count + 1]) for count in range(len(tasks))]
+    return lines
+
+
+def draw_forgetting(scored: Scored) -> Drawing | None:
+    """What each task scores after every step: one panel for a row, one line for a task."""
+    found = {spec.key: read_steps(spec.records, scored.study.tasks) for spec in scored.specs if spec.key in scored.rows}
+    rows = {key: steps for key, steps in found.items() if len(steps) > 1}
+    if not rows:
+        return None
+    names = list(dict.fromkeys(step.task for steps in rows.values() for step in steps))
+    with paper_style("stream-forgetting"):
+        figure = new_figure(WIDTH, 3.1)
+        panels = figure.subplots(1, len(rows), sharey=True, squeeze=False)[0]
+        marks = marks_for([f"task-{name}" for name in names])
+        by_name = dict(zip(names, marks.values(), strict=True))
+        for axes, (key, steps) in zip(panels, rows.items(), strict=True):
+            _draw_steps(axes, steps, by_name)
+            axes.set_title(scored.label(key))
+        panels[0].set_ylabel("dev score (points)")
+        legend(figure, [(name_task(name), mark, False) for name, mark in by_name.items()])
+        caption = "Dev score on every task so far after each further task; a line begins where its task was learnt."
+        return finish(figure, "stream-forgetting", caption)
+
+
+def _draw_steps(axes: Any, steps: Sequence[Step], marks: dict[str, Mark]) -> None:
+    for name, mark in marks.items():
+        places = [(number, step.scores[name]) for number, step in enumerate(steps) if name in step.scores]
+        if places:
+            x, y = [number for number, _ in places], [value.mean for _, value in places]
+            error = [value.margin for _, value in places]
+            axes.errorbar(x, y, yerr=error, **mark.ours(), linewidth=1.4, **BARS, zorder=3)
+    axes.set_xticks(range(len(steps)), [name_task(step.task) for step in steps], rotation=30, ha="right")
+    axes.set_xlabel("after learning")

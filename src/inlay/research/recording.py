@@ -1,0 +1,140 @@
+"""From what a run came to, to its record: with settings, commit, hardware, versions and date."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from inlay.data.tasks import Task
+from inlay.errors import Diverged, InlayError
+from inlay.research.planning import Item, Plan
+from inlay.research.records import DIVERGED, FAILED, FINISHED, Record, short_name
+from inlay.training import Result
+from inlay.training.evaluate import score_split
+from inlay.training.publish import current_commit
+from inlay.training.run import DIVERGED as RUN_DIVERGED
+
+if TYPE_CHECKING:
+    from inlay.model import Backbone
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What every record of this process says of where it comes from."""
+
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+
+    @classmethod
+    def here(cls, backbone: Backbone, commit: str | None = None) -> Origin:
+        """This machine, with the libraries in use."""
+        names = ("inlay", "torch", "transformers", "numpy")
+        known = {"python": platform.python_version(), **{name: _version_of(name) for name in names}}
+        return cls(current_commit() if commit is None else commit, _name_hardware(backbone), known)
+
+
+def has_diverged(result: Result) -> bool:
+    """Whether a run came to nothing that may be compared."""
+    return result.status == RUN_DIVERGED or result.dev_metric is None
+
+
+class Recorder:
+    """Makes the records of one plan on one backbone."""
+
+    def __init__(self, plan: Plan, backbone: Backbone, origin: Origin) -> None:
+        self.plan, self.backbone, self._origin = plan, backbone, origin
+
+    def record_result(self, item: Item, result: Result, extra: dict[str, Any]) -> Record:
+        """The record of a trained run; its test rows are scored here, if it has labelled ones."""
+        run, is_lost = item.run, has_diverged(result)
+        assert run is not None
+        task, test = run.task, None
+        if task.test is not None and task.test.targets is not None and not is_lost:
+            test = score_split(run, result, self.backbone, task.test)
+        more = {"best_epoch": result.best_epoch, "steps": run.num_steps, "notes": list_notes(task)}
+        return self.record(
+            item,
+            task,
+            trained_parameters=run.spec.count_parameters(self.backbone.anatomy),
+            dev=result.dev_metrics,
+            test=test,
+            status=DIVERGED if is_lost else FINISHED,
+            curve=[[line["epoch"], line["dev"][task.metric]] for line in result.history],
+            seconds=result.seconds,
+            extra={**extra, **more, **({"message": result.message} if result.message else {})},
+        )
+
+    def record_failure(self, item: Item, error: InlayError) -> Record:
+        """The record of what could not be done; it is tried again in the next sitting."""
+        status = DIVERGED if isinstance(error, Diverged) else FAILED
+        return self.record(item, self.plan.tasks[item.task], status=status, extra={"message": error.message})
+
+    def record(self, item: Item, task: Task, **known: Any) -> Record:
+        """A record with what is `known`, and the rest as the plan has it."""
+        usual = {
+            "id": item.id,
+            "study": self.plan.study.name,
+            "arm": item.arm.name,
+            "task": task.name,
+            "backbone": short_name(self.backbone.name),
+            "fingerprint": self.backbone.fingerprint,
+            "profile": self.plan.study.profile,
+            "seed": item.seed,
+            "axes": dict(item.axes),
+            "trained_parameters": 0,
+            "backbone_parameters": self.backbone.num_parameters,
+            "num_train": len(task.train),
+            "metric": task.metric,
+            "dev": {},
+            "test": None,
+            "majority": find_majority(task),
+            "status": FINISHED,
+            "curve": [],
+            "seconds": 0.0,
+            **dataclasses.asdict(self._origin),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "config": dataclasses.asdict(item.config) | {"backbone": short_name(self.backbone.name)},
+        }
+        return Record.from_json(Record(**{**usual, **known}).to_json())
+
+
+def list_notes(task: Task) -> list[str]:
+    """What was found or decided while its data was read, without the folders it lay in."""
+    return [re.sub(r"(?<!\S)/\S*/", "", note) for note in task.notes]
+
+
+def find_majority(task: Task) -> float | None:
+    """Accuracy on dev of answering the most frequent class of the training rows; None where there are no classes."""
+    if task.kind != "classify" or task.train.targets is None or task.dev.targets is None:
+        return None
+    most = np.bincount(task.train.targets, minlength=len(task.labels)).argmax()
+    return float(np.mean(task.dev.targets == most))
+
+
+def _name_hardware(backbone: Backbone) -> str:
+    if backbone.device.type == "cuda":
+        return torch.cuda.get_device_name(backbone.device)
+    return name_processor()
+
+
+def name_processor() -> str:
+    """What computes where no GPU does."""
+    from inlay.model.inference import canonical_environment
+
+    return canonical_environment()["processor"] or platform.machine()
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout
+        return ""

@@ -1,0 +1,250 @@
+"""The report of all studies: one self-contained page, the same as Markdown, and every figure as SVG and PNG.
+
+A study is shown for each backbone and profile that has records, as far as it was run; what is missing, what differs
+from the `paper` profile and where the numbers come from is said beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inlay.research.chart import Drawing
+from inlay.research.claims import CLAIMS, NOT_RUN, Judged, describe_agreement, judge_claims
+from inlay.research.figures import draw_figures
+from inlay.research.lineup import Scored, name_column, name_task, score_study
+from inlay.research.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
+from inlay.research.published import Published
+from inlay.research.records import FINISHED, Record, short_name
+from inlay.research.scores import StudySpec
+from inlay.research.tables import Table, list_missing, settings_table, study_tables
+from inlay.store import write_atomically
+
+PROFILES = ("paper", "device", "tiny")
+TRIAL = "tiny"
+"""the profile that no claim is judged by"""
+CONTAMINATION = (
+    "The sentence-tuned backbones were tuned on pair data that includes NLI, question-duplicate and SQuAD pairs. "
+    "Comparisons between methods on one backbone stand; absolute scores do not show transfer from nothing."
+)
+RULE = (
+    "A claim is confirmed if our estimate keeps its bound and would with one s.e.m. against it, not confirmed if it "
+    "breaks the bound and would with one s.e.m. in its favour, and open in between or where runs are missing."
+)
+
+Group = tuple[str, str]
+"""backbone, profile"""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One study to be reported."""
+
+    study: StudySpec
+    records: Sequence[Record]
+    """of all backbones and profiles"""
+    published: Published = field(default_factory=lambda: Published(""))
+    variants: Mapping[Group, StudySpec] = field(default_factory=dict)
+    """what the study is under a profile on a backbone, where that is not `study`"""
+    differences: Mapping[Group, Sequence[str]] = field(default_factory=dict)
+    """what it does otherwise than `paper`"""
+
+    def study_of(self, group: Group) -> StudySpec:
+        """The study as it was for these records."""
+        return self.variants.get(group, self.study)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished report; `figures` by the path of their files, without suffix."""
+
+    html: str
+    markdown: str
+    figures: Mapping[str, Drawing]
+
+    def beside(self, folder: str) -> Report:
+        """The same report, to be written inside the folder its figures are in."""
+        prefix = f"{folder}/"
+        figures = {path.removeprefix(prefix): drawing for path, drawing in self.figures.items()}
+        return Report(self.html, self.markdown.replace(f"]({prefix}", "]("), figures)
+
+
+def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> Report:
+    """The report of these studies."""
+    scored = {
+        (chapter.study.name, group): score_study(chapter.study_of(group), records, chapter.published)
+        for chapter in chapters
+        for group, records in group_records(chapter.records).items()
+    }
+    groups = list(group_records([record for chapter in chapters for record in chapter.records]))
+    blocks: list[Block] = [Heading(1, title), *_opening(chapters, groups)]
+    blocks += _claim_blocks(scored, groups)
+    figures: dict[str, Drawing] = {}
+    for chapter in chapters:
+        blocks += _chapter_blocks(chapter, scored, figures)
+    return Report(write_html(title, blocks), write_markdown(blocks), figures)
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write `report.html`, `report.md` and the figures under `folder`; returns the paths, the page's first."""
+    content = {"report.html": report.html.encode(), "report.md": report.markdown.encode()}
+    for path, drawing in report.figures.items():
+        content |= {f"{path}.svg": drawing.svg, f"{path}.png": drawing.png}
+    for name, data in content.items():
+        write_atomically(folder / name, data)
+    return [folder / name for name in content]
+
+
+def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
+    """Records by backbone and profile, which are never mixed in one table; large backbones and long profiles first."""
+    groups: dict[Group, list[Record]] = {}
+    for record in records:
+        groups.setdefault((short_name(record.backbone), record.profile), []).append(record)
+    known = {name: number for number, name in enumerate(PROFILES)}
+    order = sorted(
+        groups, key=lambda group: (known.get(group[1], len(known)), -groups[group][0].backbone_parameters, group[0])
+    )
+    return {group: groups[group] for group in order}
+
+
+def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> list[Block]:
+    records = [record for chapter in chapters for record in chapter.records]
+    names = ", ".join(f"{backbone} (`{profile}`)" for backbone, profile in groups) or "nothing yet"
+    hours = sum(record.seconds for record in records) / 3600
+    blocks: list[Block] = [
+        Text(
+            f"{len(chapters)} studies, {len(records):,} runs ({hours:.1f} hours of training, runs trained together "
+            f"counted each) on {names}. Settings are chosen on dev, never on test. Scores are in points (× 100), mean "
+            "± s.e.m. over seeds; differences are paired by task and seed. Published values are in italics or hollow."
+        ),
+        Text(CONTAMINATION),
+    ]
+    if any(profile == TRIAL for _, profile in groups):
+        text = "Some of this was made with the `tiny` profile: it shows that a study runs, and nothing about methods."
+        blocks.append(Text(text, is_warning=True))
+    return blocks
+
+
+def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[Group]) -> list[Block]:
+    groups = [group for group in groups if group[1] != TRIAL]
+    if not groups:
+        return []
+    judged: dict[Group, list[Judged]] = {}
+    for group in groups:
+        judged[group] = judge_claims({study: item for (study, other), item in scored.items() if other == group})
+    columns = ("claim", "study", *(f"{backbone}, {profile}" for backbone, profile in groups))
+    lines = [
+        (claim.text, f"`{claim.study}`", *(judged[group][number].verdict.status for group in groups))
+        for number, claim in enumerate(CLAIMS)
+    ]
+    blocks: list[Block] = [Heading(2, "What the papers claim", "claims"), Text(RULE)]
+    blocks.append(Table("", columns, tuple(lines)))
+    for (backbone, profile), found in judged.items():
+        run = [item for item in found if item.verdict.sentence != NOT_RUN]
+        items = tuple(f"{item.claim.text}: **{item.verdict.status}**. {item.verdict.sentence}" for item in run)
+        absent = dict.fromkeys(f"`{item.claim.study}`" for item in found if item not in run)
+        items += (f"not run: {', '.join(absent)}",) if absent else ()
+        blocks.append(Folded(f"the numbers, {backbone} ({profile})", (Points(items),)))
+    return blocks
+
+
+def _chapter_blocks(
+    chapter: Chapter, scored: Mapping[tuple[str, Group], Scored], figures: dict[str, Drawing]
+) -> Iterator[Block]:
+    study = chapter.study
+    yield Heading(2, study.title or study.name, study.name)
+    source = getattr(study, "source", "")
+    yield Text(f"`inlay study {study.name}`" + (f". Reproduces: {source}" if source else ""))
+    notes = tuple(getattr(study, "notes", ()))
+    if notes:
+        yield Points(notes)
+    groups = group_records(chapter.records)
+    if not groups:
+        yield Text("Not run yet.", is_warning=True)
+    for group, records in groups.items():
+        yield from _group_blocks(chapter, group, records, scored[study.name, group], figures)
+    if chapter.published.tables:
+        yield Folded("what was published, and what it means", tuple(_published_blocks(chapter.published)))
+
+
+def _group_blocks(
+    chapter: Chapter, group: Group, records: Sequence[Record], scored: Scored, figures: dict[str, Drawing]
+) -> Iterator[Block]:
+    backbone, profile = group
+    study = chapter.study_of(group)
+    yield Heading(3, f"{backbone}, profile {profile}")
+    yield from study_tables(scored)
+    for drawing in draw_figures(scored):
+        path = f"{study.name}/{backbone}-{profile}-{drawing.name}"
+        figures[path] = drawing
+        yield Picture(drawing, path, f"{backbone}. {drawing.caption}")
+    lists = {
+        "What agrees and what does not": [] if profile == TRIAL else _judge(scored),
+        "Missing": list_missing(study, records),
+        "Otherwise than in the paper": chapter.differences.get(group, ()),
+    }
+    for title, items in lists.items():
+        if items:
+            yield Points(tuple(items), title)
+    yield Folded("settings chosen, and where the numbers come from", (settings_table(scored), *_origin_blocks(records)))
+
+
+def _judge(scored: Scored) -> list[str]:
+    """What a study says about the claims it is about, and how its differences compare with the published ones."""
+    judged = judge_claims({scored.study.name: scored})
+    about = [item for item in judged if item.claim.study == scored.study.name]
+    said = [f"{item.claim.text}: **{item.verdict.status}**. {item.verdict.sentence}" for item in about]
+    return said + describe_agreement(scored)
+
+
+def _published_blocks(published: Published) -> Iterator[Block]:
+    for table in published.tables:
+        printed = list(dict.fromkeys(name for row in table.rows for name in row.printed))
+        columns = ("", *(name_column(*column.split(":")) for column in table.columns), *printed)
+        lines = tuple(
+            (
+                row.label,
+                *("–" if cell is None else f"{cell:g}" for cell in row.cells),
+                *(_printed(row.printed, printed)),
+            )
+            for row in table.rows
+        )
+        title = f"{table.title}. {table.source}. {table.backbone}"
+        notes = (f"protocol: {table.protocol}", *table.notes)
+        shown = Table(title, columns, lines, notes)
+        if lines:
+            yield shown.turned() if len(columns) > 14 else shown
+        else:
+            yield Points(notes, title)
+
+
+def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    return [f"{values[name]:g}" if name in values else "–" for name in names]
+
+
+def _origin_blocks(records: Sequence[Record]) -> Iterator[Block]:
+    """Training rows of each task, what was noted about the data, and the origin of the numbers."""
+    counts = {record.task: record.num_train for record in records}
+    yield Text("Training rows: " + ", ".join(f"{name_task(task)} {count:,}" for task, count in counts.items()) + ".")
+    noted = dict.fromkeys(
+        f"{name_task(record.task)}: {note}" for record in records for note in record.extra.get("notes", ())
+    )
+    if noted:
+        yield Points(tuple(noted), "Noted about the data")
+    yield Text(_origin(records))
+
+
+def _origin(records: Sequence[Record]) -> str:
+    finished = [record for record in records if record.status == FINISHED]
+    hardware = ", ".join(sorted({record.hardware for record in records}))
+    commits = ", ".join(sorted({record.commit[:7] for record in records if record.commit}))
+    versions = sorted({f"{name} {value}" for record in records for name, value in record.versions.items()})
+    dates = sorted(record.date[:10] for record in records if record.date)
+    when = f"{dates[0]} to {dates[-1]}" if dates and dates[0] != dates[-1] else "".join(dates[:1])
+    repeats = len(finished) - len({(record.id, record.arm) for record in finished})
+    again = f"; {repeats} repeats on other hardware, averaged with their seed" if repeats else ""
+    return (
+        f"{len(finished)} of {len(records)} runs finished{again}. {hardware}; commits {commits}; "
+        f"{', '.join(versions)}; {when}; {sum(record.seconds for record in records):,.0f} s of training in all."
+    )

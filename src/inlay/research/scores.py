@@ -1,0 +1,262 @@
+"""From records to numbers: settings chosen on dev, means and s.e.m. over seeds, differences pair by pair.
+
+Everything shown about a study goes through here, so that one rule holds everywhere. A **setting** is an arm with values
+on its axes. Of the settings of a row the one with the best mean dev score is chosen for each task; among settings with
+fewer finished seeds than another, a lucky seed could win, so only those with the most seeds are candidates. Test scores
+are never looked at before that. Numbers here are in points (× 100).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from inlay.research.records import FINISHED, Record
+
+
+class StudySpec(Protocol):
+    """What is shown of a study's own file; `research/study.py` has the whole."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def arms(self) -> Mapping[str, Any]: ...
+    @property
+    def tasks(self) -> Sequence[str]: ...
+    @property
+    def report_on(self) -> str: ...
+    @property
+    def published(self) -> str: ...
+    @property
+    def figures(self) -> Sequence[str]: ...
+
+
+class Estimate(NamedTuple):
+    """A mean with its standard error; no error from a single score."""
+
+    mean: float
+    sem: float | None = None
+    num: int = 1
+
+    @property
+    def margin(self) -> float:
+        """The standard error, 0 where it is not known."""
+        return self.sem or 0.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row's score on one task, at the setting that was best on dev."""
+
+    task: str
+    metric: str
+    scores: Mapping[int, float]
+    """seed -> score, in points"""
+    dev: float
+    """mean dev score that chose the setting"""
+    setting: Mapping[str, Any]
+    arm: str
+    trained_parameters: int
+    backbone_parameters: int
+    num_train: int
+    majority: float | None
+    """in points"""
+    num_settings: int
+    num_lost: int
+    """runs of the row on this task that diverged or failed"""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Mean and s.e.m. over the seeds."""
+        return estimate(self.scores.values())
+
+    @property
+    def share(self) -> float:
+        """Trained parameters in percent of the backbone's."""
+        return 100 * self.trained_parameters / self.backbone_parameters
+
+
+Row = dict[str, Cell]
+"""task -> cell, of the tasks that have one"""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A row less another, task by task and seed by seed, both at their chosen settings."""
+
+    estimate: Estimate
+    """mean over tasks of the mean difference; the s.e.m. is that of seeds, the tasks being given"""
+    by_task: Mapping[str, Estimate]
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of runs with the same task and seed."""
+        return self.estimate.num
+
+    @property
+    def num_ahead(self) -> int:
+        """Tasks on which the first row's mean is above the second's."""
+        return sum(item.mean > 0 for item in self.by_task.values())
+
+
+def estimate(scores: Iterable[float]) -> Estimate:
+    """Mean and standard error of the mean: the sample's standard deviation over √n."""
+    values = list(scores)
+    sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Estimate(statistics.fmean(values), sem, len(values))
+
+
+def average(groups: Sequence[Sequence[float]]) -> Estimate:
+    """The mean of the groups' means; its error is that of the scores within their groups.
+
+    The groups (tasks) are what they are, the scores in them (seeds) could have been others: the variance within groups
+    is pooled, so that a group with a single score still counts.
+    """
+    means = [statistics.fmean(group) for group in groups]
+    freedom = sum(len(group) - 1 for group in groups)
+    sem = None
+    if freedom:
+        squares = sum((score - mean) ** 2 for group, mean in zip(groups, means, strict=True) for score in group)
+        sem = math.sqrt(squares / freedom * sum(1 / len(group) for group in groups)) / len(groups)
+    return Estimate(statistics.fmean(means), sem, sum(map(len, groups)))
+
+
+def choose(records: Iterable[Record], report_on: str = "dev", metric: str | None = None) -> Row:
+    """A row of a table: for each task the scores of the setting that was best on dev.
+
+    `metric` is what is shown, and on dev also what chooses; default: each record's own. A task without a finished run,
+    or without the split that is reported, has no cell.
+    """
+    by_task: dict[str, list[Record]] = {}
+    for record in records:
+        by_task.setdefault(record.task, []).append(record)
+    cells = {task: _choose(group, report_on, metric) for task, group in by_task.items()}
+    return {task: cell for task, cell in cells.items() if cell is not None}
+
+
+def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Cell | None:
+    settings: dict[str, list[Record]] = {}
+    for record in records:
+        if record.status == FINISHED and _score(record, report_on, metric) is not None:
+            settings.setdefault(_setting(record), []).append(record)
+    if not settings:
+        return None
+    chosen = _pick(list(settings.values()), metric)
+    first = chosen[0]
+    return Cell(
+        task=first.task,
+        metric=metric or first.metric,
+        scores=_by_seed(chosen, report_on, metric),
+        dev=statistics.fmean(_by_seed(chosen, "dev", metric).values()),
+        setting=first.axes,
+        arm=first.arm,
+        trained_parameters=first.trained_parameters,
+        backbone_parameters=first.backbone_parameters,
+        num_train=first.num_train,
+        majority=None if first.majority is None else 100 * first.majority,
+        num_settings=len({_setting(record) for record in records}),
+        num_lost=sum(record.status != FINISHED for record in records),
+    )
+
+
+def _pick(settings: Sequence[Sequence[Record]], metric: str | None) -> Sequence[Record]:
+    """Of groups of runs the one with the best mean dev score, among those with the most tasks and seeds."""
+    found = [_by_task_and_seed(group, metric) for group in settings]
+    most = max(map(len, found))
+    means = [statistics.fmean(scores.values()) if len(scores) == most else -math.inf for scores in found]
+    return settings[means.index(max(means))]
+
+
+def _by_task_and_seed(records: Sequence[Record], metric: str | None) -> dict[tuple[str, int], float]:
+    tasks = {record.task for record in records}
+    by_task = {task: _by_seed([item for item in records if item.task == task], "dev", metric) for task in tasks}
+    return {(task, seed): score for task, scores in by_task.items() for seed, score in scores.items()}
+
+
+def keep_best(records: Iterable[Record], metric: str | None = None, *, over_tasks: bool = False) -> list[Record]:
+    """The finished runs of the setting that is best on dev: for each task, or one for all tasks together."""
+    groups: dict[str, dict[str, list[Record]]] = {}
+    for record in records:
+        if record.status == FINISHED and _score(record, "dev", metric) is not None:
+            settings = groups.setdefault("" if over_tasks else record.task, {})
+            settings.setdefault(_setting(record), []).append(record)
+    return [record for settings in groups.values() for record in _pick(list(settings.values()), metric)]
+
+
+def _setting(record: Record) -> str:
+    """What a record has in common with its other seeds: its settings, or where none are kept its place in the arm."""
+    config = record.config
+    if "train" not in config:
+        return json.dumps([record.arm, record.axes], sort_keys=True, default=str)
+    train = {key: value for key, value in config["train"].items() if key != "seed"}
+    return json.dumps([config.get("method"), train, config.get("data", {}).get("limit")], sort_keys=True, default=str)
+
+
+def _by_seed(records: Sequence[Record], split: str, metric: str | None) -> dict[int, float]:
+    """seed -> score in points; repeats of a run on other hardware count once, as their mean."""
+    found: dict[int, dict[str, float]] = {}
+    for record in records:
+        score = _score(record, split, metric)
+        if score is not None:
+            # A run that stands in two arms is one run; on two machines it is two measurements of one seed.
+            found.setdefault(record.seed, {})[record.hardware] = 100 * score
+    return {seed: statistics.fmean(scores.values()) for seed, scores in sorted(found.items())}
+
+
+def _score(record: Record, split: str, metric: str | None) -> float | None:
+    scores = record.dev if split == "dev" else record.test
+    return None if scores is None else scores.get(metric or record.metric)
+
+
+def mean_of(row: Row, tasks: Iterable[str]) -> Estimate | None:
+    """The mean over tasks; None unless the row has all of them."""
+    wanted = list(tasks)
+    if not wanted or not all(task in row for task in wanted):
+        return None
+    return average([list(row[task].scores.values()) for task in wanted])
+
+
+def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
+    """The tasks that every one of these rows has: what a mean can be compared over."""
+    held = list(rows)
+    return [task for task in tasks if held and all(task in row for row in held)]
+
+
+def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | None:
+    """`row` less `other` over the runs that share task and seed; None where there is no such pair."""
+    differences: dict[str, list[float]] = {}
+    for task in row if tasks is None else tasks:
+        if task not in row or task not in other:
+            continue
+        first, second = row[task].scores, other[task].scores
+        found = [first[seed] - second[seed] for seed in first if seed in second]
+        if found:
+            differences[task] = found
+    if not differences:
+        return None
+    return Paired(average(list(differences.values())), {task: estimate(found) for task, found in differences.items()})
+
+
+def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list[Record]:
+    """The records of a row, each run once though it may stand in several arms."""
+    found: dict[tuple[str, str], Record] = {}
+    for record in records:
+        if accepts(record):
+            found.setdefault((record.id, record.hardware), record)
+    return list(found.values())
+
+
+def total_parameters(row: Row) -> float | None:
+    """What all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each."""
+    if not row:
+        return None
+    backbone = next(iter(row.values())).backbone_parameters
+    trained = sum(cell.trained_parameters for cell in row.values())
+    is_copy = all(cell.share > 95 for cell in row.values())  # its own network for each task: the backbone is not kept
+    return trained / backbone if is_copy else 1 + trained / backbone

@@ -1,0 +1,353 @@
+"""A study as it is written down: `studies/NAME.toml` with its tasks, arms, axes and profiles.
+
+An arm is one row of a published table or one point of a figure. Its settings are put over the study's own, its axes
+make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`) lays its
+own values over all that: a table is merged key by key, a list or a value replaces what was there. Everything is checked
+on reading, so that what cannot be trained is refused before anything is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig, from_tree, overlay, read_tree
+from inlay.errors import BadConfig, InlayError, UnknownName
+from inlay.presets import apply_preset
+from inlay.research.arms import ARM_KINDS
+
+PROFILES = ("paper", "device", "tiny")
+TOY = "toy"
+"""what a profile gives as `rows`, if they are made up and not read"""
+
+_STUDY_KEYS = frozenset(
+    "title source report_on published figures notes tasks seeds train method data arms per_task backbone submission "
+    "fit rows without profiles".split()
+)
+_ARM_KEYS = frozenset("kind title preset method train axes each seeds tasks min_layers".split())
+_FIT_KEYS = frozenset(("token_budget", "max_cohort"))
+_METHOD, _TRAIN = ({item.name for item in dataclasses.fields(kind)} for kind in (MethodConfig, TrainConfig))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of an arm's grid: the values on its axes, and the whole config (seed 0)."""
+
+    axes: dict[str, Any]
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of a study's table."""
+
+    name: str
+    kind: str
+    title: str
+    settings: Mapping[str, Any]
+    """preset, method and train, as the file gives them"""
+    axes: Mapping[str, tuple[Any, ...]]
+    """short name of a setting (`lr`, `size`) -> its values"""
+    seeds: int
+    tasks: tuple[str, ...]
+    min_layers: int = 0
+    """the arm needs a backbone of so many layers"""
+
+    def points(self, per_task: Mapping[str, Any] | None = None) -> list[Point]:
+        """The grid of one task; `per_task` are values that a task has on some axes instead of the arm's."""
+        own = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in (per_task or {}).items()}
+        axes = {**self.axes, **own}
+        base = self._base()
+        points = []
+        for values in itertools.product(*axes.values()):
+            chosen = dict(zip(axes, values, strict=True))
+            tree: dict[str, dict[str, Any]] = {}
+            for key, value in chosen.items():
+                tree.setdefault(_section_of(key), {})[key] = value
+            points.append(Point(chosen, overlay(base, tree)))
+        return points
+
+    def _base(self) -> RunConfig:
+        config = RunConfig()
+        if "preset" in self.settings:
+            config = apply_preset(str(self.settings["preset"]), config)
+        return overlay(config, {key: self.settings[key] for key in ("method", "train") if key in self.settings})
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study under one of its profiles."""
+
+    name: str
+    title: str
+    profile: str
+    source: str
+    """the paper and the table or figure that is reproduced"""
+    report_on: str
+    published: str
+    """name of the file in `studies/published` with the values to stand beside ours, or nothing"""
+    figures: tuple[str, ...]
+    notes: tuple[str, ...]
+    backbone: str
+    tasks: tuple[str, ...]
+    arms: Mapping[str, Arm]
+    data: Mapping[str, Mapping[str, Any]]
+    """task -> data settings that are its own"""
+    per_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    submission: bool = False
+    """whether the test sets' answers are written as GLUE's server takes them"""
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    is_toy: bool = False
+    """whether rows are made up: to try a study out, never to show"""
+
+    def data_config(self, task: str, root: str | None) -> DataConfig:
+        """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets."""
+        given = dict(self.data.get(task, {}))
+        for key in ("source", "dev", "test"):
+            if key in given and root is not None:
+                given[key] = str(given[key]).replace("{root}", root.rstrip("/"))
+        return from_tree(DataConfig, {"source": task, "root": root, **given})
+
+    def points(self) -> Iterator[tuple[Arm, str, Point]]:
+        """Every arm, task and setting, in the order of the file."""
+        for arm in self.arms.values():
+            made: dict[str, list[Point]] = {}  # most tasks have the same grid
+            for task in arm.tasks:
+                own = self.per_task.get(task, {})
+                if repr(own) not in made:
+                    made[repr(own)] = arm.points(own)
+                for point in made[repr(own)]:
+                    yield arm, task, point
+
+
+def find_study(name: str, folders: Iterable[Path]) -> Path:
+    """The file of a study: a path, or a name in the first of `folders` that has it."""
+    if name.endswith(".toml") and Path(name).is_file():
+        return Path(name)
+    known = list_studies(folders)
+    if name not in known:
+        raise UnknownName("study", name, [*known, "all"])
+    return known[name]
+
+
+def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
+    """Every study by name; of two with one name the first folder's."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.toml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def study_folders() -> list[Path]:
+    """Where studies are looked for: `./studies`, then those of the checkout Inlay runs from or came installed with."""
+    installed = Path(sysconfig.get_path("data")) / "share" / "inlay" / "studies"
+    return [Path("studies"), Path(__file__).parents[3] / "studies", installed]
+
+
+def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
+    """The study of a file under a profile, with every setting checked.
+
+    On another `backbone` than the profile's, what the profile says under `backbones.<its name>` is laid over that.
+    """
+    tree = read_tree(path)
+    profiles = tree.get("profiles", {})
+    if profile not in profiles:
+        raise UnknownName(f"profile of study `{path.stem}`", profile, profiles)
+    _check_keys(tree, _STUDY_KEYS, "")
+    _check_keys(profiles[profile], _STUDY_KEYS - {"profiles"} | {"backbones"}, f"profiles.{profile}.")
+    merged = _merge({key: value for key, value in tree.items() if key != "profiles"}, profiles[profile])
+    others = merged.pop("backbones", {})
+    for name, own in others.items():
+        _check_keys(own, _STUDY_KEYS - {"profiles", "backbone"}, f"profiles.{profile}.backbones.{name}.")
+    if backbone is not None:
+        merged = _merge({**merged, "backbone": backbone}, others.get(backbone.rstrip("/").rpartition("/")[2], {}))
+    try:
+        return _make_study(path.stem, profile, merged)
+    except InlayError as error:
+        raise BadConfig(f"{path}: {error.message}", error.hint) from None
+
+
+def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
+    for key in ("title", "tasks", "arms", "backbone"):
+        if not tree.get(key):
+            raise BadConfig(f"`{key}` is missing", "see the other files in `studies/` for an example")
+    report_on = tree.get("report_on", "dev")
+    if report_on not in ("dev", "test"):
+        raise BadConfig(f"`report_on` is `{report_on}`", "it must be dev or test")
+    if tree.get("rows", TOY) != TOY:
+        raise BadConfig(f"`rows` is `{tree['rows']}`", "leave it out, or write `toy` for rows that are made up")
+    _check_keys(tree.get("fit", {}), _FIT_KEYS, "fit.")
+    tasks = tuple(tree["tasks"])
+    for task in tree.get("per_task", {}):
+        for key in tree["per_task"][task]:
+            _section_of(key)
+    without = set(tree.get("without", ()))
+    arms = {arm.name: arm for key, given in tree["arms"].items() for arm in _make_arms(key, given, tree, tasks)}
+    for missing in without - arms.keys():
+        raise UnknownName("arm", missing, arms)
+    study = Study(
+        name=name,
+        title=tree["title"],
+        profile=profile,
+        source=tree.get("source", ""),
+        report_on=report_on,
+        published=tree.get("published", ""),
+        figures=tuple(tree.get("figures", ())),
+        notes=tuple(tree.get("notes", ())),
+        backbone=tree["backbone"],
+        tasks=tasks,
+        arms={key: arm for key, arm in arms.items() if key not in without},
+        data=tree.get("data", {}),
+        per_task=tree.get("per_task", {}),
+        submission=bool(tree.get("submission", False)),
+        fit=tree.get("fit", {}),
+        is_toy=tree.get("rows") == TOY,
+    )
+    for _ in study.points():  # a value that cannot be is refused here
+        pass
+    return study
+
+
+def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tasks: tuple[str, ...]) -> Iterator[Arm]:
+    """The arms of one table: several where `each` gives values for a `{word}` in its name and settings."""
+    _check_keys(tree, _ARM_KEYS, f"arms.{name}.")
+    each = tree.get("each", {})
+    for values in itertools.product(*each.values()):
+        filled = _fill({key: value for key, value in tree.items() if key != "each"}, each, values)
+        full = _fill(name, each, values)
+        kind = filled.get("kind", "runs")
+        if kind not in ARM_KINDS:
+            raise UnknownName("kind of arm", kind, ARM_KINDS)
+        chosen = tuple(task for task in filled.get("tasks", tasks) if task in tasks)
+        settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in ("method", "train")}
+        if "preset" in filled:
+            settings["preset"] = filled["preset"]
+        axes = {key: tuple(value) for key, value in filled.get("axes", {}).items()}
+        for key, value in axes.items():
+            _section_of(key)
+            if not value:
+                raise BadConfig(f"the axis `{key}` of arm `{full}` has no values", "give one or more")
+        yield Arm(
+            name=full,
+            kind=kind,
+            title=filled.get("title", full),
+            settings=settings,
+            axes=axes,
+            seeds=_whole(filled.get("seeds", study.get("seeds", 1)), f"arms.{full}.seeds"),
+            tasks=chosen,
+            min_layers=int(filled.get("min_layers", 0)),
+        )
+
+
+def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
+    """`value` with every `{word}` replaced; a text that is nothing but one keeps the value's own type."""
+    chosen = dict(zip(each, values, strict=True))
+    if isinstance(value, Mapping):
+        return {key: _fill(item, each, chosen.values()) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, each, chosen.values()) for item in value]
+    if isinstance(value, str):
+        for word, item in chosen.items():
+            if value == f"{{{word}}}":
+                return item
+            value = value.replace(f"{{{word}}}", str(item))
+    return value
+
+
+def _section_of(key: str) -> str:
+    """The section of a run's config that has a setting of this name."""
+    for section, known in (("method", _METHOD), ("train", _TRAIN)):
+        if key in known:
+            return section
+    close = difflib.get_close_matches(key, [*_METHOD, *_TRAIN], n=1)
+    hint = f"did you mean `{close[0]}`?" if close else "an axis is a setting of `method` or `train`, such as lr or size"
+    raise BadConfig(f"no setting named `{key}` to vary", hint)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        is_table = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if is_table else value
+    return merged
+
+
+def _check_keys(tree: Any, known: Iterable[str], where: str) -> None:
+    if not isinstance(tree, Mapping):
+        raise BadConfig(f"`{where.rstrip('.')}` is a table, not a value", "see the other files in `studies/`")
+    for key in tree:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean `{where}{close[0]}`?" if close else f"known: {', '.join(sorted(known))}"
+            raise BadConfig(f"no setting named `{where}{key}`", hint)
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadConfig(f"`{name}` is `{value}`", "it must be a whole number of at least 1")
+    return value
+
+
+def list_differences(study: Study, paper: Study) -> list[str]:
+    """What a profile does otherwise than `paper`, in words: backbone, tasks, arms, seeds, axes and settings."""
+    found = [f"backbone: {study.backbone} instead of {paper.backbone}"] if study.backbone != paper.backbone else []
+    found += _compare_names("task", study.tasks, paper.tasks)
+    found += _compare_names("arm", study.arms, paper.arms)
+    grouped: dict[str, list[str]] = {}
+    for name, arm in study.arms.items():
+        if name in paper.arms:
+            for text in _compare_arms(arm, paper.arms[name]):
+                grouped.setdefault(text, []).append(name)
+    found += [f"{_list_some(names)}: {text}" for text, names in grouped.items()]
+    for task, values in study.per_task.items():
+        if task in study.tasks and values != paper.per_task.get(task, {}):
+            found.append(f"{task}: " + ", ".join(f"{key} {_show(value)}" for key, value in values.items()))
+    limits = {task: study.data.get(task, {}).get("limit") for task in study.tasks}
+    found += [
+        f"{task}: at most {limit:,} training rows"
+        for task, limit in limits.items()
+        if limit is not None and limit != paper.data.get(task, {}).get("limit")
+    ]
+    return [*found, "rows: made up, not read"] if study.is_toy and not paper.is_toy else found
+
+
+def _compare_names(what: str, ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    ours, theirs = list(ours), list(theirs)
+    without = [name for name in theirs if name not in ours]
+    more = [name for name in ours if name not in theirs]
+    return [f"{what}s left out: {', '.join(without)}"] * bool(without) + [f"more {what}s: {', '.join(more)}"] * bool(
+        more
+    )
+
+
+def _compare_arms(ours: Arm, theirs: Arm) -> Iterator[str]:
+    if ours.seeds != theirs.seeds:
+        yield f"{ours.seeds} seeds instead of {theirs.seeds}"
+    values = {**_flat(theirs.settings), **{key: list(value) for key, value in theirs.axes.items()}}
+    for key, value in {**_flat(ours.settings), **{key: list(value) for key, value in ours.axes.items()}}.items():
+        if value != values.get(key):
+            instead = f" instead of {_show(values[key])}" if key in values else ""
+            yield f"{key} {_show(value)}{instead}"
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= value if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+def _show(value: Any) -> str:
+    values = value if isinstance(value, list | tuple) else [value]
+    return ", ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in values)
+
+
+def _list_some(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]} ({len(names)} arms)"

@@ -1,0 +1,318 @@
+"""The tables of a study, ours beside the published values, as cells of text.
+
+A table of scores has a line for each row of `lineup.py` and, under the same columns, a line for what was published.
+Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
+last columns compare with full fine-tuning pair by pair. What a half-done study lacks is left out and named in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inlay.research.extras import read_ablations, read_steps
+from inlay.research.lineup import (
+    WIDE,
+    Scored,
+    group_tasks,
+    mean_tasks,
+    name_column,
+    name_task,
+    published_tasks,
+    shape_of,
+)
+from inlay.research.published import PublishedTable
+from inlay.research.records import FINISHED, Record
+from inlay.research.scores import Estimate, Row, StudySpec, estimate, mean_of, pair, total_parameters
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to be printed; `notes` stand under it."""
+
+    title: str
+    columns: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    published: frozenset[int] = frozenset()
+    """lines of published values, which are set apart"""
+
+    def turned(self) -> Table:
+        """Columns as lines. Published lines become columns, told apart by their names."""
+        names = tuple(line[0] for line in self.lines)
+        lines = tuple((name, *(line[i] for line in self.lines)) for i, name in enumerate(self.columns) if i)
+        kept = tuple(line for line in lines if any(cell not in ("", ABSENT) for cell in line[1:]))
+        return Table(self.title, ("", *names), kept, self.notes)
+
+
+def show(value: Estimate | float | None, *, signed: bool = False) -> str:
+    """A number of points with its standard error: `86.2 ± 0.3`; a dash where there is none."""
+    if value is None:
+        return ABSENT
+    found = value if isinstance(value, Estimate) else Estimate(value)
+    text = f"{found.mean:+.1f}" if signed else f"{found.mean:.1f}"
+    return (text if found.sem is None else f"{text} ± {found.sem:.1f}").replace("-", "−")
+
+
+def score_tables(scored: Scored) -> list[Table]:
+    """The study's scores: one table, or one for each group of tasks (`glue/…`, `extra/…`)."""
+    groups = group_tasks(scored.tasks)
+    tables = [_score_table(scored.narrowed(tasks), name if len(groups) > 1 else "") for name, tasks in groups.items()]
+    tables += [_mean_table(scored, table) for table in scored.published.tables if table.over]
+    return [table for table in tables if table.lines]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which columns a table of scores has besides its tasks."""
+
+    tasks: tuple[str, ...]
+    averaged: tuple[str, ...]
+    """tasks of the first mean; none where there is but one task"""
+    compared: tuple[str, ...]
+    """tasks of a second mean, over what was published; none where that is the first, or a single task"""
+    reference: str | None
+
+    @property
+    def means(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(tasks for tasks in (self.averaged, self.compared) if tasks)
+
+
+def _lay_out(scored: Scored) -> _Layout:
+    averaged, compared = mean_tasks(scored), published_tasks(scored)
+    is_second = 1 < len(compared) < len(averaged)
+    reference = scored.reference if len(scored.rows) > 1 else None
+    return _Layout(
+        scored.tasks, tuple(averaged) if len(averaged) > 1 else (), tuple(compared) if is_second else (), reference
+    )
+
+
+def _score_table(scored: Scored, group: str) -> Table:
+    layout = _lay_out(scored)
+    columns = ["", *(name_column(task, scored.metric(task)) for task in scored.tasks)]
+    columns += [f"mean of {len(layout.averaged)}"] * bool(layout.averaged)
+    columns += [f"mean of {len(layout.compared)} published"] * bool(layout.compared)
+    columns += [f"less {scored.label(layout.reference)}", "pairs"] if layout.reference else []
+    columns += ["trained", "% of backbone"] + [f"total, {len(scored.tasks)} tasks"] * (len(scored.tasks) > 1)
+    lines, is_published = [], set()
+    for key in [*scored.rows, *_unmatched(scored)]:
+        if key in scored.rows:
+            lines.append(_own_line(scored, key, layout))
+        for other in _published_lines(scored, key, layout):
+            is_published.add(len(lines))
+            lines.append(other)
+    title = f"{group}, {_split_name(scored)}" if group else _split_name(scored)
+    table = Table(title, tuple(columns), tuple(lines), tuple(_notes(scored, layout)), frozenset(is_published))
+    return table.turned() if len(scored.tasks) > WIDE else table
+
+
+def _unmatched(scored: Scored) -> list[str]:
+    """Published rows that none of ours stands beside; they close the table."""
+    return list(
+        dict.fromkeys(row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows)
+    )
+
+
+def _own_line(scored: Scored, key: str, layout: _Layout) -> tuple[str, ...]:
+    row = scored.rows[key]
+    line = [scored.label(key), *(show(row[task].estimate) if task in row else ABSENT for task in layout.tasks)]
+    line += [show(mean_of(row, tasks)) for tasks in layout.means]
+    if layout.reference:
+        difference = (
+            None
+            if key == layout.reference
+            else pair(row, scored.rows[layout.reference], layout.averaged or layout.tasks)
+        )
+        line += [show(difference.estimate if difference else None, signed=True)]
+        line += [str(difference.num_pairs) if difference else ABSENT]
+    return (*line, *_count(row, len(layout.tasks)))
+
+
+def _count(row: Row, num_tasks: int) -> list[str]:
+    counts = sorted(cell.trained_parameters for cell in row.values())
+    few, many = name_count(counts[0]), name_count(counts[-1])
+    share = sum(cell.share for cell in row.values()) / len(row)
+    total = total_parameters(row) if len(row) == num_tasks else None
+    texts = [few if few == many else f"{few}–{many}", f"{share:.{0 if share > 95 else 2}f}"]
+    return texts + [f"{total:.2f}×" if total else ABSENT] * (num_tasks > 1)
+
+
+def name_count(number: float) -> str:
+    """A number of parameters, short: `39.9k`, `2.42M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:g}"
+
+
+def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[str, ...]]:
+    """What was published for a row of ours, under our columns; nothing where no column is the same."""
+    lines = []
+    for table in scored.published.tables:
+        row = table.row(key)
+        if row is None or table.over:
+            continue
+        values = [table.value(key, scored.column(task)) for task in layout.tasks]
+        means = [table.mean(key, [scored.column(task) for task in tasks]) for tasks in layout.means]
+        if not any(value is not None for value in (*values, *means)):
+            continue
+        line = [f"{row.label}, published", *map(show, (*values, *means))]
+        line += [show(_table_gap(scored, table, key), signed=True), ABSENT] if layout.reference else []
+        share, total = row.printed.get("trained %"), row.printed.get("total ×")
+        line += [ABSENT if row.trained_parameters is None else name_count(row.trained_parameters)]
+        line += [ABSENT if share is None else f"{share:g}"]
+        line += [ABSENT if total is None else f"{total:g}×"] * (len(layout.tasks) > 1)
+        lines.append(tuple(line))
+    return lines
+
+
+def published_gap(scored: Scored, key: str) -> float | None:
+    """A published row less the reference's, in the first table that has both; None where none has."""
+    gaps = (_table_gap(scored, table, key) for table in scored.published.tables)
+    return next((gap for gap in gaps if gap is not None), None)
+
+
+def _table_gap(scored: Scored, table: PublishedTable, key: str) -> float | None:
+    """The row less the reference, over the columns that both have, or over the source's own tasks."""
+    row, reference = table.row(key), scored.reference
+    if row is None or row.is_difference or reference is None or key == reference:
+        return None
+    if table.over:
+        found = [_own_mean(table, arm) for arm in (key, reference)]
+    else:
+        columns = [scored.column(task) for task in published_tasks(scored)]
+        shared = [column for column in columns if table.value(key, column) is not None]
+        found = [table.mean(arm, shared) for arm in (key, reference)]
+    return None if found[0] is None or found[1] is None else found[0] - found[1]
+
+
+def _own_mean(table: PublishedTable, key: str) -> float | None:
+    """The mean over its own tasks that a source prints for a row, where it prints nothing else."""
+    return next((table.value(key, column) for column in table.columns if column.startswith("mean:")), None)
+
+
+def _mean_table(scored: Scored, table: PublishedTable) -> Table:
+    """Our means beside those that a source prints of its own tasks: only differences compare."""
+    tasks, reference = mean_tasks(scored), scored.reference
+    lines = []
+    for key in [key for key in scored.rows if table.row(key) is not None]:
+        gap = pair(scored.rows[key], scored.rows[reference], tasks) if reference and key != reference else None
+        ours = [show(mean_of(scored.rows[key], tasks)), show(gap.estimate if gap else None, signed=True)]
+        printed = [show(_own_mean(table, key)), show(_table_gap(scored, table, key), signed=True)]
+        lines.append((scored.label(key), *ours, *printed))
+    less = f"less {scored.label(reference)}" if reference else "difference"
+    columns = ("", f"ours, mean of {len(tasks)}", less, f"published, mean of its {table.over}", f"{less}, published")
+    return Table("means beside the published", columns, tuple(lines), (f"published: {table.source}, {table.backbone}",))
+
+
+def _split_name(scored: Scored) -> str:
+    return "test scores, settings chosen on dev" if scored.split == "test" else "dev scores, settings chosen on dev"
+
+
+def _notes(scored: Scored, layout: _Layout) -> list[str]:
+    seeds = sorted({cell.estimate.num for row in scored.rows.values() for cell in row.values()})
+    counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    notes = [
+        f"mean ± s.e.m. over {counted} seed{'' if seeds == [1] else 's'}, in points; "
+        "settings are chosen for each task on dev, by the mean over seeds"
+    ]
+    left_out = [name_task(task) for task in layout.tasks if task not in layout.averaged]
+    if layout.averaged and left_out:
+        notes.append(f"not in the mean: {', '.join(left_out)}")
+    if layout.reference:
+        notes.append(
+            f"less {scored.label(layout.reference)}: the mean over tasks of differences between runs of the same task "
+            "and seed, each at its own chosen settings; ± s.e.m. over seeds; `pairs` is their number"
+        )
+    untested = [name_task(task) for task in layout.tasks if scored.split == "test" and not scored.is_tested(task)]
+    return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
+
+
+def ablation_table(scored: Scored) -> list[Table]:
+    """What removing adapters costs: single layers, the lower and the upper part, all of them."""
+    records = [record for spec in scored.specs for record in spec.records]
+    lines = []
+    for item in read_ablations(records, scored.study.tasks):
+        part = max(1, round(item.num_layers * 5 / 12))
+        single = max(item.singles, key=lambda found: found.mean)
+        upper = (item.num_layers - part, item.num_layers - 1)
+        printed = scored.published.value("all-removed", f"{item.task}:accuracy")
+        cells = [show(estimate(item.whole.values())), show(single)]
+        for first, last in ((0, part - 1), upper):
+            cells.append(f"{show(item.decrease(first, last))} ({first}–{last})")
+        cells += [show(item.accuracy(*item.everything)), show(item.majority), show(printed)]
+        lines.append((name_task(item.task), *cells))
+    columns = ("", "dev accuracy", "lost: costliest single layer", "lost: lower layers", "lost: upper layers",
+               "all removed", "majority class", "all removed, published")  # fmt: skip
+    notes = ("mean ± s.e.m. over seeds, in points of accuracy; nothing is retrained, norms and head stay as trained",)
+    return [Table("accuracy without the adapters of some layers", columns, tuple(lines), notes)] if lines else []
+
+
+def stream_tables(scored: Scored) -> list[Table]:
+    """The scores of the rows, and what every earlier task scores after each step."""
+    tables = score_tables(scored)
+    for spec in scored.specs:
+        steps = read_steps(spec.records, scored.study.tasks)
+        names = [step.task for step in steps]
+        lines = [
+            (name_task(step.task), *(show(step.scores.get(name)) if name in step.scores else "" for name in names))
+            for step in steps
+        ]
+        if len(steps) > 1:
+            title = f"{spec.label}: dev score on each task after learning the task of the line"
+            tables.append(Table(title, ("after", *map(name_task, names)), tuple(lines)))
+    return tables
+
+
+def study_tables(scored: Scored) -> list[Table]:
+    """The tables of a study."""
+    return _TABLES.get(shape_of(scored.study), score_tables)(scored)
+
+
+_TABLES: dict[str, Callable[[Scored], list[Table]]] = {"ablation": ablation_table, "stream": stream_tables}
+
+
+def settings_table(scored: Scored) -> Table:
+    """What was chosen on dev for each row and task, with how many runs of it were lost."""
+    lines = []
+    for key, row in scored.rows.items():
+        cells = []
+        for task in scored.tasks:
+            cell = row.get(task)
+            setting = ", ".join(f"{name} {_value(value)}" for name, value in cell.setting.items()) if cell else ""
+            lost = f" ({cell.num_lost} lost)" if cell and cell.num_lost else ""
+            cells.append((setting or ABSENT) + lost)
+        tried = max(cell.num_settings for cell in row.values())
+        lines.append((scored.label(key), str(tried), *cells))
+    columns = ("chosen on dev", "of", *map(name_task, scored.tasks))
+    table = Table("settings", columns, tuple(lines))
+    return table.turned() if len(scored.tasks) > WIDE else table
+
+
+def _value(value: object) -> str:
+    """`3e-4`, `0.1`, `64`."""
+    if isinstance(value, float) and 0 < abs(value) < 0.01:
+        return f"{value:e}".replace(".000000", "").replace("e-0", "e-")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
+    """What a study has not got yet, in words: arms, tasks of an arm, runs that came to nothing."""
+    finished = {(record.arm, record.task) for record in records if record.status == FINISHED}
+    by_tasks: dict[tuple[str, ...], list[str]] = {}
+    for name, arm in study.arms.items():
+        wanted = getattr(arm, "tasks", study.tasks)
+        absent = tuple(task for task in wanted if (name, task) not in finished)
+        if absent:
+            depth = getattr(arm, "min_layers", 0)
+            by_tasks.setdefault(absent, []).append(f"{name} (needs {depth} layers)" if depth > 1 else name)
+    found = [f"not run: {', '.join(arms)} on {', '.join(map(name_task, tasks))}" for tasks, arms in by_tasks.items()]
+    for status in ("diverged", "failed"):
+        lost = [record for record in records if record.status == status]
+        if lost:
+            names = sorted({f"{record.arm} on {name_task(record.task)}" for record in lost})
+            named = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            found.append(f"{len(lost)} run{'s' if len(lost) > 1 else ''} {status}: {named}")
+    return found

@@ -1,0 +1,43 @@
+"""`study report`: what was measured, drawn without training anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .conftest import Inlay
+
+
+def test_a_study_ends_with_its_report_and_report_draws_it_anew(inlay: Inlay, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ended = inlay("study", "uva", "--profile", "tiny", "--out", out, "--json")
+    assert ended.status == 0, ended.err
+    page = out / "uva" / "report.html"
+    assert ended.data["report"] == str(page)
+    first = page.read_text()
+    assert "BERT (full), published" in first
+    assert "85.0" in first
+    assert "backbone: tiny instead of google-bert/bert-base-uncased" in first
+    assert (out / "uva" / "tiny-tiny-uva.svg").exists()
+    assert "](tiny-tiny-uva.svg)" in (out / "uva" / "report.md").read_text()
+    page.unlink()
+    drawn = inlay("study", "report", "uva", "--out", out)
+    assert drawn.status == 0, drawn.err
+    assert str(page) in drawn.out
+    assert page.read_text() == first
+
+
+def test_a_report_of_all_studies_says_which_were_not_run(inlay: Inlay, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert inlay("study", "squad", "--profile", "tiny", "--out", out).status == 0
+    drawn = inlay("study", "report", "--out", out, "--json")
+    assert drawn.data["report"] == str(out / "report.html")
+    text = (out / "report.md").read_text()
+    assert text.count("> Not run yet.") == 12
+    assert "](squad/tiny-tiny-squad.svg)" in text
+
+
+def test_a_report_of_nothing_is_refused_saying_what_to_do(inlay: Inlay, tmp_path: Path) -> None:
+    refused = inlay("study", "report", "--out", tmp_path / "nowhere")
+    assert refused.status == 9
+    assert "no results in" in refused.err
+    assert "`--out DIR`" in refused.err

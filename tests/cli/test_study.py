@@ -1,0 +1,139 @@
+"""`study`: every study of the repository, whole, in its tiny profile; what it says and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from inlay.research.study import list_studies, read_study
+
+from .conftest import Inlay
+
+STUDIES = list_studies([Path(__file__).parents[2] / "studies"])
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What every study needs is imported: ten seconds are for the study."""
+    import sklearn.linear_model  # noqa: F401
+
+    import inlay.cli.stage  # noqa: F401
+    from inlay.model import load_backbone
+    from inlay.model.tiny import make_tiny_folder
+
+    load_backbone(str(make_tiny_folder(tmp_path_factory.mktemp("tiny") / "tiny")), device="cpu")
+
+
+@pytest.mark.usefixtures("imported")
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_runs_whole_in_its_tiny_profile_within_ten_seconds(name: str, inlay: Inlay, tmp_path: Path) -> None:
+    began = time.process_time()  # of this process: other tests run beside it
+    ended = inlay("study", name, "--profile", "tiny", "--json")
+    assert ended.status == 0, ended.err
+    assert time.process_time() - began < 10
+    (report,) = ended.data["studies"]
+    assert report["missing"] == {}
+    assert report["failed"] == []
+    records = json.loads(Path(report["file"]).read_text())["records"]
+    study = read_study(STUDIES[name], "tiny")
+    too_deep = {arm.name for arm in study.arms.values() if arm.min_layers > 4}
+    assert {record["arm"] for record in records} == set(study.arms) - too_deep
+    assert {record["task"] for record in records} == set(study.tasks)
+    assert all(record["status"] == "finished" for record in records)
+    if study.report_on == "test":
+        assert all(record["test"] for record in records)
+    assert not (tmp_path / "results").exists(), "a tiny result stays away from those that are committed"
+
+
+def test_a_study_is_planned_conducted_and_found_done(inlay: Inlay, tmp_path: Path) -> None:
+    command = ("study", "uva", "--profile", "tiny", "--out", tmp_path / "out")
+    planned = inlay(*command, "--dry-run")
+    assert planned.status == 0, planned.err
+    assert "8 to train, 0 done" in planned.out
+    assert "full on 2 tasks, seed 0 " in planned.out
+    assert not (tmp_path / "out").exists()
+    ended = inlay(*command, "--commit", "abc")
+    assert "trained  8 runs" in ended.out
+    assert "missing  nothing" in ended.out
+    records = json.loads((tmp_path / "out" / "uva" / "tiny-tiny.json").read_text())["records"]
+    assert {record["commit"] for record in records} == {"abc"}
+    assert "trained  0 runs" in inlay(*command).out
+    assert inlay(*command, "--dry-run", "--json").data["studies"][0]["units"] == []
+
+
+def test_some_arms_and_tasks_may_be_asked_for(inlay: Inlay) -> None:
+    ended = inlay("study", "tradeoff", "--profile", "tiny", "--arms", "full,top-*", "--tasks", "glue/cola", "--json")
+    records = json.loads(Path(ended.data["studies"][0]["file"]).read_text())["records"]
+    assert {record["arm"] for record in records} == {"full", "top-1", "top-4"}
+    assert {record["task"] for record in records} == {"glue/cola"}
+
+
+def test_the_list_names_every_study_with_its_runs(inlay: Inlay) -> None:
+    listed = {item["study"]: item for item in inlay("study", "list", "--profile", "paper", "--json").data["studies"]}
+    assert set(listed) == set(STUDIES)
+    assert listed["glue"]["runs"] == 10 * (6 + 18 + 6) * 5
+    assert "To tune or not to tune" in inlay("study", "list").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("glu",), "no study named `glu`\nhint: did you mean `glue`?"),
+        (("glue", "--profile", "large"), "no profile of study `glue` named `large`"),
+        (("glue", "--profile", "tiny", "--budget", "10"), "`--budget` is `10`\nhint: write it as 90s, 10m or 1.5h"),
+        (("glue", "--profile", "tiny", "--arms", "ful"), "did you mean `full`?"),
+        (("glue", "--device", "tpu"), "no device named `tpu`"),
+        (("glue",), "lacks 7 of 7 data sets"),
+        (("uva", "--profile", "tiny", "--backbone", "no-such"), "no backbone named `no-such`"),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_run(
+    arguments: tuple[str, ...], message: str, inlay: Inlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("INLAY_DATA", raising=False)
+    ended = inlay("study", *arguments)
+    assert ended.status not in (0, 1)
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_a_budget_that_is_over_at_once_says_what_is_missing(inlay: Inlay) -> None:
+    report = inlay("study", "uva", "--profile", "tiny", "--budget", "0.001s", "--json").data["studies"][0]
+    assert report["trained"] == 0
+    assert report["missing"]["full"] == [f"glue/{task} seed {seed}" for seed in (0, 1) for task in ("mrpc", "cola")]
+
+
+OWN = """
+title = "CoLA, for the server"
+tasks = ["glue/cola"]
+submission = true
+train = { epochs = 1, max_length = 16 }
+arms.full = { method = { name = "full" }, axes = { lr = [1e-3] } }
+arms.adapters = { method = { name = "houlsby", size = 4 }, axes = { lr = [1e-2] } }
+profiles.device = { backbone = "tiny", seeds = 2, fit = { token_budget = 8192 } }
+"""
+
+
+def test_a_study_of_ones_own_answers_the_test_sets_in_the_official_format(inlay: Inlay, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "CoLA"
+    folder.mkdir(parents=True)
+    for side, size in (("train", 16), ("dev", 8)):
+        rows = [f"x\t{row % 2}\t\tthe {'cat' if row % 2 else 'dog'} sat {row} {side}" for row in range(size)]
+        (folder / f"{side}.tsv").write_text("\n".join(rows) + "\n")
+    tests = [f"{row}\tthe cat sat {row}" for row in range(1063)]
+    (folder / "test.tsv").write_text("\n".join(["index\tsentence", *tests]) + "\n")
+    (tmp_path / "own.toml").write_text(OWN)
+    ended = inlay("study", "own.toml", "--data-root", tmp_path / "data", "--out", "out")
+    assert ended.status == 0, ended.err
+    for arm in ("full", "adapters"):
+        written = tmp_path / "out" / "own" / "submission" / f"tiny-{arm}"
+        lines = (written / "CoLA.tsv").read_text().splitlines()
+        assert lines[0] == "index\tprediction"
+        assert len(lines) == 1064
+        assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
+        assert f"submission: {arm}: " in ended.out
+    assert "without SST-2.tsv" in ended.out

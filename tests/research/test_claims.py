@@ -1,0 +1,132 @@
+"""A claim is confirmed, not confirmed or open by our numbers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from inlay.research.claims import CLAIMS, above, all_of, at_least, at_most, describe_agreement, judge_claims
+from inlay.research.lineup import score_study
+from inlay.research.published import read_published
+from inlay.research.scores import Estimate
+
+PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
+
+
+def verdicts(study, records) -> dict[str, str]:
+    scored = score_study(study, records, read_published(PUBLISHED, study.published))
+    return {item.claim.name: item.verdict.status for item in judge_claims({study.name: scored})}
+
+
+def compare(study: str, arms: dict[str, tuple[float, int]], tasks=("glue/rte", "glue/mrpc"), seeds: int = 3, **more):
+    """Records of arms at a level (points) with a count of trained parameters; seeds differ alike in all arms."""
+    bench = synthetic.Bench(study)
+    for arm, (level, count) in arms.items():
+        for task in tasks:
+            for seed in range(seeds):
+                score = (level + seed) / 100
+                bench.add(arm, task, score, seed=seed, trained_parameters=count, test={"accuracy": score}, **more)
+    return synthetic.study(study, tasks, {arm: arm for arm in arms}), bench.records
+
+
+def test_the_bound_decides_and_the_error_leaves_it_open():
+    assert at_most(Estimate(0.3, 0.05), 0.4) == "confirmed"
+    assert at_most(Estimate(0.3, 0.2), 0.4) == "open"
+    assert at_most(Estimate(0.5, 0.2), 0.4) == "open"
+    assert at_most(Estimate(0.7, 0.2), 0.4) == "not confirmed"
+    assert at_least(Estimate(0.7, 0.2), 0.4) == "confirmed"
+    assert at_least(Estimate(0.1, 0.2), 0.4) == "not confirmed"
+    assert above(Estimate(0.2, 0.1), 0.0) == "confirmed"
+    assert above(Estimate(0.0, 0.0), 0.0) == "not confirmed"
+    assert above(Estimate(0.1, 0.2), 0.0) == "open"
+    assert all_of(["confirmed", "open"]) == "open"
+    assert all_of(["open", "not confirmed"]) == "not confirmed"
+    assert all_of([]) == "open"
+
+
+def test_what_was_not_run_is_open():
+    assert {item.verdict.status for item in judge_claims({})} == {"open"}
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("level", "count", "first", "second"),
+    [
+        (79.7, 2_419_202, "confirmed", "confirmed"),
+        (79.4, 2_419_202, "not confirmed", "confirmed"),
+        (78.0, 2_419_202, "not confirmed", "not confirmed"),
+        (79.7, 9_501_698, "not confirmed", "not confirmed"),  # more than 3.6% of the parameters
+        (82.0, 2_419_202, "confirmed", "confirmed"),
+    ],
+)
+def test_adapters_are_held_to_the_points_and_the_share_of_the_papers(level, count, first, second):
+    study, records = compare("glue", {"full": (80.0, 109_000_000), "adapters-64": (level, count)})
+    found = verdicts(study, records)
+    assert (found["glue-0.4"], found["glue-0.8"]) == (first, second)
+
+
+def test_the_claim_at_a_share_is_judged_on_adapters_that_keep_to_it():
+    bench = synthetic.Bench("glue")
+    for arm, size, level in (("full", 0, 0.80), ("adapters", 256, 0.81), ("adapters", 64, 0.799)):
+        count = synthetic.adapter_parameters(size) if size else synthetic.BACKBONE
+        for seed in range(2):
+            axes = {"size": size} if size else {}
+            bench.add(arm, "glue/rte", level + seed / 100, axes=axes, seed=seed, trained_parameters=count)
+    study = synthetic.study("glue", ["glue/rte"], {"full": "full", "adapters": "adapters"})
+    scored = score_study(study, bench.records, read_published(PUBLISHED, "glue"))
+    verdict = judge_claims({"glue": scored})[0].verdict
+    assert verdict.status == "confirmed"
+    assert "adapters (64) less full fine-tuning: −0.1" in verdict.sentence
+
+
+def test_sharing_is_judged_over_all_tasks_that_both_rows_have():
+    study, records = compare("sharing", {"none": (80.0, 3), "every-3": (79.7, 1)})
+    _, full = compare("sharing", {"full": (80.0, 100)}, tasks=("glue/rte",))
+    assert verdicts(study, [*records, *full])["every-3"] == "confirmed"
+    study, records = compare("sharing", {"none": (80.0, 3), "every-3": (79.0, 1)})
+    assert verdicts(study, records)["every-3"] == "not confirmed"
+
+
+def test_extensions_are_no_better_unless_one_is():
+    worse = {"adapters-64": (80.0, 1), "tanh": (79.5, 1), "parallel": (79.0, 1)}
+    assert verdicts(*compare("extensions", worse))["extensions"] == "confirmed"
+    assert verdicts(*compare("extensions", {**worse, "tanh": (80.5, 1)}))["extensions"] == "not confirmed"
+
+
+def test_layer_norms_and_top_layers_are_held_to_a_clear_difference():
+    arms = {"full": (80.0, 100_000_000), "adapters-64": (79.8, 2_400_000), "adapters-256": (79.9, 9_500_000)}
+    arms |= {"top-1": (72.0, 7_100_000), "top-12": (80.0, 85_000_000), "norms": (76.0, 40_000)}
+    found = verdicts(*compare("tradeoff", arms))
+    assert (found["norms-worse"], found["top-worse"]) == ("confirmed", "confirmed")
+    arms |= {"top-1": (79.6, 7_100_000), "norms": (79.5, 40_000)}
+    found = verdicts(*compare("tradeoff", arms))
+    assert (found["norms-worse"], found["top-worse"]) == ("not confirmed", "not confirmed")
+
+
+def test_the_ablation_and_init_claims_follow_their_curves():
+    found = verdicts(*synthetic.ablation())
+    assert found["all-layers"] == "confirmed"
+    assert found["lower-layers"] == "confirmed"
+    assert found["single-layer"] == "not confirmed"  # the made-up top layer costs 13 points
+    found = verdicts(*synthetic.init())
+    assert [found[name] for name in ("init-robust", "init-worse", "init-cola")] == ["confirmed"] * 3
+
+
+def test_forgetting_is_judged_by_answers_to_the_last_bit():
+    study, records = synthetic.stream()
+    assert verdicts(study, records)["no-forgetting"] == "confirmed"
+    for record in records:
+        if record.extra["moved"] is not None:
+            record.extra["moved"] = 1e-6
+    assert verdicts(study, records)["no-forgetting"] == "not confirmed"
+
+
+def test_agreement_is_about_the_difference_to_full_fine_tuning():
+    study, records = compare("squad", {"full": (86.0, 100), "adapters-64": (85.7, 2), "adapters-2": (80.0, 1)},
+                             tasks=("squad",))  # fmt: skip
+    scored = score_study(study, records, read_published(PUBLISHED, "squad"))
+    small, usual = describe_agreement(scored)
+    assert "ours −0.3 ± 0.0, published −0.3: as published" in usual
+    assert "ours −6.0 ± 0.0, published −0.8: not as published (5.2 points apart)" in small

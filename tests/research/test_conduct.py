@@ -1,0 +1,351 @@
+"""Conducting studies: nothing is repeated, everything resumes, budgets hold, and what cannot be is refused first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from inlay.errors import Missing, OutOfMemory, Unsupported
+from inlay.model import load_backbone
+from inlay.model.tiny import make_tiny_folder
+from inlay.research import conduct as conducting
+from inlay.research.conduct import Places, Stage, conduct, list_todo
+from inlay.research.planning import estimate_units, load_tasks, plan_study
+from inlay.research.records import read_records
+from inlay.research.study import read_study
+from inlay.research.toy import WORDS
+from inlay.training.cohort import Watcher
+
+STUDY = """
+title = "small"
+tasks = ["glue/cola", "glue/stsb"]
+[arms.baseline]
+kind = "baseline"
+tasks = ["glue/cola"]
+seeds = 1
+[arms.full]
+method = { name = "full" }
+axes = { lr = [1e-3] }
+[arms.adapters]
+method = { name = "houlsby" }
+axes = { size = [2, 4], lr = [1e-2] }
+[arms.adapters-4]
+method = { name = "houlsby", size = 4 }
+axes = { lr = [1e-2] }
+[arms."top-{k}"]
+tasks = ["glue/cola"]
+seeds = 1
+each = { k = [1, 9] }
+min_layers = "{k}"
+method = { name = "top", layers = "-{k}:" }
+axes = { lr = [1e-3] }
+[profiles.tiny]
+backbone = "tiny"
+rows = "toy"
+seeds = 2
+train = { epochs = 2, batch_size = 8 }
+fit = { token_budget = 4096 }
+"""
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    return load_backbone(str(make_tiny_folder(tmp_path_factory.mktemp("backbones") / "tiny", WORDS)), device="cpu")
+
+
+@pytest.fixture
+def places(tmp_path):
+    return Places(tmp_path / "results", tmp_path / "runs")
+
+
+class Done(NamedTuple):
+    plan: Any
+    places: Places
+    stage: Any
+    outcome: Any
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, backbone):
+    """The whole study, conducted once; tests leave it as it is."""
+    folder, stage = tmp_path_factory.mktemp("done"), Counter()
+    plan, places = make_plan(folder, backbone), Places(folder / "results", folder / "runs")
+    return Done(plan, places, stage, conduct(plan, backbone, places, commit="abc", stage=stage))
+
+
+def make_plan(tmp_path, backbone, text=STUDY, name="small", **changes):
+    path = tmp_path / f"{name}.toml"
+    path.write_text(text)
+    study = dataclasses.replace(read_study(path, "tiny"), **changes)
+    return plan_study(study, backbone, *load_tasks(study, None))
+
+
+class Counter(Stage):
+    """Notes which runs are trained, and stops at the n-th step, if asked to."""
+
+    def __init__(self, stop_at=None, error=KeyboardInterrupt):
+        self.trained, self.warnings, self.units = [], [], []
+        self.stop_at, self.error, self.steps = stop_at, error, 0
+
+    def begin(self, number, num_units, unit):
+        self.units.append(unit)
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+    def watch(self, unit):
+        outer = self
+
+        class Watch(Watcher):
+            def on_step(self, cohort, num_rows):
+                outer.steps += 1
+                if outer.steps == outer.stop_at:
+                    raise outer.error
+
+            def on_end(self, member):
+                outer.trained.append(member.run.id)
+
+        return Watch()
+
+
+def file_of(places, name="small"):
+    return places.results / name / "tiny-tiny.json"
+
+
+def without_times(records):
+    timely = ("seconds", "date", "extra")
+    return [{key: value for key, value in record.to_json().items() if key not in timely} for record in records]
+
+
+def test_every_arm_task_and_seed_gets_a_record_that_says_all_about_it(done, backbone):
+    assert done.plan.left_out == (f"top-9: {backbone.name} has 4 layers",)
+    assert not done.outcome.missing
+    records = read_records(file_of(done.places))
+    assert len(records) == len(done.outcome.records) == 1 + 4 + 8 + 4 + 1
+    for record in records:
+        assert record.commit == "abc"
+        assert record.hardware
+        assert record.versions["torch"]
+        assert record.status == "finished"
+        assert record.metric in record.dev
+        assert record.backbone == "tiny"
+        assert record.arm == "baseline" or (record.seconds > 0 and len(record.curve) == 2)
+        assert record.config["data"]["source"] == record.task
+        assert (record.majority == 0.5) == (record.task == "glue/cola")
+    sized = {record.axes["size"]: record.trained_parameters for record in records if record.arm == "adapters"}
+    # 2 adapters a layer, 4 layers, width 32: sizes 2 and 4 differ by 2 × (2·32 + 1) a place
+    assert sized[4] - sized[2] == 8 * 2 * (2 * 32 + 1)
+
+
+def test_finished_runs_are_never_repeated_and_those_of_two_arms_are_trained_once(tmp_path, backbone, done):
+    trained = done.stage.trained
+    assert len(trained) == len(set(trained)) == 4 + 8 + 1, "arm `adapters-4` is part of `adapters`"
+    before, again = file_of(done.places).read_bytes(), Counter()
+    outcome = conduct(make_plan(tmp_path, backbone), backbone, done.places, stage=again)
+    assert again.units == again.trained == []
+    assert outcome.num_trained == 0
+    assert file_of(done.places).read_bytes() == before
+
+
+def test_another_study_borrows_records_though_the_runs_are_gone(tmp_path, backbone, places, done):
+    shutil.copytree(done.places.results, places.results)
+    stage = Counter()
+    outcome = conduct(make_plan(tmp_path, backbone, name="other"), backbone, places, stage=stage)
+    assert stage.trained == []
+    assert not outcome.missing
+    assert {record.study for record in outcome.records} == {"other"}
+    assert {record.study for record in read_records(file_of(places))} == {"small"}
+
+
+def test_copies_of_the_backbone_leave_no_weights_behind(done):
+    kept = {path.parent.name for path in done.places.runs.glob("*/best.safetensors")}
+    assert kept == {item.id for item in done.plan.items if item.arm.name.startswith("adapters")}
+
+
+def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_go_alone(tmp_path, backbone):
+    plan = make_plan(tmp_path, backbone)
+    described = [(unit.describe(), unit.num_runs) for unit in plan.units]
+    assert ("adapters, adapters-4 on 2 tasks, 2 seeds", 8) in described
+    assert all(number == 1 for text, number in described if text.startswith(("full", "top")))
+    seeds = [unit.items[0].seed for unit in plan.units]
+    assert seeds == sorted(seeds), "a seed of everything before the next seed"
+
+
+def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, backbone, places, done):
+    plan = make_plan(tmp_path, backbone)
+    for stop_at in (1, 8, 5, 9):  # in the first copy of the backbone, twice in the second, in the cohort
+        with pytest.raises(KeyboardInterrupt):
+            conduct(plan, backbone, places, stage=Counter(stop_at))
+    outcome = conduct(plan, backbone, places, commit="abc")
+    kept = [{**record, "commit": "abc"} for record in without_times(outcome.records)]
+    assert kept == without_times(done.outcome.records)
+
+
+def test_a_deadline_stops_in_the_middle_keeps_what_is_done_and_says_what_is_missing(
+    tmp_path, backbone, places, monkeypatch
+):
+    plan = make_plan(tmp_path, backbone)
+    clock = iter(range(10_000))
+    monkeypatch.setattr(conducting, "time", _Clock(clock))
+    outcome = conduct(plan, backbone, places, deadline=60.0)
+    assert outcome.missing
+    assert outcome.records
+    assert len(outcome.missing) + len(outcome.records) == len(plan.items)
+    monkeypatch.setattr(conducting, "time", time)
+    rest = Counter()
+    assert not conduct(plan, backbone, places, stage=rest).missing
+    assert not set(rest.trained) & {record.id for record in outcome.records}
+
+
+class _Clock:
+    """A second passes with every look at the clock."""
+
+    def __init__(self, clock):
+        self._clock = clock
+
+    def monotonic(self):
+        return float(next(self._clock))
+
+
+def test_what_a_user_can_mend_fails_alone_and_is_tried_again(tmp_path, backbone, places):
+    plan = make_plan(tmp_path, backbone)
+    stage = Counter(stop_at=1, error=Unsupported("no such thing", "leave it out"))
+    outcome = conduct(plan, backbone, places, stage=stage)
+    assert [text for _, text in outcome.failed] == ["no such thing"]
+    assert len(outcome.missing) == 1
+    assert stage.warnings[0].startswith("full on glue/cola")
+    failed = [record for record in read_records(file_of(places)) if record.status == "failed"]
+    assert [record.extra["message"] for record in failed] == ["no such thing"]
+    assert not conduct(plan, backbone, places).missing
+    assert all(record.status == "finished" for record in read_records(file_of(places)))
+
+
+def test_for_a_submission_the_best_copy_on_dev_stays(tmp_path, backbone, places):
+    plan = make_plan(tmp_path, backbone, submission=True)
+    plan = dataclasses.replace(plan, units=tuple(unit for unit in plan.units if unit.items[0].arm.name == "full"))
+    outcome = conduct(plan, backbone, places)
+    for task in plan.tasks:
+        full = [record for record in outcome.records if (record.arm, record.task) == ("full", task)]
+        best = max(record.dev[record.metric] for record in full)
+        kept = [record for record in full if (places.runs / record.id / "best.safetensors").is_file()]
+        assert [record.dev[record.metric] for record in kept] == [best]
+
+
+def test_tasks_with_test_rows_are_scored_on_them_also_when_the_record_was_lost(tmp_path, backbone, places):
+    text = STUDY.replace('"glue/cola", "glue/stsb"', '"extra/airline"').replace('tasks = ["glue/cola"]\n', "")
+    text = text.replace("seeds = 2", "seeds = 1")
+    plan = make_plan(tmp_path, backbone, text)
+    first = conduct(plan, backbone, places)
+    assert all(record.test is not None and "accuracy" in record.test for record in first.records)
+    file_of(places).unlink()
+    again = conduct(plan, backbone, places)
+    assert [record.test for record in again.records] == [record.test for record in first.records]
+
+
+def test_what_is_left_is_estimated_and_what_is_done_is_not(backbone, places, done):
+    plan = done.plan
+    todo = list_todo(plan, backbone, places)
+    estimates = estimate_units(todo, backbone)
+    trained = [estimate for unit, estimate in zip(todo, estimates, strict=True) if unit.kind == "runs"]
+    assert all(estimate.seconds > 0 and estimate.memory_bytes > 0 for estimate in trained)
+    assert max(estimate.num_slots for estimate in trained) == 8
+    assert not places.results.exists(), "a dry run writes nothing"
+    assert list_todo(plan, backbone, done.places) == []
+
+
+def test_missing_data_is_refused_naming_all_of_it_or_left_out_if_asked(tmp_path, monkeypatch):
+    monkeypatch.delenv("INLAY_DATA", raising=False)
+    path = tmp_path / "small.toml"
+    path.write_text(STUDY.replace('rows = "toy"', ""))
+    study = read_study(path, "tiny")
+    with pytest.raises(Missing, match=r"lacks 2 of 2 data sets: `glue/cola`.*`glue/stsb`.*--data-root"):
+        load_tasks(study, None)
+    folder = tmp_path / "data" / "CoLA"
+    folder.mkdir(parents=True)
+    for side in ("train", "dev"):
+        rows = [f"x\t{row % 2}\t\tthe cat sat {row} {side}" for row in range(8)]
+        (folder / f"{side}.tsv").write_text("\n".join(rows) + "\n")
+    root = str(tmp_path / "data")
+    with pytest.raises(Missing, match=r"lacks 1 of 2 data sets: `glue/stsb`.*--skip-missing"):
+        load_tasks(study, root)
+    tasks, missing = load_tasks(study, root, skip_missing=True)
+    assert list(tasks) == ["glue/cola"]
+    assert list(missing) == ["glue/stsb"]
+
+
+def test_a_run_that_cannot_fit_is_refused_before_the_first(tmp_path, backbone, monkeypatch):
+    from inlay.training import memory
+
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 300_000)
+    with pytest.raises(OutOfMemory, match=r"a run of arm `full` takes .* are free on `cpu`.*--arms"):
+        make_plan(tmp_path, backbone)
+
+
+def test_records_of_a_run_are_on_disk_when_it_ends_not_when_its_cohort_does(tmp_path, backbone, places):
+    text = STUDY.replace('tasks = ["glue/cola", "glue/stsb"]', 'tasks = ["glue/cola"]')
+    text = text.replace("axes = { size = [2, 4], lr = [1e-2] }", "axes = { size = [2], epochs = [1, 4] }")
+    plan = make_plan(tmp_path, backbone, text)
+    seen = []
+
+    class Look(Stage):
+        def watch(self, unit):
+            class Watch(Watcher):
+                def on_end(self, member):
+                    content = json.loads(file_of(places).read_text())["records"]
+                    seen.append(member.run.id in {record["id"] for record in content})
+
+            return Watch()
+
+    conduct(plan, backbone, places, stage=Look())
+    assert seen
+    assert all(seen)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from inlay.model import load_backbone
+from inlay.research.conduct import Places, Stage, conduct
+from test_conduct import Counter, make_plan, without_times
+folder = Path(sys.argv[2])
+backbone = load_backbone(sys.argv[3], device="cpu")
+plan, places = make_plan(folder, backbone), Places(folder / "results", folder / "runs")
+
+class Fate(Counter):
+    def watch(self, unit):
+        watch = super().watch(unit)
+        step = watch.on_step
+        def on_step(cohort, num_rows):
+            step(cohort, num_rows)
+            if self.steps == self.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        watch.on_step = on_step
+        return watch
+
+for kill_at in (4, 20):
+    child = os.fork()
+    if not child:
+        stage = Fate()
+        stage.kill_at = kill_at
+        conduct(plan, backbone, places, stage=stage)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, kill_at
+whole = conduct(plan, backbone, Places(folder / "a", folder / "b"))
+assert without_times(conduct(plan, backbone, places).records) == without_times(whole.records)
+"""
+
+
+def test_killed_anywhere_and_begun_again_it_ends_with_the_same_records(tmp_path, backbone):
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", KILLED, here, str(tmp_path), str(backbone.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

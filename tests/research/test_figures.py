@@ -1,0 +1,135 @@
+"""Every study has its figures, drawn from what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy
+import pytest
+import synthetic
+
+from inlay.errors import UnknownName
+from inlay.research.chart import marks_for, new_figure, paper_style
+from inlay.research.curves import percentiles
+from inlay.research.extras import forgotten, read_ablations, read_spans, read_steps
+from inlay.research.figures import draw_figures
+from inlay.research.lineup import score_study
+from inlay.research.maps import draw_spans, growth
+from inlay.research.published import read_published
+
+PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
+NAMES = {
+    "tradeoff": ["tradeoff", "tradeoff-tasks"],
+    "sharing": ["sharing-glue", "sharing-extra"],
+    "stream": ["stream", "stream-forgetting"],
+}
+
+
+def scored_of(name: str, records=None, **more):
+    study, made = synthetic.STUDIES[name]()
+    study = dataclasses.replace(study, **more)
+    return score_study(study, made if records is None else records, read_published(PUBLISHED, study.published))
+
+
+@pytest.mark.parametrize("name", synthetic.STUDIES)
+def test_every_study_has_its_figures_as_svg_and_png(name):
+    drawings = draw_figures(scored_of(name))
+    assert [drawing.name for drawing in drawings] == NAMES.get(name, [name])
+    for drawing in drawings:
+        assert ElementTree.fromstring(drawing.svg).tag.endswith("svg")
+        assert drawing.png.startswith(b"\x89PNG")
+        assert drawing.caption
+
+
+@pytest.mark.parametrize("name", synthetic.STUDIES)
+def test_a_study_that_has_just_begun_draws_what_it_can(name):
+    study, records = synthetic.STUDIES[name]()
+    for some in ([], [record for record in records if record.task == study.tasks[0]][:4]):
+        for drawing in draw_figures(scored_of(name, some)):
+            ElementTree.fromstring(drawing.svg)
+
+
+def test_the_same_records_give_the_same_bytes():
+    first, second = (draw_figures(scored_of("uva"))[0] for _ in range(2))
+    assert first.svg == second.svg
+    assert first.png == second.png
+
+
+def test_a_kind_of_figure_may_be_asked_for_and_an_unknown_one_is_refused():
+    assert [item.name for item in draw_figures(scored_of("squad", figures=("bars",)))] == ["squad"]
+    with pytest.raises(UnknownName, match="pie"):
+        draw_figures(scored_of("squad", figures=("pie",)))
+
+
+def test_percentiles_are_over_tasks_of_the_difference_to_full_fine_tuning():
+    scored = scored_of("tradeoff")
+    band = percentiles(scored, "adapters")[6]
+    full, row = scored.rows["full"], scored.rows["adapters-64"]
+    gaps = sorted(row[task].estimate.mean - full[task].estimate.mean for task in scored.tasks)
+    assert len(gaps) == 6
+    # Of six sorted values the 20th percentile is the second, the 80th the fifth, the median between the middle two.
+    assert (band.low, band.middle, band.high) == pytest.approx((gaps[1], (gaps[2] + gaps[3]) / 2, gaps[4]))
+    assert band.parameters == row["glue/rte"].trained_parameters
+
+
+def test_a_point_with_fewer_tasks_is_left_out_of_the_percentiles():
+    _, records = synthetic.tradeoff()
+    some = [record for record in records if not (record.arm == "adapters-8" and record.task == "glue/rte")]
+    counts = [round(band.parameters) for band in percentiles(scored_of("tradeoff", some), "adapters")]
+    assert synthetic.adapter_parameters(8) not in counts
+    assert len(counts) == 9
+
+
+def test_the_heat_map_has_the_first_ablated_layer_on_y_and_the_last_on_x():
+    study, records = synthetic.ablation(num_layers=4)
+    item = next(found for found in read_ablations(records, study.tasks) if found.task == "glue/mnli")
+    with paper_style("test"):
+        axes = new_figure(4, 4).add_subplot()
+        values = numpy.asarray(draw_spans(axes, item, 60.0).get_array().filled(numpy.nan))
+        assert axes.yaxis_inverted()  # the first layer at the top, all removed at the top right
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("last ablated layer", "first ablated layer")
+    spans = [record.extra["spans"] for record in records if record.task == "glue/mnli"]
+    lost = numpy.mean([(found["whole"] - found["1-3"]) / found["whole"] for found in spans])
+    assert values[1, 3] == pytest.approx(100 * lost)
+    assert numpy.isnan(values[3, 1])
+
+
+def test_spans_are_read_however_json_has_them():
+    assert read_spans({"0-11": 0.37, "none": 0.84}) == {(0, 11): 0.37, None: 0.84}
+    assert read_spans([[0, 11, 0.37]]) == {(0, 11): 0.37}
+
+
+def test_the_ablation_is_that_of_the_setting_best_on_dev():
+    bench = synthetic.Bench("ablation")
+    for lr, whole in {1e-4: 0.8, 1e-3: 0.7}.items():
+        for seed in range(2):
+            spans = {"none": whole, "0-0": whole - 0.1}
+            extra = {"spans": spans}
+            bench.add("adapters-64", "glue/cola", whole, metric="accuracy", axes={"lr": lr}, seed=seed, extra=extra)
+    (item,) = read_ablations(bench.records, ["glue/cola"])
+    assert item.whole == pytest.approx({0: 80.0, 1: 80.0})
+    assert item.decrease(0, 0).mean == pytest.approx(10.0)
+
+
+def test_growth_is_a_network_a_task_or_one_backbone_and_its_parts():
+    study, _ = synthetic.stream()
+    lines = growth(scored_of("stream"), study.tasks)
+    assert lines["full"] == [1, 2, 3, 4, 5]
+    share = 2_419_202 / synthetic.BACKBONE
+    assert lines["adapters-64"] == pytest.approx([1 + share * count for count in range(1, 6)])
+    assert "sequence" not in lines
+
+
+def test_what_is_forgotten_is_the_score_when_learnt_less_the_last():
+    study, records = synthetic.stream()
+    lost = forgotten(read_steps([record for record in records if record.arm == "sequence"], study.tasks))
+    assert lost["glue/cola"].mean == pytest.approx(48.0)  # twelve points a step, four steps
+    assert study.tasks[-1] not in lost
+
+
+def test_rows_of_a_figure_never_share_a_mark():
+    keys = ["full", "adapters", "adapters-64", "none", "top", *(f"arm{number}" for number in range(5))]
+    marks = marks_for(keys)
+    assert len({(mark.colour, mark.shape) for mark in marks.values()}) == len(keys)

@@ -1,0 +1,157 @@
+"""The published values are what the sources print, and what is known of their arithmetic holds."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from inlay.errors import BadConfig, UnknownName
+from inlay.research.published import PublishedTable, read_published
+
+FOLDER = Path(__file__).parents[2] / "studies" / "published"
+FILES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def table(file: str, name: str) -> PublishedTable:
+    return next(item for item in read_published(FOLDER, file).tables if item.name == name)
+
+
+def means(item: PublishedTable, left_out: tuple[str, ...] = ()) -> dict[str, float]:
+    columns = [column for column in item.columns if column not in left_out]
+    return {row.arm: item.mean(row.arm, columns) for row in item.rows}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_says_where_its_values_come_from(name):
+    for item in read_published(FOLDER, name).tables:
+        assert item.source
+        assert item.title
+        assert item.protocol
+        assert all(len(row.cells) == len(item.columns) for row in item.rows)
+        assert all(column.count(":") == 1 for column in item.columns)
+
+
+def test_houlsbys_total_is_not_the_mean_of_its_columns():
+    item = table("glue", "glue-test")
+    assert [round(mean, 1) for mean in means(item).values()] == [82.0, 81.5, 81.1]
+    once = []
+    for row in item.rows:
+        matched, mismatched = row.cells[5], row.cells[6]  # MNLI counted once, as the mean of its two sides
+        once.append((sum(row.cells) - (matched + mismatched) / 2) / 8)
+    assert [round(mean, 1) for mean in once] == [81.5, 81.1, 80.6]
+    assert [row.printed["total"] for row in item.rows] == [80.4, 80.0, 79.6]
+
+
+def test_hyperformers_average_is_the_mean_of_eleven_numbers_on_all_twelve_rows():
+    item = table("hyperformer", "glue")
+    assert len(item.rows) == 12
+    for row in item.rows:
+        assert statistics.fmean(row.cells) == pytest.approx(row.printed["avg"], abs=0.0101)
+
+
+def test_hyperformers_mean_with_each_task_once_is_lower():
+    item = table("hyperformer", "glue")
+    lower = []
+    for row in item.rows:
+        by_task: dict[str, list[float]] = {}
+        for column, cell in zip(item.columns, row.cells, strict=True):
+            by_task.setdefault(column.partition(":")[0], []).append(cell)
+        assert len(by_task) == 8
+        lower.append(row.printed["avg"] - statistics.fmean(map(statistics.fmean, by_task.values())))
+    assert min(lower) > 1.2
+    assert max(lower) < 2.9
+    assert item.rows[-1].printed["avg"] - lower[-1] == pytest.approx(85.20, abs=0.01)
+
+
+def test_hyperformer_plus_is_best_in_24_of_26_few_shot_rows():
+    item = table("hyperformer", "few-shot")
+    best = [max(item.rows, key=lambda row, i=i: row.cells[i]).arm for i in range(26)]
+    assert len(item.columns) == 26
+    assert best.count("hyperformer-plus") == 24
+    others = {column: arm for column, arm in zip(item.columns, best, strict=True) if arm != "hyperformer-plus"}
+    assert others == {"cb@16:accuracy": "full", "yelp-polarity@16:accuracy": "adapters-multi"}
+    assert all(len(row.deviations) == 26 for row in item.rows)
+
+
+def test_by_its_own_columns_not_shared_is_the_best_of_the_three_adapter_rows():
+    item = table("sharing", "tf-adapter-bert-glue")
+    found = {arm: round(mean, 2) for arm, mean in means(item).items()}
+    assert found == {"full": 79.74, "within-layer": 79.43, "none": 79.54, "every-3": 79.39}
+    assert item.row("none").printed["total"] == 79.2
+
+
+@pytest.mark.parametrize("file", ["extra", "sharing"])
+def test_two_rows_make_the_gain_of_not_shared_on_the_additional_tasks(file):
+    item = table(file, "tf-adapter-bert" if file == "extra" else "tf-adapter-bert-extra")
+    assert {arm: round(mean, 2) for arm, mean in means(item).items()} == {"full": 71.42, "none": 74.98}
+    doubtful = ("extra/political-message:accuracy", "extra/progressive-opinion:accuracy")
+    assert {arm: round(mean, 2) for arm, mean in means(item, doubtful).items()} == {"full": 74.65, "none": 73.90}
+
+
+def test_houlsbys_additional_tasks_differ_by_0_4():
+    item = table("extra", "houlsby-means")
+    assert item.value("full", "mean:accuracy") - item.value("adapters", "mean:accuracy") == pytest.approx(0.4)
+
+
+def test_uvas_scores_are_shares_of_rows_and_its_total_their_mean():
+    item = table("uva", "uva")
+    right = {"full": (347 / 408, 863 / 1043), "adapters-64": (350 / 408, 853 / 1043)}
+    for arm, shares in right.items():
+        assert item.row(arm).cells == pytest.approx([100 * share for share in shares], abs=1e-4)
+        assert item.row(arm).printed["total"] == pytest.approx(50 * sum(shares), abs=1e-4)
+    assert item.row("adapters-64").trained_parameters == 24 * (2 * 64 * 768 + 768 + 64)
+    assert int(8551 / 32 * 15) == 4008
+
+
+def test_peters_delta_is_tuned_less_frozen_but_for_one_printed_wrongly():
+    item = table("features", "peters")
+    pairs = {
+        "elmo-delta": ("elmo-full", "elmo-features"),
+        "delta": ("full", "features-mix-mlp"),
+    }
+    wrong = []
+    for delta, (tuned, frozen) in pairs.items():
+        for column in item.columns:
+            difference = item.value(tuned, column) - item.value(frozen, column)
+            if round(difference, 1) != item.value(delta, column):
+                wrong.append((delta, column))
+    assert wrong == [("elmo-delta", "sick-e:accuracy")]
+
+
+def test_published_counts_follow_from_the_method():
+    counts = {row.arm: row.trained_parameters for row in table("tradeoff", "mnli-dev").rows}
+    head = 3 * 768 + 3
+    assert counts["adapters-64"] == 24 * (2 * 64 * 768 + 768 + 64) + 25 * 2 * 768 + head
+    assert counts["norms"] == 25 * 2 * 768 + head
+    assert counts["full"] == 109_482_240 + head
+
+
+def test_a_mean_over_columns_that_are_not_all_printed_is_none():
+    item = table("features", "peters")
+    assert item.mean("skip-thoughts", ["glue/sst2:accuracy", "conll2003:entity_f1"]) is None
+    assert item.mean("full", ["glue/sst2:accuracy", "glue/mnli:accuracy"]) == pytest.approx((93.5 + 84.6) / 2)
+    assert item.mean("full", []) is None
+
+
+def test_an_unknown_file_is_refused_with_a_suggestion():
+    with pytest.raises(UnknownName, match="glu") as refusal:
+        read_published(FOLDER, "gluee")
+    assert "`glue`" in refusal.value.hint
+    assert read_published(FOLDER, "").tables == ()
+
+
+def test_a_file_that_cannot_be_is_refused_by_name(tmp_path):
+    head = 'name = "t"\ntitle = "t"\nsource = "s"\nbackbone = "b"\nsplit = "dev"\nprotocol = "p"\n'
+    row = 'arm = "full"\nlabel = "full"\n'
+    for text, word in {
+        "[[tables]\n": "not TOML",
+        "title = 1\n": "`title`",
+        "[[tables]]\nname = 't'\n": "has no `backbone`",
+        f"[[tables]]\n{head}columns = ['a:b']\n[[tables.rows]]\n{row}cells = [1, 2]\n": "2 cells for 1 columns",
+        f"[[tables]]\n{head}columns = ['a:b']\n[[tables.rows]]\n{row}cells = [1]\nscore = 2\n": "an unknown `score`",
+    }.items():
+        (tmp_path / "broken.toml").write_text(text, encoding="utf8")
+        with pytest.raises(BadConfig, match=word):
+            read_published(tmp_path, "broken")

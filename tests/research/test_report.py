@@ -1,0 +1,141 @@
+"""The report is one page that needs nothing else, and says the same as its Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from inlay.research.page import Folded, Heading, Points, Text, write_html, write_markdown
+from inlay.research.published import read_published
+from inlay.research.report import Chapter, group_records, make_report, write_report
+from inlay.research.tables import Table
+
+PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
+
+
+@pytest.fixture(scope="module")
+def report():
+    glue, records = synthetic.glue()
+    small = [dataclasses.replace(item, backbone="/b/minilm", backbone_parameters=22_000_000) for item in records[:8]]
+    uva, more = synthetic.uva()
+    notes = {("mpnet-base", "device"): ["3 seeds instead of 5"]}
+    chapters = [
+        Chapter(
+            dataclasses.replace(glue, notes=("QQP is not at hand",)),
+            [*small, *records],
+            read_published(PUBLISHED, "glue"),
+            differences=notes,
+        ),
+        Chapter(uva, more, read_published(PUBLISHED, "uva")),
+        Chapter(dataclasses.replace(uva, name="init", published="init", title="Init"), []),
+    ]
+    return make_report(chapters)
+
+
+class Tags(HTMLParser):
+    """Which tags are open, and what a page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.references = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.references += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_besides_itself(report):
+    tags = Tags()
+    tags.feed(report.html)
+    assert tags.open == []
+    assert all(value.startswith(("data:image/svg+xml;base64,", "#")) for value in tags.references)
+    assert "<script" not in report.html
+    assert "url(" not in report.html
+    assert report.html.count("<img ") == len(report.figures)
+
+
+def test_files_are_written_and_the_markdown_leads_to_them(report, tmp_path):
+    paths = write_report(report, tmp_path)
+    assert tmp_path / "report.html" in paths
+    linked = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", report.markdown)
+    assert linked
+    assert len(linked) == len(report.figures)
+    for link in linked:
+        assert (tmp_path / link).read_bytes().startswith(b"<?xml")
+        assert (tmp_path / link).with_suffix(".png").exists()
+    assert (tmp_path / "glue" / "mpnet-base-device-glue.svg").exists()
+
+
+def test_backbones_and_profiles_are_never_mixed_and_the_largest_comes_first(report):
+    first, second = (report.markdown.index(f"### {name}, profile device") for name in ("mpnet-base", "minilm"))
+    assert first < second
+    bench = synthetic.Bench("glue")
+    records = [bench.add("full", "glue/rte", 0.7, profile=profile) for profile in ("tiny", "paper")]
+    assert list(group_records(records)) == [("mpnet-base", "paper"), ("mpnet-base", "tiny")]
+
+
+def test_it_says_what_differs_what_is_missing_and_what_was_not_run(report):
+    assert "**Otherwise than in the paper**\n\n- 3 seeds instead of 5" in report.markdown
+    assert "not run: adapters on CoLA" in report.markdown
+    assert "## Init" in report.markdown
+    assert "> Not run yet." in report.markdown
+    assert "QQP is not at hand" in report.markdown
+    assert "sentence-tuned backbones were tuned on pair data" in report.markdown
+
+
+def test_it_says_how_many_rows_were_trained_on_and_what_was_noted_about_them():
+    study, records = synthetic.squad()
+    noted = [dataclasses.replace(item, num_train=20_000, extra={"notes": ["20,000 of 87,599"]}) for item in records]
+    text = make_report([Chapter(study, noted)]).markdown
+    assert "Training rows: SQuAD v1.1 20,000." in text
+    assert "- SQuAD v1.1: 20,000 of 87,599" in text
+
+
+def test_every_claim_has_a_verdict_for_every_backbone(report):
+    line = next(
+        line for line in report.markdown.splitlines() if line.startswith("| adapters within 0.4 points of full")
+    )
+    assert line.count("|") == 5
+    assert line.split("|")[3].strip() in ("confirmed", "not confirmed", "open")
+
+
+def test_a_trial_is_said_to_be_one():
+    study, records = synthetic.uva()
+    tiny = [dataclasses.replace(record, profile="tiny") for record in records]
+    trial = make_report([Chapter(study, tiny)]).markdown
+    assert "nothing about methods" in trial
+    assert "What the papers claim" not in trial
+    assert "What agrees" not in trial
+    assert "nothing about methods" not in make_report([Chapter(study, records)]).markdown
+
+
+def test_a_report_of_nothing_is_still_a_report():
+    made = make_report([])
+    assert "0 studies" in made.markdown
+    assert made.figures == {}
+
+
+def test_text_is_escaped_and_code_is_set_as_code():
+    blocks = [Heading(1, "A <b> & `c`"), Text("x < y"), Points(("`a`",)), Folded("more", (Text("inner"),))]
+    page = write_html("t", blocks)
+    assert "A &lt;b&gt; &amp; <code>c</code>" in page
+    assert "x &lt; y" in page
+    assert "<summary>more</summary><p>inner</p>" in page
+    assert "# A <b> & `c`" in write_markdown(blocks)
+
+
+def test_published_lines_are_set_apart_in_both():
+    table = Table("t", ("", "a"), (("ours", "1"), ("theirs", "2")), ("a note",), frozenset({1}))
+    assert "<tr class=published>" in write_html("t", [Heading(1, "t"), table])
+    assert "| *theirs* | *2* |" in write_markdown([table])
+    assert table.turned().columns == ("", "ours", "theirs")
+    assert table.turned().lines == (("a", "1", "2"),)

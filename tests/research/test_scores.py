@@ -1,0 +1,167 @@
+"""Settings are chosen on dev; means, errors and differences are what the formulas say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from synthetic import Bench
+
+from inlay.research.scores import (
+    average,
+    choose,
+    estimate,
+    keep_best,
+    mean_of,
+    pair,
+    select,
+    shared_tasks,
+    total_parameters,
+)
+
+
+def fill(scores: dict[float, list[float]], arm: str = "adapters-64", task: str = "glue/rte", **more) -> Bench:
+    """One task: learning rate -> dev scores of the seeds, in shares."""
+    bench = Bench("glue")
+    for lr, values in scores.items():
+        for seed, value in enumerate(values):
+            bench.add(arm, task, value, axes={"lr": lr}, seed=seed, **more)
+    return bench
+
+
+def test_mean_and_standard_error_are_those_of_the_formula():
+    found = estimate([70.0, 72.0, 77.0])
+    mean = (70 + 72 + 77) / 3
+    variance = sum((value - mean) ** 2 for value in (70, 72, 77)) / 2
+    assert found.mean == pytest.approx(mean)
+    assert found.sem == pytest.approx(math.sqrt(variance) / math.sqrt(3))
+    assert estimate([70.0]).sem is None
+
+
+def test_error_of_a_mean_over_tasks_is_that_of_seeds_not_of_tasks():
+    groups = [[90.0, 92.0], [50.0, 54.0]]
+    # var of a task's mean: s² / n; of the mean of two tasks: a quarter of their sum
+    expected = math.sqrt((2.0 / 2 + 8.0 / 2) / 4)
+    assert average(groups).mean == pytest.approx(71.5)
+    assert average(groups).sem == pytest.approx(expected)
+    assert average([[90.0], [50.0]]).sem is None
+    assert average([[70.0, 72.0, 77.0]]) == pytest.approx(estimate([70.0, 72.0, 77.0]))
+
+
+def test_a_task_with_one_seed_borrows_the_variance_of_the_others():
+    sem = average([[90.0, 92.0], [50.0]]).sem
+    assert sem == pytest.approx(math.sqrt(2.0 * (1 / 2 + 1)) / 2)
+
+
+def test_the_setting_with_the_best_mean_on_dev_is_chosen():
+    bench = fill({1e-4: [0.70, 0.72], 3e-4: [0.74, 0.71], 1e-3: [0.76, 0.60]})
+    cell = choose(bench.records)["glue/rte"]
+    assert cell.setting == {"lr": 3e-4}
+    assert cell.estimate.mean == pytest.approx(72.5)
+    assert cell.scores == pytest.approx({0: 74.0, 1: 71.0})
+    assert cell.num_settings == 3
+
+
+def test_test_scores_never_change_what_is_chosen():
+    bench = fill({1e-4: [0.70, 0.72], 3e-4: [0.74, 0.71]})
+    for tested in ({1e-4: 0.9, 3e-4: 0.1}, {1e-4: 0.1, 3e-4: 0.9}):
+        records = [dataclasses.replace(item, test={"accuracy": tested[item.axes["lr"]]}) for item in bench.records]
+        cell = choose(records, "test")["glue/rte"]
+        assert cell.setting == {"lr": 3e-4}
+        assert cell.estimate.mean == pytest.approx(100 * tested[3e-4])
+        assert cell.dev == pytest.approx(72.5)
+
+
+def test_a_single_lucky_seed_does_not_beat_settings_with_more():
+    bench = fill({1e-4: [0.70, 0.72, 0.71], 1e-3: [0.90]})
+    assert choose(bench.records)["glue/rte"].setting == {"lr": 1e-4}
+
+
+def test_a_run_that_diverged_has_no_score_and_is_counted():
+    bench = fill({1e-4: [0.70, 0.72], 1e-3: [0.80, 0.80]})
+    records = [
+        dataclasses.replace(item, status="diverged") if item.axes["lr"] == 1e-3 and item.seed else item
+        for item in bench.records
+    ]
+    cell = choose(records)["glue/rte"]
+    assert cell.setting == {"lr": 1e-4}
+    assert cell.num_lost == 1
+    assert choose([dataclasses.replace(item, status="failed") for item in records]) == {}
+
+
+def test_repeats_on_other_hardware_count_once_as_their_mean():
+    bench = fill({1e-4: [0.70, 0.74]})
+    again = dataclasses.replace(bench.records[0], hardware="CPU", dev={"accuracy": 0.72})
+    cell = choose([*bench.records, again])["glue/rte"]
+    assert cell.scores == pytest.approx({0: 71.0, 1: 74.0})
+
+
+def test_a_run_in_two_arms_is_one_run():
+    bench = fill({1e-4: [0.70, 0.74]})
+    twin = [dataclasses.replace(item, arm="adapters", axes={"size": 64, **item.axes}) for item in bench.records]
+    assert len(select([*bench.records, *twin], lambda record: True)) == 2
+    # Seeds of one setting may come from two arms, under other axes.
+    assert choose([bench.records[0], twin[1]])["glue/rte"].estimate.num == 2
+
+
+def test_another_metric_may_be_shown_and_then_it_chooses():
+    bench = Bench("uva")
+    for lr, (matthews, accuracy) in {1e-4: (0.6, 0.80), 1e-3: (0.5, 0.85)}.items():
+        bench.add("full", "glue/cola", matthews, axes={"lr": lr}, dev={"accuracy": accuracy})
+    assert choose(bench.records)["glue/cola"].setting == {"lr": 1e-4}
+    cell = choose(bench.records, "dev", "accuracy")["glue/cola"]
+    assert (cell.metric, cell.setting) == ("accuracy", {"lr": 1e-3})
+
+
+def test_pairs_share_task_and_seed_and_tasks_weigh_alike():
+    ours, full = Bench("glue"), Bench("glue")
+    for task, scores in {"glue/rte": (0.70, 0.74, 0.80), "glue/mrpc": (0.90, 0.92, 0.5)}.items():
+        for seed, score in enumerate(scores):
+            ours.add("adapters-64", task, score, seed=seed)
+    for task, scores in {"glue/rte": (0.71, 0.73), "glue/mrpc": (0.88,)}.items():
+        for seed, score in enumerate(scores):
+            full.add("full", task, score, seed=seed)
+    found = pair(choose(ours.records), choose(full.records))
+    assert found.num_pairs == 3
+    assert found.by_task["glue/rte"].mean == pytest.approx(0.0)
+    assert found.by_task["glue/mrpc"].mean == pytest.approx(2.0)
+    assert found.estimate.mean == pytest.approx(1.0)
+    variance = (1.0**2 + 1.0**2) / 1
+    assert found.estimate.sem == pytest.approx(math.sqrt(variance * (1 / 2 + 1)) / 2)
+    assert found.num_ahead == 1
+    assert pair(choose(ours.records), {}) is None
+
+
+def test_a_mean_over_tasks_needs_all_of_them():
+    row = choose(fill({1e-4: [0.70, 0.74]}).records)
+    assert mean_of(row, ["glue/rte"]).mean == pytest.approx(72.0)
+    assert mean_of(row, ["glue/rte", "glue/cola"]) is None
+    assert mean_of(row, []) is None
+    assert shared_tasks([row, {}], ["glue/rte"]) == []
+
+
+def test_total_parameters_are_a_copy_each_or_one_backbone_and_parts():
+    bench = Bench("glue")
+    for task in ("glue/rte", "glue/mrpc", "glue/cola"):
+        bench.add("full", task, 0.7, trained_parameters=1000, backbone_parameters=1000)
+        bench.add("adapters-64", task, 0.7, trained_parameters=20, backbone_parameters=1000)
+    rows = {arm: choose([item for item in bench.records if item.arm == arm]) for arm in ("full", "adapters-64")}
+    assert total_parameters(rows["full"]) == pytest.approx(3.0)
+    assert total_parameters(rows["adapters-64"]) == pytest.approx(1.06)
+    assert total_parameters({}) is None
+
+
+def test_one_setting_is_kept_for_each_task_or_for_a_whole_sequence():
+    bench = Bench("stream")
+    levels = {"glue/rte": {1e-4: 0.70, 1e-3: 0.60}, "glue/mrpc": {1e-4: 0.80, 1e-3: 0.85}}
+    for task, rates in levels.items():
+        for lr, level in rates.items():
+            for seed in range(2):
+                bench.add("adapters-64", task, level, axes={"lr": lr}, seed=seed, metric="accuracy")
+    assert {(item.task, item.axes["lr"]) for item in keep_best(bench.records)} == {
+        ("glue/rte", 1e-4),
+        ("glue/mrpc", 1e-3),
+    }
+    assert {item.axes["lr"] for item in keep_best(bench.records, over_tasks=True)} == {1e-4}
+    assert len(keep_best(bench.records, over_tasks=True)) == 4

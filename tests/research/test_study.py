@@ -1,0 +1,163 @@
+"""Studies as they are written down: every file reads under every profile, and mistakes are refused by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inlay.config import RunConfig
+from inlay.errors import BadConfig, UnknownName
+from inlay.model.methods import resolve_method
+from inlay.research.study import PROFILES, find_study, list_differences, list_studies, read_study, study_folders
+
+STUDIES = list_studies([Path(__file__).parents[2] / "studies"])
+NAMES = ("ablation extensions extra features glue init methods sharing sizes squad stream tradeoff uva").split()
+
+SMALL = """
+title = "small"
+tasks = ["glue/cola", "glue/rte"]
+[train]
+warmup = 0.2
+[arms.full]
+method = { name = "full" }
+axes = { lr = [1e-5, 1e-4] }
+[arms."adapters-{size}"]
+each = { size = [8, 64] }
+method = { name = "houlsby", size = "{size}" }
+axes = { lr = [1e-3], epochs = [3, 20] }
+[profiles.paper]
+backbone = "large"
+seeds = 5
+[profiles.device]
+backbone = "small"
+seeds = 3
+per_task = { "glue/rte" = { epochs = [2] } }
+arms = { full = { seeds = 2, axes = { lr = [2e-5] } } }
+[profiles.device.backbones.minilm.arms]
+full.axes = { lr = [7e-5] }
+"""
+
+
+def write(tmp_path, text=SMALL):
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    return path
+
+
+def test_every_study_of_the_issue_is_there():
+    assert sorted(STUDIES) == NAMES
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_study_reads_under_every_profile_and_its_methods_exist(name, profile):
+    study = read_study(STUDIES[name], profile)
+    points = list(study.points())
+    assert points
+    for arm, task, point in points:
+        assert task in study.tasks
+        if arm.kind != "baseline":
+            resolve_method(point.config.method)
+
+
+@pytest.mark.parametrize("backbone", [None, "minilm"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_profile_keeps_its_promises(name, backbone):
+    """At least 3 seeds (2 of a copy of the backbone), 2 learning rates a method, 10 epochs at most, SST-2 3."""
+    study = read_study(STUDIES[name], "device", backbone)
+    rates: dict[str, set[float | None]] = {}
+    for arm, task, point in study.points():
+        if arm.kind == "baseline":
+            continue
+        is_copy = point.config.method.name in ("full", "top")
+        assert arm.seeds >= (2 if is_copy else 3), arm.name
+        assert point.config.train.epochs <= (3 if task == "glue/sst2" else 10), (arm.name, task)
+        rates.setdefault(arm.name, set()).add(point.config.train.lr)
+    assert all(len(found) >= 2 for found in rates.values()), rates
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_adds_no_arm_by_a_slip_in_its_name(name):
+    for backbone in (None, "minilm"):
+        for arm in read_study(STUDIES[name], "device", backbone).arms.values():
+            assert arm.kind == "baseline" or arm.settings["method"] or "preset" in arm.settings, arm.name
+
+
+def test_the_published_grid_of_glue_is_ninety_runs_a_task():
+    arm = read_study(STUDIES["glue"], "paper").arms["adapters"]
+    assert len(arm.points()) * arm.seeds == 90
+
+
+def test_a_profile_is_laid_over_the_study_and_a_backbone_over_that(tmp_path):
+    path = write(tmp_path)
+    device = read_study(path, "device")
+    assert list(device.arms) == ["full", "adapters-8", "adapters-64"]
+    assert [point.axes for point in device.arms["full"].points()] == [{"lr": 2e-5}]
+    assert device.arms["full"].seeds == 2
+    assert device.arms["adapters-64"].seeds == 3
+    assert [point.axes["epochs"] for point in device.arms["adapters-8"].points()] == [3, 20]
+    by_task = {task for arm, task, point in device.points() if point.config.train.epochs == 2}
+    assert by_task == {"glue/rte"}
+    assert {point.config.method.size for point in device.arms["adapters-64"].points()} == {64}
+    assert {point.config.train.warmup for _, _, point in device.points()} == {0.2}
+    other = read_study(path, "device", "/data/minilm")
+    assert other.backbone == "/data/minilm"
+    assert [point.axes["lr"] for point in other.arms["full"].points()] == [7e-5]
+
+
+def test_what_differs_from_the_paper_is_said(tmp_path):
+    path = write(tmp_path)
+    said = list_differences(read_study(path, "device"), read_study(path, "paper"))
+    assert said == [
+        "backbone: small instead of large",
+        "full: 2 seeds instead of 5",
+        "full: lr 2e-05 instead of 1e-05, 0.0001",
+        "adapters-8, adapters-64: 3 seeds instead of 5",
+        "glue/rte: epochs 2",
+    ]
+    assert list_differences(read_study(path, "paper"), read_study(path, "paper")) == []
+    squad = list_differences(read_study(STUDIES["squad"], "device"), read_study(STUDIES["squad"], "paper"))
+    assert "squad: at most 20,000 training rows" in squad
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("axes = { lr = [1e-5", "axes = { epoch = [1e-5", "no setting named `epoch` to vary.*did you mean `epochs`"),
+        ("[arms.full]", "[arms.full]\nkid = 1", "no setting named `arms.full.kid`.*did you mean `arms.full.kind`"),
+        ("[arms.full]", '[arms.full]\nkind = "span"', "no kind of arm named `span`.*did you mean `spans`"),
+        ("seeds = 5", "seeds = 0", "`arms.full.seeds` is `0`"),
+        ("lr = [1e-5, 1e-4]", "lr = []", "the axis `lr` of arm `full` has no values"),
+        ("lr = [1e-5, 1e-4]", "lr = [-1.0]", "`train.lr` is `-1.0`"),
+        ('title = "small"', "", "`title` is missing"),
+        ("warmup", "warmpu", "no setting named `train.warmpu`.*did you mean `train.warmup`"),
+    ],
+)
+def test_a_mistake_in_a_study_is_refused_by_name_and_file(tmp_path, old, new, reason):
+    path = write(tmp_path, SMALL.replace(old, new))
+    with pytest.raises(BadConfig, match=re.compile(f"small.toml: .*{reason}|{reason}", re.DOTALL)):
+        read_study(path, "paper")
+
+
+def test_an_unknown_study_or_profile_is_refused_with_a_suggestion(tmp_path):
+    with pytest.raises(UnknownName, match=r"no study named `glu`.*did you mean `glue`"):
+        find_study("glu", study_folders())
+    with pytest.raises(UnknownName, match=r"no profile of study `small` named `tiny`"):
+        read_study(write(tmp_path), "tiny")
+
+
+def test_a_file_of_ones_own_is_a_study_too(tmp_path):
+    path = write(tmp_path)
+    assert find_study(str(path), study_folders()) == path
+
+
+def test_steps_of_the_student_reproduction_are_counted_as_theirs():
+    """int(8551 / 32 × 15) = 4008 steps of CoLA; an epoch of ours has 268, so the fifteenth is cut short."""
+    from inlay.training.run import count_steps
+
+    for arm in read_study(STUDIES["uva"], "paper").arms.values():
+        for point in arm.points():
+            assert count_steps(8551, point.config.train) == int(8551 / 32 * 15) == 4008
+    assert count_steps(8551, RunConfig().train) == 268 * 10

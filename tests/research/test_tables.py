@@ -1,0 +1,178 @@
+"""Tables say what was measured beside what was published, over the same columns, and name what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study, way_of
+from inlay.research.published import Published, read_published
+from inlay.research.scores import Estimate
+from inlay.research.tables import list_missing, score_tables, settings_table, show, study_tables
+
+PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
+
+
+def scored_of(name: str, records=None):
+    study, made = synthetic.STUDIES[name]()
+    return score_study(study, made if records is None else records, read_published(PUBLISHED, study.published))
+
+
+def line_of(table, name: str) -> dict[str, str]:
+    line = next(line for line in table.lines if line[0] == name)
+    return dict(zip(table.columns, line, strict=True))
+
+
+def test_the_published_mean_is_over_our_columns_not_the_printed_total():
+    (table,) = score_tables(scored_of("glue"))
+    printed = [60.5, 94.9, 89.3, 87.6, 86.7, 70.1]  # CoLA, SST-2, MRPC, STS-B, MNLI-m, RTE of BERT-large, full
+    assert line_of(table, "BERT-large, full, published")["mean of 6"] == f"{statistics.fmean(printed):.1f}"
+    assert line_of(table, "BERT-large, full, published")["WNLI (accuracy)"] == "–"
+    ours = line_of(table, "adapters (64), published")
+    own = statistics.fmean([56.9, 94.2, 89.6, 87.3, 85.3, 68.8])
+    assert ours["less full fine-tuning"] == f"−{statistics.fmean(printed) - own:.1f}"
+
+
+def test_wnli_has_a_column_and_is_not_in_the_mean():
+    scored = scored_of("glue")
+    assert "glue/wnli" in scored.tasks
+    assert "glue/wnli" not in mean_tasks(scored)
+    (table,) = score_tables(scored)
+    assert "not in the mean: WNLI" in table.notes
+
+
+def test_differences_say_how_many_pairs_they_are_of():
+    (table,) = score_tables(scored_of("glue"))
+    # Two seeds of full fine-tuning, six tasks; WNLI is not averaged.
+    assert line_of(table, "adapters (64)")["pairs"] == "12"
+    assert line_of(table, "full fine-tuning")["pairs"] == "–"
+
+
+def test_best_size_per_task_is_chosen_among_all_sizes_and_one_size_is_a_row_of_its_own():
+    scored = scored_of("glue")
+    assert list(scored.rows) == ["full", "adapters", "adapters-64"]
+    assert scored.label("adapters") == "adapters (8–256)"
+    for task in scored.tasks:
+        assert scored.rows["adapters"][task].dev >= scored.rows["adapters-64"][task].dev
+        assert scored.rows["adapters-64"][task].setting["size"] == 64
+
+
+def test_the_best_of_a_single_size_is_shown_once():
+    study, records = synthetic.glue()
+    only = [record for record in records if record.axes.get("size") in (None, 64)]
+    assert [row.key for row in list_rows(study, only)] == ["full", "adapters-64"]
+
+
+def test_arms_are_known_by_name_axis_or_setting():
+    bench = synthetic.Bench("extra")
+    ways = {
+        ("adapters-64", ()): ("adapters", 64),
+        ("adapters", (("size", 8),)): ("adapters", 8),
+        ("top-3", ()): ("top", 3),
+        ("variable", (("layers", "-9:"),)): ("top", 9),
+        ("norms", ()): ("norms", None),
+        ("every-3", ()): ("every-3", None),
+        ("layer-norm", ()): ("layer-norm", None),  # a norm inside the adapter
+        ("adapters-frozen-norms", ()): ("adapters-frozen-norms", None),
+    }
+    for (arm, axes), way in ways.items():
+        assert way_of(bench.add(arm, "glue/rte", 0.7, axes=dict(axes))) == way
+
+
+def test_arms_of_one_kind_that_are_not_merged_keep_rows_of_their_own():
+    bench = synthetic.Bench("methods")
+    for arm in ("full", "full-slow"):
+        bench.add(arm, "glue/rte", 0.7)
+    study = synthetic.study("methods", ["glue/rte"], {"full": "full", "full-slow": "full, slow"})
+    assert [row.key for row in list_rows(study, bench.records)] == ["full", "full-slow"]
+
+
+def test_many_tasks_become_lines():
+    table = next(table for table in score_tables(scored_of("extra")))
+    assert table.columns[1] == "TF-IDF, no transformer"
+    names = [line[0] for line in table.lines]
+    assert "airline (accuracy)" in names
+    assert "mean of 13" in names
+    assert "mean of 9 published" in names
+
+
+def test_means_of_other_tasks_stand_apart_and_only_their_differences_compare():
+    tables = score_tables(scored_of("extra"))
+    found = line_of(tables[-1], "adapters (64)")
+    assert found["published, mean of its 17 tasks"] == "73.3"
+    assert found["less full fine-tuning, published"] == "−0.4"
+
+
+def test_glue_and_additional_tasks_have_tables_of_their_own():
+    titles = [table.title for table in score_tables(scored_of("sharing"))]
+    assert titles == ["glue, dev scores, settings chosen on dev", "extra, dev scores, settings chosen on dev"]
+
+
+def test_accuracy_is_reported_where_the_paper_reports_it():
+    bench = synthetic.Bench("uva")
+    bench.add("full", "glue/cola", 0.5, dev={"accuracy": 0.8})
+    study = synthetic.study("uva", ["glue/cola"], {"full": "full"})
+    (table,) = score_tables(score_study(study, bench.records, read_published(PUBLISHED, "uva")))
+    assert line_of(table, "full fine-tuning")["CoLA (accuracy)"] == "80.0"
+    assert line_of(table, "BERT (full), published")["CoLA (accuracy)"] == "82.7"
+
+
+def test_a_task_without_labelled_test_rows_is_shown_on_dev_and_said_so():
+    bench = synthetic.Bench("extra")
+    bench.add("full", "extra/airline", 0.8, test={"accuracy": 0.6})
+    bench.add("full", "glue/rte", 0.7)
+    study = synthetic.study("extra", ["extra/airline", "glue/rte"], {"full": "full"}, report_on="test")
+    scored = score_study(study, bench.records, Published(""))
+    assert scored.rows["full"]["extra/airline"].estimate.mean == pytest.approx(60)
+    assert scored.rows["full"]["glue/rte"].estimate.mean == pytest.approx(70)
+    (table,) = score_tables(scored)
+    assert "no labelled test rows, so dev: RTE" in table.notes
+
+
+def test_a_half_done_study_has_a_table_and_names_what_is_missing():
+    study, records = synthetic.glue()
+    some = [record for record in records if record.task in ("glue/cola", "glue/rte") and record.arm == "adapters"]
+    some += [record for record in records if record.task == "glue/rte" and record.arm == "full"]
+    some[0] = dataclasses.replace(some[0], status="diverged")
+    (table,) = score_tables(scored_of("glue", some))
+    assert line_of(table, "full fine-tuning")["CoLA (Matthews)"] == "–"
+    missing = list_missing(study, some)
+    assert any("full on CoLA, SST-2, MRPC" in text for text in missing)
+    assert any(text.startswith("1 run diverged: adapters on CoLA") for text in missing)
+    assert list_missing(study, records) == []
+
+
+def test_a_study_without_a_finished_run_has_no_table():
+    _, records = synthetic.glue()
+    none = [dataclasses.replace(record, status="failed") for record in records[:3]]
+    assert study_tables(scored_of("glue", none)) == []
+    assert study_tables(scored_of("ablation", [])) == []
+
+
+def test_the_ablation_table_is_what_is_left_and_what_is_lost():
+    _, records = synthetic.ablation()
+    (table,) = study_tables(scored_of("ablation"))
+    spans = [record.extra["spans"] for record in records if record.task == "glue/cola"]
+    found = line_of(table, "CoLA")
+    assert found["all removed"].startswith(f"{100 * statistics.fmean(item['0-11'] for item in spans):.1f}")
+    lost = statistics.fmean(100 * (item["whole"] - item["11-11"]) for item in spans)
+    assert found["lost: costliest single layer"].startswith(f"{lost:.1f}")
+    assert found["all removed, published"] == "69.0"
+    assert found["majority class"] == "69.1"
+
+
+def test_numbers_are_written_with_a_true_minus_and_their_error():
+    assert show(Estimate(-0.25, 0.1, 3), signed=True) == "−0.2 ± 0.1"
+    assert show(Estimate(86.24)) == "86.2"
+    assert show(None) == "–"
+    assert name_task("extra/political-bias") == "political bias"
+
+
+def test_what_was_chosen_is_shown_for_every_row_and_task():
+    table = settings_table(scored_of("glue"))
+    assert line_of(table, "adapters (64)")["RTE"] == "lr 3e-4, size 64"
+    assert line_of(table, "adapters (8–256)")["of"] == "6"

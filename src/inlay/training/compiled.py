@@ -3,8 +3,9 @@
 A cohort's rows are packed into a rung of the ladder (model/rung.py). What is compiled for a block serves all blocks and
 nearly all rungs; whatever the mix of runs, nothing is compiled again within a rung. Small steps are captured as CUDA
 graphs: what they read lies at fixed addresses and is written by two copies. While the GPU works on a step, the host
-lays out the next one. Fine-tuning is a bank of one that goes through its own copy of the weights. `steps.Stepper` is the definition, and takes over wherever a step does not fit: gradients that
-need several passes, heads that read tokens or a mix of layers, batch norm.
+lays out the next one. Fine-tuning is a bank of one that goes through its own copy of the weights. `steps.Stepper` is
+the definition, and takes over wherever a step does not fit: gradients that need several passes, heads that read tokens
+or a mix of layers, batch norm.
 
 Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, L labels, C columns of the optimizer.
 """

@@ -112,6 +112,7 @@ class Bank:
         self._is_repeated = False
         self._texts: dict[tuple[str, ...], list[list[int]]] = {}
         self._views: Views | None = None
+        self._no_views = Views()
         self.num_changes = 0
         """how often a slot changed hands"""
 
@@ -230,8 +231,8 @@ class Bank:
         """
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
-        is_solo = bool(route.segments) and self.is_solo(route.segments[0].slot)
-        views = Views() if is_solo else self.views
+        is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
+        views = self._no_views if is_solo and (route.segments or self.num_slots == 1) else self.views
         device = self.backbone.device
         if launch.is_available(device) and route.tiling is None:
             route = self._tiled(route)
@@ -260,7 +261,7 @@ class Bank:
         """
         slots = [segment.slot for segment in batch.route.segments]
         assert len(slots) == 1 or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
-        weights = self._weights_of(slots[0]) if self.is_solo(slots[0]) else None
+        weights = self.weights_of(slots[0])
         heads = [self.head_of(slot) for slot in slots]
         if heads[0].is_written:
             assert all(head.is_written for head in heads), "answers of a batch are all written, or none"
@@ -331,8 +332,10 @@ class Bank:
         weight, bias = self.stacks["head.hidden.weight"][slot], self.stacks["head.hidden.bias"][slot]
         return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
 
-    def _weights_of(self, slot: int) -> dict[str, Tensor]:
-        """The slot's own weights by the backbone's names."""
+    def weights_of(self, slot: int) -> dict[str, Tensor] | None:
+        """The slot's own weights by the backbone's names; None if it goes through the backbone's."""
+        if not self.is_solo(slot):
+            return None
         if not self.is_trainable:
             return {name.removeprefix(_OWN): tensor for name, tensor in self._own_weights[slot].items()}
         names = [name for name in self._layouts[slot] if name.startswith(_OWN)]

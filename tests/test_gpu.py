@@ -12,6 +12,7 @@ from inlay.model.graphed import GraphedForward
 from inlay.model.heads import WRITTEN, HeadSpec
 from inlay.model.methods import METHODS, UNSUPPORTED
 from inlay.model.route import Row
+from inlay.model.writing import Read
 from inlay.serving import Engine, Request, verify
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
@@ -164,6 +165,17 @@ def test_texts_are_written_on_the_gpu_as_on_the_cpu(backbone_folder, backbone_of
             bank.put(slot, SlotSpec(bank.specs[slot].method, head), bank.read(slot))
         found.append([text.tolist() for text in infer(bank, mixed_rows())])
     assert found[0] == found[1]
+
+
+def test_a_bf16_backbone_scores_words_in_float32(backbone_folder):
+    gpu = load_backbone(str(backbone_folder("mt5")), device="cuda")
+    ids = torch.tensor([[5, 9, 11, 1]], device="cuda")
+    with torch.no_grad():
+        read = Read(gpu.model.encoder(input_ids=ids).last_hidden_state, torch.ones_like(ids))
+        states = gpu.model.decoder(input_ids=ids, encoder_hidden_states=read.states_BTD).last_hidden_state
+        logits, _ = gpu.write(read, ids)
+    assert (states.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(logits, states.float() @ gpu.model.lm_head.weight.float().T, atol=1e-2, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["bert", "mt5"])

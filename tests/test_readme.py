@@ -94,7 +94,7 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert re.search(r"^test +accuracy [01]\.\d+", printed["quickstart", "train"], re.MULTILINE)
     assert re.findall(r"^(?:spam|ham) ", printed["quickstart", "predict"], re.MULTILINE)
 
-    tour, more = [block for block in blocks(README, "sh") if "inlay" in block]
+    tour, more, studies = [block for block in blocks(README, "sh") if "inlay" in block]
     for words, content in read_commands(tour):
         if words[0] == "cat":
             (elsewhere / words[1]).write_text(content)
@@ -118,6 +118,11 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert "houlsby2019" in printed["more", "presets"]
     assert "sms-spam" in printed["more", "suggest"]
     assert (elsewhere / "graph" / "model.onnx").is_file()
+
+    found = [run(words) for words, _ in read_commands(studies)]
+    assert all(name in found[0] for name in ("glue", "tradeoff", "stream"))
+    assert "report.html" in found[1]
+    assert len(found) == 3
 
 
 def test_python_example_runs_and_is_the_shipped_script(elsewhere, tiny_bert, monkeypatch, capsys):

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from conftest import WRITING
 from inlay.config import MethodConfig
-from inlay.model.attention import attend, spread_bias
+from inlay.model import attention
+from inlay.model.attention import attend, attend_first, spread_bias
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Pack, Row, collate, pack
@@ -20,7 +22,8 @@ HEADS, CHANNELS = 3, 8
 
 def draw(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(sum(LENGTHS), HEADS, CHANNELS, generator=generator, requires_grad=True) for _ in range(3)]
+    shape = (sum(LENGTHS), HEADS, CHANNELS)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3)]
 
 
 def plain(q, k, v, bias_HW=None):
@@ -43,23 +46,57 @@ def plain(q, k, v, bias_HW=None):
 
 
 @pytest.mark.parametrize("is_biased", [False, True])
-@pytest.mark.parametrize("path", ["in place", "padded"])
-def test_every_row_attends_to_itself_alone(is_biased, path):
-    from inlay.model import attention
-
-    how = attend if path == "in place" else attention._attend_padded
-    more = {} if path == "in place" else {"dropout": 0.0}
-    bias = torch.randn(HEADS, 31, generator=torch.Generator().manual_seed(9)) if is_biased else None
+@pytest.mark.parametrize("path", ["weights kept", "in place", "padded"])
+def test_every_row_attends_to_itself_alone(is_biased, path, monkeypatch):
+    monkeypatch.setattr(attention, "MOST_KEPT", max(LENGTHS) - (path == "in place"))
+    how = attention._attend_padded if path == "padded" else attend
+    more = {"dropout": 0.0} if path == "padded" else {}
+    generator = torch.Generator().manual_seed(9)
+    bias = torch.randn(HEADS, 31, dtype=torch.float64, generator=generator) if is_biased else None
     ours, reference = draw(), draw()
     packed = Pack(LENGTHS, torch.device("cpu"))
     out = how(*ours, packed, scaling=CHANNELS**-0.5, bias_HW=bias, **more)
     expected = plain(*reference, bias)
     torch.testing.assert_close(out, expected)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    weights = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     (out * weights).sum().backward()
     (expected * weights).sum().backward()
     for mine, theirs in zip(ours, reference, strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_first_tokens_attend_as_they_do_beside_the_others(is_biased):
+    generator = torch.Generator().manual_seed(9)
+    bias = torch.randn(HEADS, 31, dtype=torch.float64, generator=generator) if is_biased else None
+    packed = Pack(LENGTHS, torch.device("cpu"))
+    (q, *ours), reference = draw(), draw()
+    first_B = q.detach()[packed.starts_B].requires_grad_()
+    out = attend_first(first_B, *ours, packed, scaling=CHANNELS**-0.5, bias_HW=bias)
+    expected = plain(*reference, bias)[packed.starts_B]
+    torch.testing.assert_close(out, expected)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(first_B.grad, reference[0].grad[packed.starts_B])
+    for mine, theirs in zip(ours, reference[1:], strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_weights_are_kept_only_where_gradients_are_computed_and_rows_are_short(monkeypatch):
+    kept = []
+    products = attention._Products.apply
+    monkeypatch.setattr(attention._Products, "apply", lambda *inputs: kept.append(inputs) or products(*inputs))
+    q, k, v = draw()
+    packed = Pack(LENGTHS, torch.device("cpu"))
+    attend(q.detach(), k.detach(), v.detach(), packed, scaling=1.0)
+    with torch.no_grad():
+        attend(q, k, v, packed, scaling=1.0)
+    monkeypatch.setattr(attention, "MOST_KEPT", max(LENGTHS) - 1)
+    attend(q, k, v, packed, scaling=1.0)
+    assert not kept
+    monkeypatch.setattr(attention, "MOST_KEPT", max(LENGTHS))
+    attend(q, k, v, packed, scaling=1.0)
+    assert len(kept) == 1
 
 
 def test_attention_dropout_keeps_the_mean_and_is_not_the_same_twice():
@@ -107,3 +144,40 @@ def test_packed_logits_and_gradients_equal_padded_ones(backbone_of, family):
         results.append((back, flat.take_grads()))
     torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(results[1][1], results[0][1], atol=1e-4, rtol=1e-4)
+
+
+METHODS = (
+    MethodConfig("houlsby", 8),
+    MethodConfig("pfeiffer", 8),
+    MethodConfig("parallel", 8),
+    MethodConfig("lora", 8),
+    MethodConfig("ia3"),
+    MethodConfig("bitfit"),
+)
+
+
+@pytest.mark.parametrize("family", [family for family in PACKED if family not in WRITING])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_last_block_of_first_tokens_alone_gives_heads_and_gradients_the_same(backbone_of, family, method):
+    backbone = backbone_of(family)
+    rows = [Row([5 + (i * n) % 40 for i in range(n)], slot) for n, slot in ((3, 1), (20, 0), (1, 0), (17, 1), (17, 1))]
+    results = []
+    for is_narrow in (False, True):
+        bank = Bank(backbone, 2, trainable=True)
+        for slot in range(2):
+            bank.initialise(slot, SlotSpec(method, HeadSpec("classify", 3, "cls")), slot)
+        flat = bank.flatten()
+        # Some methods begin at zero, where half of the gradients are.
+        noise = torch.randn(flat.values_SP.shape, generator=torch.Generator().manual_seed(3))
+        flat.values_SP.add_(noise, alpha=0.1)
+        batch = pack(rows, backbone.first_position)
+        batch = batch.narrowed() if is_narrow else batch
+        with bank.routed(batch.route):
+            hidden = backbone.hidden(batch)
+            logits = torch.cat(bank.logits(batch))
+            logits.square().sum().backward()
+        assert hidden.shape[1] == (len(rows) if is_narrow else sum(len(row.ids) for row in rows))
+        results.append((logits, flat.take_grads()))
+    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(results[1][1], results[0][1], atol=1e-4, rtol=1e-4)
+    assert results[0][1].abs().max() > 1e-3

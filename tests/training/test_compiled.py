@@ -119,3 +119,22 @@ def test_nothing_is_compiled_again_for_a_run_that_enters_a_freed_slot(backbone_o
         found.append(cohort.flat.values_SP.clone())
     torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-3)
     assert counts[0] == counts[1]  # though the newcomer has a head of another kind
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+@pytest.mark.parametrize("method", ["full", "top"])
+def test_fine_tuning_compiled_equals_the_definition(backbone_of, toy_task, compilations, family, method):
+    """mpnet's position bias is trained too, which the fused attention could not."""
+    backbone = backbone_of(family)
+    config = RunConfig(
+        method=MethodConfig(name=method, layers="-2:" if method == "top" else "all"),
+        train=TrainConfig(**QUIET | {"lr": 1e-4, "pooling": "mean"}),
+    )
+    run = make_run(toy_task("two", num_labels=2, num_rows=22), config, backbone)
+    ours, plain = Cohort([run], backbone, SETTINGS), Cohort([run], backbone, SETTINGS)
+    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    assert isinstance(ours.stepper, compiled.CompiledStepper)
+    losses = take(ours, 2), take(plain, 2)
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.flat.values_SP, plain.flat.values_SP, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.optimizer.first_SP, plain.optimizer.first_SP, atol=1e-5, rtol=1e-3)

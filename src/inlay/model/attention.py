@@ -5,9 +5,11 @@ position bias of their own to the scores, get their self-attention and bias repl
 never as a matrix for the whole pack. While no packed batch is routed, both are exactly what transformers does.
 
 On a CPU neighbouring rows of one length go through one product as they lie, which was the fastest of per-row, blocked
-and padded attention there (bench/attention.py). Where attention has dropout, rows are padded for this product alone.
+and padded attention there (bench/attention.py). Training keeps the weights of rows that are not long, and computes with
+plain products: torch's fused attention is made for long rows. Where attention has dropout, rows are padded for this
+product alone.
 
-Shape letters: N packed tokens, B rows, T tokens of a padded row, H heads, C channels of a head, W distances.
+Shape letters: N packed tokens, B rows, T tokens of a padded row, M = B·T, H heads, C channels of a head, W distances.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.route import Pack
+from inlay.model.route import Pack, Tiling
 
 IMPLEMENTATION = "inlay"
 """The name under which transformers finds packed attention."""
+MOST_KEPT = 128
+"""Tokens of a row at most whose attention weights are kept for the backward pass: they take memory by the square."""
 
 
 def attend(
@@ -34,6 +38,10 @@ def attend(
     """Each row's attention to itself [N, H, C]. `bias_HW` is added to the scores by distance, key minus query."""
     if dropout or q_NHC.device.type != "cpu":
         return _attend_padded(q_NHC, k_NHC, v_NHC, pack, scaling=scaling, dropout=dropout, bias_HW=bias_HW)
+    has_grad = q_NHC.requires_grad and torch.is_grad_enabled() and not (bias_HW is not None and bias_HW.requires_grad)
+    if has_grad and max(pack.lengths) <= MOST_KEPT:
+        attended: Tensor = _Products.apply(q_NHC, k_NHC, v_NHC, pack.lengths, pack.lengths, scaling, bias_HW)
+        return attended
     sizes = [count * length for count, length in pack.runs_of_equal_length]
     pieces = []
     parts = zip(q_NHC.split(sizes), k_NHC.split(sizes), v_NHC.split(sizes), pack.runs_of_equal_length, strict=True)
@@ -46,6 +54,55 @@ def attend(
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
+def attend_first(
+    q_BHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, pack: Pack, *, scaling: float, bias_HW: Tensor | None = None
+) -> Tensor:
+    """The attention of each row's first token [B, H, C] to the row; the bias gets no gradient."""
+    attended: Tensor = _Products.apply(q_BHC, k_NHC, v_NHC, (1,) * len(q_BHC), pack.lengths, scaling, bias_HW)
+    return attended
+
+
+class _Products(torch.autograd.Function):
+    """softmax(scaling·q·kᵀ + bias)·v of each row, and its gradients, as products over heads; the bias gets none.
+
+    A row may have fewer queries than keys: those of its first tokens.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        q_NHC, k_NHC, v_NHC, num_queries, lengths, scaling, bias_HW = inputs
+        qkv_HNC = [x.transpose(0, 1).contiguous() for x in (q_NHC * scaling, k_NHC, v_NHC)]
+        sizes = (num_queries, lengths, lengths)
+        weights, pieces = [], []
+        for q, k, v in zip(*(x.split(size, 1) for x, size in zip(qkv_HNC, sizes, strict=True)), strict=True):
+            scores = torch.bmm(q, k.transpose(1, 2))
+            if bias_HW is not None:
+                scores += spread_bias(bias_HW, k.shape[1])[:, : q.shape[1]]
+            weights.append(torch.softmax(scores, -1))
+            pieces.append(torch.bmm(weights[-1], v).transpose(0, 1))
+        ctx.sizes, ctx.scaling = (*sizes, num_queries), scaling
+        ctx.save_for_backward(*qkv_HNC, *weights)
+        return torch.cat(pieces)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q_HNC, k_HNC, v_HNC, *weights_of = ctx.saved_tensors
+        all_HNC = (q_HNC, k_HNC, v_HNC, grads[0].transpose(0, 1).contiguous())
+        parts = (x.split(size, 1) for x, size in zip(all_HNC, ctx.sizes, strict=True))
+        pieces = []
+        for q, k, v, grad, weights in zip(*parts, weights_of, strict=True):
+            by_weights = torch.bmm(grad, v.transpose(1, 2))
+            by_scores = torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
+            row = (
+                torch.bmm(by_scores, k),
+                torch.bmm(by_scores.transpose(1, 2), q),
+                torch.bmm(weights.transpose(1, 2), grad),
+            )
+            pieces.append([x.transpose(0, 1) for x in row])
+        by_q, by_k, by_v = (torch.cat(column) for column in zip(*pieces, strict=True))
+        return by_q.mul_(ctx.scaling), by_k, by_v, None, None, None, None
+
+
 def _attend_padded(
     q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, pack: Pack, *, scaling: float, dropout: float, bias_HW: Tensor | None
 ) -> Tensor:
@@ -56,6 +113,26 @@ def _attend_padded(
     q, k, v = (x[pack.places_BT].transpose(1, 2) for x in (q_NHC, k_NHC, v_NHC))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
     return out.transpose(1, 2)[pack.is_real_BT]
+
+
+def attend_any_mix(
+    q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, tiling: Tiling, *, scaling: float, bias_HW: Tensor,
+    dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """As `attend`, by tensors alone: rows are padded to the longest that may come, for this product only."""
+    assert tiling.rows_N is not None
+    places_T = torch.arange(tiling.max_length, device=q_NHC.device)
+    tokens_BT = tiling.starts_B.unsqueeze(1) + places_T
+    # A row without tokens is never read, but what it gives must be a number.
+    is_key_BT = (tokens_BT < tiling.stops_B.unsqueeze(1)) | (places_T == 0)
+    tokens_BT = tokens_BT.clamp(max=q_NHC.shape[0] - 1)
+    starts_N = tiling.starts_B.index_select(0, tiling.rows_N)
+    homes_N = tiling.rows_N * tiling.max_length + torch.arange(q_NHC.shape[0], device=q_NHC.device) - starts_N
+    mask = torch.where(is_key_BT[:, None, None, :], spread_bias(bias_HW, tiling.max_length), -torch.inf)
+    tokens_M = tokens_BT.flatten()
+    q, k, v = (x.index_select(0, tokens_M).unflatten(0, tokens_BT.shape).transpose(1, 2) for x in (q_NHC, k_NHC, v_NHC))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype), dropout_p=dropout, scale=scaling)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, homes_N)
 
 
 def spread_bias(bias_HW: Tensor, length: int) -> Tensor:

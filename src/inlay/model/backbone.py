@@ -57,6 +57,7 @@ class Backbone:
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         self.packs = family.packing != "none"
         self._blocks = [model.get_submodule(path) for path in self.anatomy.blocks]
+        self._compiled: dict[str | Callable[..., Any], list[Callable[..., Any]]] = {}
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
         }
@@ -228,7 +229,9 @@ class Backbone:
         first_B1D = hidden_ND[pack.starts_B].unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
 
-    def pool_rung(self, hidden_ND: Tensor, rung: Rung, pooling: str) -> Tensor:
+    def pool_rung(
+        self, hidden_ND: Tensor, rung: Rung, pooling: str, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """One vector for every row of a rung, those of padding and the empty ones included."""
         starts_B, stops_B = rung.parts["starts"], rung.parts["stops"]
         if pooling == "mean":
@@ -237,7 +240,7 @@ class Backbone:
             sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
             return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
         first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
-        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, None)
+        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
 
     @contextmanager
     def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
@@ -250,9 +253,13 @@ class Backbone:
         root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inlay" / "compiled"))
         blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
+        if backend not in self._compiled:
+            self._compiled[backend] = [
+                torch.compile(block._call_impl, backend=backend, fullgraph=True) for block in blocks
+            ]
         try:
-            for block in blocks:
-                block._compiled_call_impl = torch.compile(block._call_impl, backend=backend, fullgraph=True)
+            for block, call in zip(blocks, self._compiled[backend], strict=True):
+                block._compiled_call_impl = call
             # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers that
             # a route brings (its longest row) may change as its shapes do.
             with (

@@ -141,6 +141,7 @@ class Bank:
         self._molds: dict[tuple[Gated, ...], Molds] = {}
         self._texts: dict[tuple[str, ...], list[list[int]]] = {}
         self._views: Views | None = None
+        self._no_views = Views()  # of a slot with its own weights
         self.num_changes = 0
         """how often a slot changed hands"""
 
@@ -288,12 +289,13 @@ class Bank:
         """
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
-        is_solo = bool(route.segments) and self.is_solo(route.segments[0].slot)
+        is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
+        is_solo = is_solo and bool(route.segments or self.num_slots == 1)
         device = self.backbone.device
         if self._expander is not None and not is_solo:
             views, route = self._expand(self._expander, route)
         else:
-            views = Views(pals=self.views.pals) if is_solo else self.views
+            views = self._beside_own_weights() if is_solo else self.views
         if launch.is_available(device) and route.tiling is None:
             num_slots = views.num_slots or self.num_slots
             route = self._tiled(route, num_slots)
@@ -309,6 +311,12 @@ class Bank:
             yield
         operations.settle()
 
+    def _beside_own_weights(self) -> Views:
+        """What slots with their own weights have besides: the same object while the views are the same."""
+        if self._no_views.pals is not self.views.pals and self.views.pals:
+            self._no_views = Views(pals=self.views.pals)
+        return self._no_views
+
     def _tiled(self, route: Route, num_slots: int) -> Route:
         width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
         return route.tiled(num_slots, width, self.backbone.device)
@@ -323,7 +331,7 @@ class Bank:
         slots = [segment.slot for segment in batch.route.segments]
         is_one_run = len({self.run_of(slot) for slot in slots}) == 1
         assert is_one_run or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
-        weights = self._weights_of(slots[0]) if self.is_solo(slots[0]) else None
+        weights = self.weights_of(slots[0])
         heads = [self.head_of(slot) for slot in slots]
         if heads[0].is_written:
             assert all(head.is_written for head in heads), "answers of a batch are all written, or none"
@@ -394,8 +402,10 @@ class Bank:
         weight, bias = self.stacks["head.hidden.weight"][slot], self.stacks["head.hidden.bias"][slot]
         return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
 
-    def _weights_of(self, slot: int) -> dict[str, Tensor]:
-        """The slot's own weights by the backbone's names."""
+    def weights_of(self, slot: int) -> dict[str, Tensor] | None:
+        """The slot's own weights by the backbone's names; None if it goes through the backbone's."""
+        if not self.is_solo(slot):
+            return None
         if not self.is_trainable:
             return {name.removeprefix(_OWN): tensor for name, tensor in self._own_weights[slot].items()}
         names = [name for name in self._layouts[slot] if name.startswith(_OWN)]

@@ -79,8 +79,8 @@ def renumber(route: Route, slots: Sequence[int]) -> Route:
     segments = tuple(Segment(places[slot], start, stop) for slot, start, stop in route.segments)
     if segments == route.segments:
         return route
-    decoder = None if route.decoder is None else renumber(route.decoder, slots)
-    return replace(route, segments=segments, decoder=decoder)
+    decoder, wide = (other and renumber(other, slots) for other in (route.decoder, route.wide))
+    return replace(route, segments=segments, decoder=decoder, wide=wide)
 
 
 def _repeat(stack_G: Tensor, runs: Sequence[int]) -> Tensor:

@@ -68,6 +68,11 @@ class HeadSpec:
         """Whether it reads one vector of a row, not its tokens."""
         return find_head(self.kind).reads == "pooled"
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether it reads nothing but the last states of a row's first token."""
+        return self.reads_rows and self.features == "last" and self.pooling in ("cls", "pooler")
+
 
 @dataclass(frozen=True)
 class Output:

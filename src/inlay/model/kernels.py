@@ -327,9 +327,13 @@ def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options:
     """Each packed row's attention to itself [N, H, C]; options as `attention.attend` has them."""
     bias_HW = options.get("bias_HW")
     assert route.pack is not None
-    if route.tiling is None or (bias_HW is not None and bias_HW.requires_grad):
+    is_bias_trained = (
+        bias_HW is not None and bias_HW.requires_grad
+    )  # by fine-tuning; the fused kernel takes it as given
+    if route.tiling is None or (is_bias_trained and route.tiling.rows_N is None):
         return attention.attend(q_NHC, k_NHC, v_NHC, route.pack, **options)
-    return tiled.attend(q_NHC, k_NHC, v_NHC, route.tiling, **options)
+    attend = attention.attend_any_mix if is_bias_trained else tiled.attend
+    return attend(q_NHC, k_NHC, v_NHC, route.tiling, **options)
 
 
 def _layer_norm(x: Tensor, scale_D: Tensor, shift_D: Tensor | None, eps: float) -> Tensor:

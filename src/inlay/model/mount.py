@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from inlay.model.attention import replace_biased, replace_bucketed
+from inlay.model.dropout import Dropout
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite, find_family
 
@@ -19,7 +20,7 @@ from inlay.model.sites import Anatomy, LinearSite, find_family
 class SlotOperations(Protocol):
     """What a wrapper asks of the active bank; the route is already bound, and names are those within a block."""
 
-    def at(self, layer: int) -> SlotOperations: ...
+    def at(self, layer: int, *, is_last: bool) -> SlotOperations: ...
 
     @property
     def pack(self) -> Pack | None: ...
@@ -56,7 +57,8 @@ class Mount:
         pass again during backward and needs the route to be there.
         """
         outer = self.active, [block.active for block in self.blocks]
-        self._activate(operations, [operations.at(layer) for layer in range(len(self.blocks))])
+        last = len(self.blocks) - 1
+        self._activate(operations, [operations.at(layer, is_last=layer == last) for layer in range(last + 1)])
         try:
             yield
         finally:
@@ -143,6 +145,9 @@ class BlockWrapper(_Wrapper):
 def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
     """Set wrappers at the sites, norms, linear layers and blocks of `model`; they do nothing until a bank is routed."""
     mounted = Mount(anatomy.num_layers)
+    for path, module in list(model.named_modules()):
+        if type(module) is nn.Dropout:
+            model.set_submodule(path, Dropout(module.p).train(module.training))
     # Linear layers first: a wrapped one may lie inside a site, or be one (DistilBERT's attention).
     for path in dict.fromkeys(linear.path for linear in anatomy.linears):
         parts = tuple(linear for linear in anatomy.linears if linear.path == path)

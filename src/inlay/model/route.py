@@ -124,6 +124,8 @@ class Tiling:
     """where each packed row begins and ends; empty if rows are padded"""
     max_length: int
     """the longest a packed row may be"""
+    rows_N: Tensor | None = None
+    """the row of every token, in a pass that is made for any mix of rows"""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ class Route:
     """the same as tensors, where operations take all slots at once"""
     decoder: Route | None = field(default=None, compare=False)
     """that of what is written in answer, where it lies otherwise than what is read"""
+    wide: Route | None = field(default=None, compare=False)
+    """where this is the route of first tokens alone, that of all: every block but the last follows it"""
 
     def tiled(self, num_slots: int, tokens_per_item: int, device: torch.device) -> Route:
         """The route with a tiling for a bank of so many slots; a padded row is an item of several tokens."""
@@ -224,6 +228,12 @@ class Batch:
     @property
     def prefix(self) -> Prefix | None:
         return self.route.prefix
+
+    def narrowed(self) -> Batch:
+        """A packed batch for heads that read first tokens alone: the last block computes no others, one for a row."""
+        assert self.pack is not None
+        firsts = Pack((1,) * self.num_rows, self.pack.device)
+        return replace(self, route=Route(self.rows, pack=firsts, prefix=self.prefix, wide=self.route))
 
 
 def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu") -> Batch:

@@ -100,7 +100,7 @@ class Rung:
         tiles = Tiles(
             p["tile_slots"], p["tile_starts"], p["tile_stops"], p["begins"], p["ends"], tile=self.capacity.tile
         )
-        tiling = Tiling(tiles, p["slots"], p["starts"], p["stops"], self.capacity.max_length)
+        tiling = Tiling(tiles, p["slots"], p["starts"], p["stops"], self.capacity.max_length, p["rows"])
         return Route((), pack=Pack((), self._device), tiling=tiling)
 
     @cached_property

@@ -8,10 +8,12 @@ decide: an output layer that they have and that is not the embedding is one of i
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inlay.errors import StoreDamaged
@@ -38,9 +40,15 @@ def settle_embeddings(model: Any, folder: Path) -> None:
     model.encoder.embed_tokens.weight = model.decoder.embed_tokens.weight = model.shared.weight
     is_own = output is not None and not torch.equal(output, inputs[0])
     model.lm_head.weight = _like(model.shared.weight, output) if is_own and output is not None else model.shared.weight
+    model.lm_head.forward = types.MethodType(_write_in_float32, model.lm_head)
     # Where output and embedding were trained as one, what is written is scaled first. Older versions read it off the
     # second of these settings, newer ones off the first.
     model.config.scale_decoder_outputs = model.config.tie_word_embeddings = _is_scaled(folder)
+
+
+def _write_in_float32(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The output layer, as precise as other heads: rounded to bf16, many words of a vocabulary would score alike."""
+    return F.linear(x.float(), layer.weight.float())
 
 
 def _is_scaled(folder: Path) -> bool:

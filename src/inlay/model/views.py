@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from inlay.config import MethodConfig
 from inlay.model import kernels, tiled
+from inlay.model.attention import attend_first
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
 from inlay.model.tensors import ATTENTION_LINEARS, PAL_PARTS, adapted_linears, adapter_groups, scales_input
@@ -260,7 +261,8 @@ class RoutedBank:
 
         Blocks beyond the first `num_readers` are a decoder's, whose tokens have a route of their own.
         """
-        self._views, self._route, self._is_training, self._seeds = views, route, is_training, seeds
+        self._views, self._is_training, self._seeds = views, is_training, seeds
+        self._route, self._firsts = route.wide or route, None if route.wide is None else route
         self._num_readers = num_readers
         self._seed: Tensor | None = None
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
@@ -270,20 +272,27 @@ class RoutedBank:
         self._attended: Tensor | None = None  # what this block's attention gives, where it was known before
         self._entered: Tensor | None = None  # what this block reads, where something stands beside it
 
-    def at(self, layer: int) -> RoutedBank:
+    def at(self, layer: int, *, is_last: bool = False) -> RoutedBank:
         """The same for the wrappers of one block."""
-        block = self._block(self._views.at(layer))
+        views = self._views.at(layer)
+        firsts = self._firsts if is_last else None
+        block = self._block(views) if firsts is None else _FirstTokens(views, firsts, is_training=self._is_training)
         block._seed = None if self._seeds is None else self._seeds[layer : layer + 1]
         block._layer = layer
         if self._num_readers is not None and layer >= self._num_readers and self._route.decoder is not None:
             block._route = self._route.decoder
         if self._route.prefix is not None and self._route.prefix.reach.layer == layer:
-            block._attended = self._route.prefix.attended
+            attended = self._route.prefix.attended
+            block._attended = None if attended is None else block._pick(attended)
         self._blocks.append(block)
         return block
 
     def _block(self, views: Views) -> RoutedBank:
         return RoutedBank(views, self._route, is_training=self._is_training)
+
+    def _pick(self, states: Tensor) -> Tensor:
+        """What this block computes of the states of all tokens."""
+        return states
 
     @property
     def pack(self) -> Pack | None:
@@ -335,9 +344,7 @@ class RoutedBank:
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
         """A linear layer with each slot's update, bias and factor."""
-        for part in parts:
-            if part.reads is not None and part.reads in self._views.parallel:
-                self._inputs[part.reads] = x
+        self._note(parts, x)
         if self._attended is not None and parts[0].name in ATTENTION_LINEARS:
             return self._attended if parts[0].name == "project" else x  # of the others nothing is read
         views = [self._views.linears.get(part.name) for part in parts]
@@ -352,6 +359,12 @@ class RoutedBank:
             for part, view in zip(parts, views, strict=True)
         ]
         return pieces[0] if len(parts) == 1 else torch.cat(pieces, -1)
+
+    def _note(self, parts: tuple[LinearSite, ...], x: Tensor) -> None:
+        """Keep what a sublayer reads for the adapter beside it."""
+        for part in parts:
+            if part.reads is not None and part.reads in self._views.parallel:
+                self._inputs[part.reads] = x
 
     def settle(self) -> None:
         """Move the running statistics by what batch norm saw since the route was bound."""
@@ -422,3 +435,44 @@ class RoutedBank:
 
     def _unlay(self, x: Tensor) -> Tensor:
         return x if self._route.pack is None else x.unsqueeze(0)
+
+
+class _FirstTokens(RoutedBank):
+    """The last block of a pass whose heads read first tokens alone: keys and values of all tokens, the rest of those.
+
+    What keys and values are computed of is what the block reads, as in every family that is packed.
+    """
+
+    def __init__(self, views: Views, firsts: Route, *, is_training: bool) -> None:
+        assert firsts.wide is not None
+        assert firsts.wide.pack is not None
+        super().__init__(views, replace(firsts, wide=None), is_training=is_training)
+        self._whole, self._rows = RoutedBank(views, firsts.wide, is_training=is_training), firsts.wide.pack
+        self._read: Tensor | None = None
+        self._kept: dict[str, Tensor] = {}
+
+    def enter(self, hidden: Tensor) -> Tensor | None:
+        self._read = super().enter(hidden)
+        return None if self._read is None else self._pick(self._read)
+
+    def _pick(self, states: Tensor) -> Tensor:
+        return states.index_select(1, self._rows.starts_B)
+
+    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
+        name = parts[0].name
+        if self._attended is not None or name not in ("key", "value"):
+            return super().transform(parts, inner, x)
+        assert self._read is not None
+        self._note(parts, x)
+        self._kept[name] = self._whole.transform(parts, inner, self._read)
+        return x  # as long as the attention module expects; what it makes of it is not used
+
+    def project(self, h: Tensor, weights: kernels.Projected) -> Tensor:
+        return self._pick(self._whole.project(h, weights))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        if self._attended is not None:
+            return super().attend(q, k, v, **options)
+        assert not options.pop("dropout", 0.0), "attention with dropout is computed whole"
+        k, v = (self._kept.pop(name).view(-1, *q.shape[1:]) for name in ("key", "value"))
+        return attend_first(q, k, v, self._rows, **options)

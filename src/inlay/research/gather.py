@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from inlay.config import read_tree
 from inlay.research.published import Published, read_published
 from inlay.research.records import read_study as read_results
 from inlay.research.report import Chapter, group_records, make_report, write_report
@@ -25,16 +26,22 @@ def draw_report(paths: Sequence[Path], results: Path) -> Path:
 
 
 def gather_chapter(path: Path, results: Path) -> Chapter:
-    """A study's file and its records, each group of which is held against the study as its profile has it."""
+    """A study's file and its records, each group of which is held against the study as its profile has it.
+
+    A study of one's own may have no profile `paper`: it is then its own first one, and differs from nothing.
+    """
     records = read_results(results, path.stem)
-    paper = read_study(path, "paper")
+    profiles = read_tree(path).get("profiles", {})
+    paper = read_study(path, "paper" if "paper" in profiles else next(iter(profiles), "paper"))
     variants = {group: read_study(path, group[1], group[0]) for group in group_records(records)}
     return Chapter(
         study=paper,
         records=records,
         published=_find_published(path, paper.published),
         variants=variants,
-        differences={group: list_differences(study, paper) for group, study in variants.items()},
+        differences={
+            group: list_differences(study, paper) if "paper" in profiles else [] for group, study in variants.items()
+        },
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,8 +146,9 @@ def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def study_folders() -> list[Path]:
-    """Where studies are looked for: `./studies`, then those of the checkout Inlay runs from."""
-    return [Path("studies"), Path(__file__).parents[3] / "studies"]
+    """Where studies are looked for: `./studies`, then those of the checkout Inlay runs from or came installed with."""
+    installed = Path(sysconfig.get_path("data")) / "share" / "inlay" / "studies"
+    return [Path("studies"), Path(__file__).parents[3] / "studies", installed]
 
 
 def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:

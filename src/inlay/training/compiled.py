@@ -1,10 +1,11 @@
 """Compiled steps for GPUs: forward, backward, clipping and Adam of a whole cohort as one program of fixed shapes.
 
-A cohort's rows are packed into a rung of the ladder (model/rung.py). A block of the backbone is compiled once and
-serves all blocks; whatever the mix of runs, nothing is compiled again within a rung. Small steps are captured as CUDA
+A cohort's rows are packed into a rung of the ladder (model/rung.py). What is compiled for a block serves all blocks and
+nearly all rungs; whatever the mix of runs, nothing is compiled again within a rung. Small steps are captured as CUDA
 graphs: what they read lies at fixed addresses and is written by two copies. While the GPU works on a step, the host
-lays out the next one. `steps.Stepper` is the definition, and takes over wherever a step does not fit: gradients that
-need several passes, heads that read tokens or a mix of layers, batch norm.
+lays out the next one. Fine-tuning is a bank of one that goes through its own copy of the weights. `steps.Stepper` is
+the definition, and takes over wherever a step does not fit: gradients that need several passes, heads that read tokens
+or a mix of layers, batch norm.
 
 Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, L labels, C columns of the optimizer.
 """
@@ -44,7 +45,6 @@ def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     return (
         launch.is_available(bank.backbone.device)
         and bank.backbone.packs
-        and not members[0].run.spec.is_solo
         and method.inner_norm != "batch"
         and not heads[0].is_written
         and all(head.kind in KINDS and head.features == "last" and head.hidden == "none" for head in heads)
@@ -221,8 +221,9 @@ class CompiledStepper(Stepper):
         if program.graph is not None and program.views is views:
             program.graph.replay()
             return
-        num_tokens = program.rung.capacity.num_tokens
-        is_captured = self._bank.backbone.device.type == "cuda" and num_tokens <= MOST_GRAPHED
+        num_tokens, is_cuda = program.rung.capacity.num_tokens, self._bank.backbone.device.type == "cuda"
+        # Fine-tuning adds up the gradients of embeddings by sorting, which may wait for the device.
+        is_captured = is_cuda and num_tokens <= MOST_GRAPHED and not self._bank.is_solo(0)
         with self._bank.backbone.compiled(BACKEND):
             if program.views is not views:
                 self.on_compile(f"compiling steps of up to {num_tokens:,} tokens")
@@ -265,8 +266,9 @@ class CompiledStepper(Stepper):
     def _losses(self, program: Program) -> Tensor:
         rung, stacks = program.rung, self._bank.stacks
         rows_S = rung.parts["row_slots"]
-        hidden_ND = self._bank.backbone.hidden(program.batch).squeeze(0)
-        pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling).float()
+        weights = self._bank.weights_of(0)  # a run that trains the backbone's own is alone
+        hidden_ND = self._bank.backbone.hidden_layers(program.batch, weights)[-1].squeeze(0)
+        pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling, weights).float()
         rate_B1 = program.dropout_S[rows_S].unsqueeze(1)
         pooled_BD = pooled_BD * (torch.rand_like(pooled_BD) >= rate_B1) / (1 - rate_B1)
         weight_SDL = stacks["head.weight"].transpose(1, 2)

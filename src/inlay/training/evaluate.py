@@ -97,10 +97,11 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
     """The verdict of the dev rows, from the logits of their windows."""
     split, head = run.task.dev, run.spec.head
     outputs = _collect(split, encoded, logits)
-    fitted = _fit_head(head, outputs, split, encoded)
+    decisions = _decisions(head.kind, outputs, split, encoded)
+    fitted = _fit_head(head, outputs, split, decisions)
     calibrated = dataclasses.replace(head, **fitted)
     scores = _score(run.task.kind, run.task.labels, outputs, split, calibrated)
-    scores |= _score_calibration(head, calibrated, _decisions(head.kind, outputs, split, encoded))
+    scores |= _score_calibration(head, calibrated, decisions)
     if head.kind == "text":  # what was written is right or wrong: there are no logits to be surer by
         return Verdict(scores, 1.0 - scores["exact_match"], fitted)
     return Verdict(scores, _mean_loss(head, Targets(split, encoded, head), logits), fitted)
@@ -114,10 +115,12 @@ def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> fl
     return float((torch.cat(losses) * targets.weights).sum() / targets.weights.sum().clamp(min=1))
 
 
-def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: Encoded) -> dict[str, Any]:
+Decisions = tuple[np.ndarray, np.ndarray]
+
+
+def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions: Decisions | None) -> dict[str, Any]:
     """What of a head is fitted on dev rows: its temperature where it has probabilities, its margin of silence."""
     fitted: dict[str, Any] = {}
-    decisions = _decisions(head.kind, outputs, split, encoded)
     if decisions is not None:
         fitted["temperature"] = fit_temperature(*decisions)
     if head.null_threshold is not None:
@@ -129,9 +132,6 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: 
     return fitted
 
 
-Decisions = tuple[np.ndarray, np.ndarray]
-
-
 def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Encoded) -> Decisions | None:
     """The logits and targets of every decision that has a probability; None for kinds that have none."""
     assert split.targets is not None
@@ -139,7 +139,7 @@ def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Enco
         return None
     aligned = align_targets(kind, encoded, split.targets)
     if aligned is None:
-        return np.stack([output.logits[0].double().numpy() for output in outputs]), split.targets
+        return torch.stack([output.logits[0] for output in outputs]).double().numpy(), split.targets
     targets = np.concatenate(aligned)
     logits = np.concatenate([window.double().numpy() for output in outputs for window in output.logits])
     return logits[targets != IGNORED], targets[targets != IGNORED]

@@ -155,6 +155,7 @@ def measure_token_bytes(cohort: Cohort) -> float:
     with cohort.rehearsing():
         for count in counts:
             stepper = Stepper(cohort.bank, cohort.flat, cohort.optimizer, count * length)
+            stepper.may_narrow = False  # what is on its way is estimated from blocks that are whole
             batches = {member.slot: np.full(count, row)}
             costs.append(_measure(cohort, lambda: stepper.differentiate([member], batches)))  # noqa: B023 - called here
     slope = (costs[1] - costs[0]) / ((counts[1] - counts[0]) * length)

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.model import launch
 from inlay.model.bank import Bank, FlatBank
 from inlay.model.inference import batches_by_length
-from inlay.model.route import Row
+from inlay.model.route import Batch, Row
 from inlay.training.member import Member
 from inlay.training.optimizer import SlotOptimizer
 from inlay.training.parallel import World
@@ -45,6 +46,8 @@ class Stepper:
     ) -> None:
         self._bank, self._flat, self._optimizer, self._world = bank, flat, optimizer, world or World()
         self.token_budget = token_budget
+        self.may_narrow = True
+        """whether the last block leaves out tokens that no head reads"""
         self.on_compile: Callable[[str], None] = lambda what: None
         """hears what is about to be compiled"""
 
@@ -78,8 +81,10 @@ class Stepper:
         rows = [row for member in active for row in member.rows(shares[member.slot])]
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
         losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
+        is_narrow = self._reads_first_tokens(active)
         for chunk in self._chunks(rows):
             batch = backbone.collate([rows[position] for position in chunk])
+            batch = batch.narrowed() if is_narrow and self._has_last_block(batch) else batch
             with self._bank.routed(batch.route):
                 parts = []
                 for segment, logits in zip(batch.rows, self._bank.logits(batch, dropout=rates), strict=True):
@@ -100,6 +105,20 @@ class Stepper:
     def _weighed(self, loss: Tensor, member: Member, batches: Mapping[int, np.ndarray]) -> Tensor:
         """What a task's loss counts in its run: all, where it is the only one."""
         return loss
+
+    def _reads_first_tokens(self, active: Sequence[Member]) -> bool:
+        """Whether the last block may leave out all tokens but the first of each row, and every result stay the same."""
+        backbone, specs = self._bank.backbone, [member.run.spec for member in active]
+        return (
+            self.may_narrow
+            and backbone.packs
+            and not launch.is_available(backbone.device)
+            and all(spec.head.reads_first and not spec.is_solo and spec.method.inner_norm != "batch" for spec in specs)
+            and not any(member.run.config.train.attention_dropout for member in active)
+        )
+
+    def _has_last_block(self, batch: Batch) -> bool:
+        return batch.prefix is None or batch.prefix.reach.layer < self._bank.backbone.anatomy.num_layers
 
     def _chunks(self, rows: Sequence[Row]) -> Iterator[list[int]]:
         """Positions of the rows of each forward pass. Batch norm sees a run's batch whole, whoever trains beside."""

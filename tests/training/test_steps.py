@@ -1,0 +1,67 @@
+"""What a step on a CPU leaves out changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.model.route import Batch
+from inlay.training import make_run
+from inlay.training.cohort import Cohort, CohortSettings
+
+SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
+QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "lr": 3e-3, "epochs": 2}
+
+
+def make_cohort(backbone, task, *, pooling="cls", method=None, **train):
+    method = MethodConfig(**{"size": 8} | (method or {}))
+    config = RunConfig(method=method, train=TrainConfig(**QUIET | train, pooling=pooling))
+    return Cohort([make_run(task, config, backbone)], backbone, SETTINGS)
+
+
+@pytest.fixture
+def narrowed(monkeypatch):
+    """The batches whose last block computes first tokens alone."""
+    found, original = [], Batch.narrowed
+    monkeypatch.setattr(Batch, "narrowed", lambda self: found.append(self) or original(self))
+    return found
+
+
+def differentiate(cohort):
+    torch.manual_seed(0)
+    with cohort.training():
+        return cohort.stepper.differentiate(cohort.active, {0: cohort.members[0].next_batch()})
+
+
+@pytest.mark.parametrize("train", [{}, {"pooling": "pooler"}, {"hidden": "tanh"}, {"method": {"layers": "-1:"}}])
+def test_first_tokens_alone_give_the_losses_and_gradients_of_all(backbone_of, toy_task, narrowed, train):
+    cohort = make_cohort(backbone_of("bert"), toy_task(), **train)
+    narrow = differentiate(cohort)
+    assert len(narrowed) == 1
+    cohort.stepper.may_narrow = False
+    whole = differentiate(cohort)
+    assert len(narrowed) == 1
+    for found, expected in zip(narrow, whole, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"pooling": "mean"},
+        {"features": "mix"},
+        {"attention_dropout": 0.1},
+        {"method": {"inner_norm": "batch"}},
+        {"method": {"name": "full", "size": None}},
+    ],
+    ids=str,
+)
+def test_what_needs_all_tokens_gets_them(backbone_of, toy_task, narrowed, train):
+    differentiate(make_cohort(backbone_of("bert"), toy_task(), **train))
+    assert not narrowed
+
+
+def test_rows_that_are_padded_are_computed_whole(backbone_of, toy_task, narrowed):
+    differentiate(make_cohort(backbone_of("modernbert"), toy_task()))
+    assert not narrowed

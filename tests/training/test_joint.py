@@ -244,3 +244,19 @@ def test_activations_computed_again_change_no_gradient(tiny_bert, toy_task, meth
         take_steps(cohort, 3)
     for name, tensor in kept.members[0].read(kept.bank).items():
         torch.testing.assert_close(computed.members[0].read(computed.bank)[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi"])
+def test_first_tokens_alone_give_the_losses_and_gradients_of_all(tiny_bert, toy_task, method):
+    run = make_joint(tiny_bert, toy_task, method, joint={"batches": "mixed"}, pooling="cls")
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    batches = member.next_batches()
+    parts = [part for part in member.parts if part.slot in batches]
+    found = []
+    for may_narrow in (True, False):
+        cohort.stepper.may_narrow = may_narrow
+        with cohort.training():
+            found.append([*cohort.stepper.differentiate(parts, batches), cohort.shared.bank.take_grads()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)

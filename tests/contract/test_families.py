@@ -139,7 +139,7 @@ def test_fresh_adapter_leaves_the_backbone_unchanged(backbone_of, family, method
             bank = Bank(backbone, 1)
             own = dataclasses.replace(config, init_std=std) if takes_std else config
             bank.initialise(0, SlotSpec(own, HeadSpec("classify", 2, "mean")), seed=0)
-            weights = bank._weights_of(0) if bank.is_solo(0) else None
+            weights = bank.weights_of(0) if bank.is_solo(0) else None
             with bank.routed(batch.route):
                 changed = backbone.hidden_layers(batch, weights)[-1] - plain
             real = batch.mask_BT.bool()

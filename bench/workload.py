@@ -76,7 +76,7 @@ def open_backbone(name: str, folder: Path) -> Path:
     """A folder with the backbone's weights and the dropout rates of all measurements; made once."""
     if name in SHAPES:
         return _make_random(name, folder / name)
-    from inlay.model.backbone import find_folder
+    from inlay.model.folders import find_folder
 
     source = find_folder(name).absolute()
     place = folder / source.name
@@ -146,7 +146,7 @@ def draw_lengths(root: str) -> list[int]:
     """The lengths of real training rows, drawn once and committed."""
     from inlay.config import DataConfig
     from inlay.data import load_task
-    from inlay.model.backbone import find_folder
+    from inlay.model.folders import find_folder
 
     tokenizer, generator, drawn = _load_tokenizer(find_folder("minilm")), np.random.default_rng(0), []
     for name, share in SHARES.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task
+from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task, make_toy_texts
 
 if find_spec("triton") is not None:
     from triton.runtime import interpreter
@@ -53,6 +53,16 @@ def _configs() -> dict[str, Callable[[int], Any]]:
         "type_vocab_size": 0,
         "position_biased_input": False,
     }
+    text_to_text = {
+        "d_model": WIDTH,
+        "d_kv": 6,
+        "d_ff": 48,
+        "num_layers": NUM_LAYERS,
+        "num_heads": 4,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "decoder_start_token_id": 0,
+    }
     modern = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
     return {
         "bert": lambda n: t.BertConfig(**usual(n)),
@@ -68,6 +78,10 @@ def _configs() -> dict[str, Callable[[int], Any]]:
         "modernbert": lambda n: t.ModernBertConfig(
             **usual(n, local_attention=8, global_attn_every_n_layers=2, **modern)
         ),
+        "t5": lambda n: t.T5Config(vocab_size=n, num_decoder_layers=2, feed_forward_proj="relu", **text_to_text),
+        "mt5": lambda n: t.MT5Config(
+            vocab_size=n, num_decoder_layers=3, feed_forward_proj="gated-gelu", **text_to_text
+        ),
     }
 
 
@@ -78,6 +92,8 @@ def make_tokenizer(family: str) -> Any:
 
     # Families that count positions from padding_idx + 1 fix the padding id at 1.
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"] if family in SHIFTED else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    if family in WRITING:
+        special = ["[PAD]", "[SEP]", "[UNK]"]
     pieces = [*special, "[MASK]", *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -85,20 +101,23 @@ def make_tokenizer(family: str) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     has_types = family in ("bert", "electra")
     pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1" if has_types else "[CLS] $A [SEP] $B [SEP]"
-    ends = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=ends)
+    single = "[CLS] $A [SEP]"
+    if family in WRITING:
+        single, pair = "$A [SEP]", "$A [SEP] $B [SEP]"
+    ends = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]") if name in vocabulary]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
     names = ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
+    others = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token="[UNK]",
         pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
         model_input_names=names,
+        **({"eos_token": "[SEP]"} if family in WRITING else others),
     )
 
 
+WRITING = ("t5", "mt5")
 SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 
@@ -111,15 +130,33 @@ def make_folder(family: str, folder: Path, seed: int = 0) -> Path:
     config = _configs()[family](len(tokenizer))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModel.from_config(config)
+        loader = transformers.AutoModelForSeq2SeqLM if family in WRITING else transformers.AutoModel
+        model = loader.from_config(config)
         for name, parameter in model.named_parameters():  # norms away from 1 and 0, so that mixing them up shows
             if parameter.dim() == 1:
                 parameter.data.add_(0.2 * torch.randn(parameter.shape))
-            elif "embedding" not in name.lower():
+            elif "embedding" not in name.lower() and family not in WRITING:
                 parameter.data.mul_(4)  # wider than transformers' init, so that layers are far from the identity
-    model.save_pretrained(folder)
+        model.save_pretrained(folder)
+        if family == "mt5":
+            untie(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def untie(folder: Path) -> None:
+    """Give a text-to-text backbone's folder an output layer of its own, as the official files have it."""
+    import json
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = torch.randn(tensors["shared.weight"].shape)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("scale_decoder_outputs", None)
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
 
 
 @pytest.fixture(scope="session")
@@ -173,6 +210,11 @@ def toy_tags() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def toy_answers() -> Callable[..., Any]:
     return make_toy_answers
+
+
+@pytest.fixture(scope="session")
+def toy_texts() -> Callable[..., Any]:
+    return make_toy_texts
 
 
 TEXTS = (  # of different lengths, in the words the tiny tokenizers know

@@ -9,9 +9,10 @@ from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.bank import SlotSpec
 from inlay.model.graphed import GraphedForward
-from inlay.model.heads import HeadSpec
+from inlay.model.heads import WRITTEN, HeadSpec
 from inlay.model.methods import METHODS, UNSUPPORTED
 from inlay.model.route import Row
+from inlay.model.writing import Read
 from inlay.serving import Engine, Request, verify
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
@@ -22,14 +23,21 @@ from inlay.training.steps import Stepper
 pytestmark = pytest.mark.gpu
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3], [2, *range(8, 40), 3]]
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "epochs": 2, "lr": 3e-3}
-FAMILIES = ["bert", "mpnet", "modernbert", "deberta-v2"]
+FAMILIES = ["bert", "mpnet", "modernbert", "deberta-v2", "t5", "mt5"]
+
+
+def head_of(backbone, num_labels):
+    """A linear head, or one whose label texts are scored."""
+    if not backbone.writes:
+        return HeadSpec("classify", num_labels, "mean")
+    return HeadSpec("classify", num_labels, WRITTEN, texts=("no", "very good", "bad", "so so so")[:num_labels])
 
 
 def fill(backbone, sizes=(8, 16, 3)):
     bank = Bank(backbone, len(sizes))
     for slot, size in enumerate(sizes):
         method = MethodConfig("pfeiffer" if slot == 1 else "houlsby", size, init_std=0.3)
-        bank.initialise(slot, SlotSpec(method, HeadSpec("classify", 2 + slot, "mean")), seed=slot)
+        bank.initialise(slot, SlotSpec(method, head_of(backbone, 2 + slot)), seed=slot)
     return bank
 
 
@@ -63,7 +71,7 @@ def fill_all(backbone):
     for slot, name in enumerate(names):
         is_shared = backbone.anatomy.family == "deberta-v2" and name in ("lora", "ia3")
         method = MethodConfig(name, linears=("value", "contract") if is_shared else ())
-        spec = SlotSpec(method, HeadSpec("classify", 2, "mean"))
+        spec = SlotSpec(method, head_of(backbone, 2))
         bank.initialise(slot, spec, seed=slot)
         noise = torch.Generator().manual_seed(slot)
         tensors = {key: t + 0.05 * torch.randn(t.shape, generator=noise) for key, t in bank.read(slot).items()}
@@ -129,8 +137,50 @@ def test_every_method_learns_in_bf16(backbone_folder, toy_task, tmp_path, kind):
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 
-def test_a_task_is_trained_published_served_and_proved_from_the_gpu(backbone_folder, toy_task, tmp_path):
-    gpu = load_backbone(str(backbone_folder("bert")), device="cuda")
+@pytest.mark.parametrize("kind", [{}, {"name": "mahabadi"}, {"name": "lora"}, {"name": "full"}], ids=str)
+def test_a_cohort_that_writes_steps_on_the_gpu_as_on_the_cpu(backbone_folder, backbone_of, toy_task, toy_texts, kind):
+    gpu = load_backbone(str(backbone_folder("mt5")), device="cuda", dtype=torch.float32)
+    quiet = {name: value for name, value in QUIET.items() if name != "head_dropout"}
+    losses = []
+    for backbone in (backbone_of("mt5"), gpu):
+        config = RunConfig(method=MethodConfig(**kind), train=TrainConfig(**quiet))
+        runs = [make_run(task, config, backbone) for task in (toy_task(), toy_texts())]
+        runs = runs[:1] if runs[0].spec.is_solo else runs
+        cohort = Cohort(runs, backbone, CohortSettings(65536, torch.get_num_threads(), 100))
+        with backbone.training(0.0):
+            for _ in range(5):
+                cohort.step()
+        losses.append(torch.tensor([member.progress.losses for member in cohort.members]))
+    torch.testing.assert_close(losses[1], losses[0], atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_texts_are_written_on_the_gpu_as_on_the_cpu(backbone_folder, backbone_of, num_beams):
+    gpu = load_backbone(str(backbone_folder("mt5")), device="cuda", dtype=torch.float32)
+    found = []
+    for backbone in (backbone_of("mt5"), gpu):
+        bank = fill(backbone)
+        for slot in range(3):
+            head = HeadSpec("text", 0, WRITTEN, beams=num_beams, max_answer=6)
+            bank.put(slot, SlotSpec(bank.specs[slot].method, head), bank.read(slot))
+        found.append([text.tolist() for text in infer(bank, mixed_rows())])
+    assert found[0] == found[1]
+
+
+def test_a_bf16_backbone_scores_words_in_float32(backbone_folder):
+    gpu = load_backbone(str(backbone_folder("mt5")), device="cuda")
+    ids = torch.tensor([[5, 9, 11, 1]], device="cuda")
+    with torch.no_grad():
+        read = Read(gpu.model.encoder(input_ids=ids).last_hidden_state, torch.ones_like(ids))
+        states = gpu.model.decoder(input_ids=ids, encoder_hidden_states=read.states_BTD).last_hidden_state
+        logits, _ = gpu.write(read, ids)
+    assert (states.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(logits, states.float() @ gpu.model.lm_head.weight.float().T, atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["bert", "mt5"])
+def test_a_task_is_trained_published_served_and_proved_from_the_gpu(backbone_folder, toy_task, tmp_path, family):
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda")
     store = Store(tmp_path)
     train = TrainConfig(batch_size=8, max_length=32, epochs=12, lr=1e-2)
     run = make_run(toy_task(num_rows=96), RunConfig(method=MethodConfig(size=8), train=train), gpu)

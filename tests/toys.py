@@ -39,6 +39,23 @@ def make_toy_task(
     return Task(name, kind, labels, metric, train, dev, None, (), digest, digest + "/dev")
 
 
+def make_toy_texts(name: str = "texts", *, num_rows: int = 48, seed: int = 0) -> Any:
+    """A task whose answers are texts: two words, which the group of the text's words decides."""
+    import dataclasses
+
+    import numpy as np
+
+    task = make_toy_task(name, num_rows=num_rows, seed=seed)
+    answers = np.array(["good movie", "bad plot"], dtype=object)
+    sides = {
+        side: dataclasses.replace(getattr(task, side), targets=answers[getattr(task, side).targets])
+        for side in ("train", "dev")
+    }
+    digest = f"toy/text/{num_rows}/{seed}"
+    known = {"kind": "text", "labels": (), "metric": "exact_match", "digest": digest, "dev_digest": f"{digest}/dev"}
+    return dataclasses.replace(task, **known, **sides)
+
+
 def make_toy_tags(name: str = "tags", *, num_rows: int = 48, seed: int = 0) -> Any:
     """A tagging task: some words are places, and two words in a row a person; some are several pieces."""
     import numpy as np

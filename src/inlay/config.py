@@ -26,16 +26,21 @@ from inlay.errors import BadConfig
 T = TypeVar("T")
 
 
-def setting(default: Any, text: str, choices: Iterable[str] = ()) -> Any:
-    """A config field with the line `--help` prints for it, and the values it may take."""
-    return field(default=default, metadata={"help": text, "choices": tuple(choices)})
+def setting(default: Any, text: str, choices: Iterable[str] = (), *, is_later: bool = False) -> Any:
+    """A config field with the line `--help` prints for it, and the values it may take.
+
+    One that `is_later` came when runs had ids already: left open, it is no part of them, so that they stay.
+    """
+    return field(default=default, metadata={"help": text, "choices": tuple(choices), "is_later": is_later})
 
 
 @dataclass(frozen=True)
 class MethodConfig:
     """Which parameters a task adds to the backbone. What is `auto`, None or empty is left to the method."""
 
-    name: str = setting("houlsby", "method: houlsby, pfeiffer, parallel, lora, ia3, bitfit, norms, head, full, top")
+    name: str = setting(
+        "houlsby", "method: houlsby, mahabadi, pfeiffer, parallel, lora, ia3, bitfit, norms, head, full, top"
+    )
     size: int | None = setting(None, "bottleneck size m (64), rank r of LoRA (8)")
     init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")
     activation: str = setting("auto", "auto (the method's own), gelu (tanh form), gelu-exact, relu, tanh, swish")
@@ -44,7 +49,11 @@ class MethodConfig:
     layers: str = setting("auto", "layers adapted: all, 6: (from the seventh on), -3: (the last three), 0,2,5")
     sharing: str = setting("none", "adapters that are one: none, within-layer, every-3 (any number of layers), all")
     depth: int = setting(1, "layers of the bottleneck: each beyond the first is another m × m")
-    inner_norm: str = setting("none", "norm inside the bottleneck", choices=("none", "layer", "batch"))
+    inner_norm: str = setting(
+        "auto",
+        "norm inside the adapter: none, layer or batch (before its activation), output (of what it adds)",
+        choices=("auto", "none", "layer", "batch", "output"),
+    )
     form: str = setting(
         "auto",
         "sequential (reads a sublayer's output) or parallel (its input)",
@@ -101,7 +110,9 @@ class TrainConfig:
     attention_dropout: float = setting(0.0, "dropout on attention's weights; 0, the default, is the fast path")
     head_dropout: float = setting(0.1, "dropout on the pooled vector the head reads")
     pooling: str = setting(
-        "auto", "auto (suits the backbone), cls, pooler, mean", choices=("auto", "cls", "pooler", "mean")
+        "auto",
+        "auto (suits the backbone), cls, pooler, mean; text where it writes",
+        choices=("auto", "cls", "pooler", "mean", "text"),
     )
     hidden: str = setting(
         "none",
@@ -113,6 +124,13 @@ class TrainConfig:
     )
     patience: int = setting(0, "stop after this many epochs without a better dev score; 0: train to the end")
     class_weights: str = setting("none", "none, or balanced (rare classes count more)", choices=("none", "balanced"))
+    label_smoothing: float | None = setting(
+        None, "share of every target that is spread over the vocabulary, where answers are written (0.1)", is_later=True
+    )
+    beams: int | None = setting(
+        None, "texts pursued at a time while a free text is written (1: the likeliest token after each)", is_later=True
+    )
+    max_answer: int | None = setting(None, "tokens of a written answer at most (64)", is_later=True)
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
 
     def __post_init__(self) -> None:
@@ -130,6 +148,11 @@ class TrainConfig:
             0 <= self.attention_dropout < 1, "train.attention_dropout", self.attention_dropout, "at least 0, below 1"
         )
         _require(self.dropout is None or 0 <= self.dropout < 1, "train.dropout", self.dropout, "at least 0, below 1")
+        for name in ("beams", "max_answer"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"train.{name}", value, "a whole number of at least 1")
+        fits = self.label_smoothing is None or 0 <= self.label_smoothing < 1
+        _require(fits, "train.label_smoothing", self.label_smoothing, "at least 0, below 1")
         for name in ("weight_decay", "clip_norm"):
             _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "a number of at least 0")
         _check_choices(self, "train")
@@ -145,8 +168,8 @@ class DataConfig:
     label: str | None = setting(None, "column of the label")
     kind: str = setting(
         "auto",
-        "classify, multilabel, regress, tag (words), span (answers in a context); auto infers it",
-        choices=("auto", "classify", "multilabel", "regress", "tag", "span"),
+        "classify, multilabel, regress, tag (words), span (answers in a context), text (written); auto infers it",
+        choices=("auto", "classify", "multilabel", "regress", "tag", "span", "text"),
     )
     labels: tuple[str, ...] = setting((), "label names in order; default: those found, sorted")
     metric: str = setting("auto", "metric that picks the best epoch; auto suits the kind")
@@ -183,8 +206,8 @@ class RunConfig:
         """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device."""
         return digest(
             {
-                "method": dataclasses.asdict(self.method),
-                "train": dataclasses.asdict(self.train),
+                "method": _identity(self.method),
+                "train": _identity(self.train),
                 "data": data_digest,
                 "backbone": fingerprint,
             }
@@ -200,6 +223,13 @@ class RunConfig:
             is_list = isinstance(_look_up(tree, key.strip()), tuple)
             _assign(tree, key.strip(), _parse_list(value.strip()) if is_list else _parse_value(value.strip()))
         return from_tree(type(self), tree)
+
+
+def _identity(config: Any) -> dict[str, Any]:
+    """The settings that name a run: all but those that came later and are left open."""
+    later = {item.name: item.default for item in dataclasses.fields(config) if item.metadata.get("is_later")}
+    settings = dataclasses.asdict(config)
+    return {name: value for name, value in settings.items() if name not in later or value != later[name]}
 
 
 def digest(value: Any) -> str:

@@ -8,20 +8,22 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch.func import functional_call
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSeq2SeqLM
 
+from conftest import WRITING
 from inlay.config import MethodConfig, RunConfig
 from inlay.errors import InlayError, Unsupported
 from inlay.model.bank import Bank, SlotSpec
-from inlay.model.heads import HeadSpec
+from inlay.model.heads import WRITTEN, HeadSpec
 from inlay.model.inference import infer
 from inlay.model.methods import METHODS, UNSUPPORTED, resolve_method
 from inlay.model.route import Row, collate
 from inlay.model.sites import FAMILIES
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.run import make_run
+from toys import WORDS
 
 TEXTS = [
     ("the movie was good", None),
@@ -41,6 +43,7 @@ DEBERTA_LINEARS = {
 VARIANTS = {
     "layer-norm": {"inner_norm": "layer"},
     "batch-norm": {"inner_norm": "batch"},
+    "output-norm": {"inner_norm": "output", "form": "parallel"},
     "deep": {"depth": 3},
     "tanh": {"activation": "tanh"},
     "swish": {"activation": "swish"},
@@ -70,7 +73,7 @@ def method_of(family, method, size=None, **more):
 
 
 PAIRS = [(f, m) for f in FAMILIES for m in METHODS if (f, m) not in UNSUPPORTED]
-PAIRS += [(f, v) for f in ("bert", "distilbert", "modernbert") for v in VARIANTS]
+PAIRS += [(f, v) for f in ("bert", "distilbert", "modernbert", "t5") for v in VARIANTS]
 every_pair = pytest.mark.parametrize(("family", "method"), PAIRS)
 without_own = [(f, m) for f, m in PAIRS if m not in ("full", "top")]
 
@@ -86,7 +89,7 @@ def make_bank(backbone, method, sizes=(8, 3, 16), trainable=False, std=0.3):
 
 
 def random_slot(backbone, config, num_labels, seed, std=0.3):
-    spec = SlotSpec(config, HeadSpec("classify", num_labels, "mean"))
+    spec = SlotSpec(config, head_of(backbone, num_labels))
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for item in spec.layout(backbone.anatomy):
@@ -100,9 +103,32 @@ def random_slot(backbone, config, num_labels, seed, std=0.3):
     return spec, tensors
 
 
-def rows_for(backbone, slots):
+def head_of(backbone, num_labels):
+    """A linear head, or one whose label texts are scored, of one word or several."""
+    if not backbone.writes:
+        return HeadSpec("classify", num_labels, "mean")
+    return HeadSpec("classify", num_labels, WRITTEN, texts=tuple(ANSWERS[:num_labels]))
+
+
+ANSWERS = [" ".join(WORDS[index : index + 1 + index % 3]) for index in range(20)]
+
+
+def rows_for(backbone, slots, trains=False):
+    """Rows of every length; those to train on know their answers, where these are written."""
     encoded = [backbone.tokenizer(text, pair) for text, pair in TEXTS]
-    return [Row(item["input_ids"], slot, item.get("token_type_ids")) for item, slot in zip(encoded, slots, strict=True)]
+    answers = [backbone.tokenizer(text)["input_ids"] if trains and backbone.writes else None for text in ANSWERS[:6]]
+    return [
+        Row(item["input_ids"], slot, item.get("token_type_ids"), written=answer)
+        for item, slot, answer in zip(encoded, slots, answers, strict=True)
+    ]
+
+
+def states_of(backbone, batch, weights=None):
+    """What a pass comes to, before any head: the last states of real tokens, or the logits of the answers."""
+    if not backbone.writes:
+        return backbone.hidden_layers(batch, weights)[-1][batch.mask_BT.bool()]
+    read = backbone.read(batch, weights)
+    return backbone.write(read, batch.written_BT.clamp(min=0), weights)[0][batch.written_BT >= 0]
 
 
 @every_pair
@@ -125,25 +151,38 @@ def test_packed_rows_are_answered_as_padded_ones(backbone_of, family, method):
         torch.testing.assert_close(packed, padded, atol=1e-5, rtol=1e-5)
 
 
-@every_pair
+@pytest.mark.parametrize(("family", "method"), [pair for pair in PAIRS if pair[1] not in ("mahabadi", "output-norm")])
 def test_fresh_adapter_leaves_the_backbone_unchanged(backbone_of, family, method):
     backbone = backbone_of(family)
-    batch = collate(rows_for(backbone, [0] * 6), backbone.pad_id)
+    batch = collate(rows_for(backbone, [0] * 6, trains=True), backbone.pad_id)
     config = method_of(family, method, 8)
     takes_std = config.name in ("houlsby", "pfeiffer")
     with torch.no_grad():
-        plain = backbone.hidden(batch)
+        plain = states_of(backbone, batch)
         # A norm inside the bottleneck makes its values large again; the way up still starts near zero.
         usual = 0.02 if config.inner_norm == "none" else 0.1
         for std, share in [(1e-7, 1e-5), (1e-2, usual)] if takes_std else [(1e-2, 1e-6)]:
             bank = Bank(backbone, 1)
             own = dataclasses.replace(config, init_std=std) if takes_std else config
-            bank.initialise(0, SlotSpec(own, HeadSpec("classify", 2, "mean")), seed=0)
-            weights = bank.weights_of(0) if bank.is_solo(0) else None
+            bank.initialise(0, SlotSpec(own, head_of(backbone, 2)), seed=0)
+            weights = bank.weights_of(0)
             with bank.routed(batch.route):
-                changed = backbone.hidden_layers(batch, weights)[-1] - plain
-            real = batch.mask_BT.bool()
-            assert changed[real].norm() <= share * plain[real].norm()
+                changed = states_of(backbone, batch, weights) - plain
+            assert changed.norm() <= share * plain.norm()
+
+
+def test_an_adapter_with_a_norm_behind_it_is_no_identity_at_the_start(tiny_bert):
+    # As published: the norm makes what the adapter adds as large as its scale, however small its weights are. A size
+    # of 1 is approached as the weights outgrow the norm's epsilon.
+    batch = collate(rows_for(tiny_bert, [0] * 6), tiny_bert.pad_id)
+    with torch.no_grad():
+        plain = states_of(tiny_bert, batch)
+        for std, least, most in [(1e-6, 0.0, 1e-3), (0.3, 0.2, 5.0)]:
+            bank = Bank(tiny_bert, 1)
+            bank.initialise(0, SlotSpec(MethodConfig("mahabadi", 8, init_std=std), head_of(tiny_bert, 2)), seed=0)
+            with bank.routed(batch.route):
+                changed = states_of(tiny_bert, batch) - plain
+            assert least <= changed.norm() / plain.norm() <= most
 
 
 @every_pair
@@ -151,7 +190,7 @@ def test_only_the_slots_tensors_get_gradients_and_all_of_them_do(backbone_of, fa
     backbone = backbone_of(family)
     bank = make_bank(backbone, method, trainable=True)
     slots = [0, 0, 1, 1, 2, 2] if bank.num_slots == 3 else [0] * 6
-    batch = collate(rows_for(backbone, slots), backbone.pad_id)
+    batch = collate(rows_for(backbone, slots, trains=True), backbone.pad_id)
     with backbone.training(0.0), bank.routed(batch.route):
         sum(logits.square().sum() for logits in bank.logits(batch)).backward()
     assert all(parameter.grad is None for parameter in backbone.model.parameters())
@@ -166,7 +205,7 @@ def test_save_load_save_gives_equal_bytes(backbone_of, family, method):
     bank = make_bank(backbone, method)
     first = bank.read(1)
     other = Bank(backbone, 4)
-    other.initialise(3, SlotSpec(method_of(family, method, 64), HeadSpec("classify", 9, "mean")), seed=5)
+    other.initialise(3, SlotSpec(method_of(family, method, 64), head_of(backbone, 9)), seed=5)
     other.put(2, bank.specs[1], first)
     assert save(other.read(2)) == save(first)
 
@@ -177,7 +216,7 @@ def test_training_a_step_leaves_every_weight_of_the_backbone_as_it_was(backbone_
     before = {name: parameter.clone() for name, parameter in backbone.model.named_parameters()}
     bank = make_bank(backbone, method, trainable=True)
     slots = [0, 1, 2, 0, 1, 2] if bank.num_slots == 3 else [0] * 6
-    batch = collate(rows_for(backbone, slots), backbone.pad_id)
+    batch = collate(rows_for(backbone, slots, trains=True), backbone.pad_id)
     with backbone.training(0.1), bank.routed(batch.route):
         sum(logits.sum() for logits in bank.logits(batch, dropout=dict.fromkeys(range(3), 0.1))).backward()
     with torch.no_grad():
@@ -200,7 +239,7 @@ def test_a_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, family, m
         with backbone.training(0.0):
             for _ in range(5):
                 cohort.step()
-        rows = [Row(ids, member.slot, types) for member in cohort.members for ids, types in member.dev]
+        rows = [row for member in cohort.members for row in member.dev_rows()]
         logits = infer(cohort.bank, rows)
         return [torch.stack(logits[slot * 18 : slot * 18 + 18]) for slot in range(len(runs))]
 
@@ -218,35 +257,56 @@ def test_a_run_in_a_cohort_equals_the_run_alone(backbone_of, toy_task, family, m
 
 def spell_count(model, method, family):
     """How many parameters a method adds at size 8, from the sizes of transformers' own modules."""
-    width, wide, layers = model.config.hidden_size, 48, 3
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    width, wide = model.config.hidden_size, 48
+    layers = model.config.num_hidden_layers + (model.config.num_decoder_layers if family in WRITING else 0)
+    inner = 4 * 6 if family in WRITING else width  # T5's heads are not as wide together as its states
+    norms = [module for module in model.modules() if type(module).__name__.endswith("LayerNorm")]
     if family == "deberta-v2":
         norms.remove(model.encoder.LayerNorm)  # it normalises positions, not tokens
     adapter = 2 * width * 8 + 8 + width
-    narrow = 8 * (width + width)
+    narrow = 8 * (width + inner)
     in_norms = sum(parameter.numel() for norm in norms for parameter in norm.parameters())
-    last = f"{FAMILIES[family].stack}.{layers - 1}."
+    blocks = FAMILIES[family].stacks[-1].blocks
+    last = f"{blocks}.{len(model.get_submodule(blocks)) - 1}."
+    above = (last, "final_norm.", "decoder.final_layer_norm.", "lm_head.")
     own = {name: p.numel() for name, p in model.named_parameters() if not name.startswith("pooler.")}
     return {
         "houlsby": layers * 2 * adapter + in_norms,
+        "mahabadi": layers * 2 * (adapter + 2 * width) + in_norms,
         "pfeiffer": layers * adapter,
         "parallel": layers * adapter,
         "lora": layers * (narrow + 8 * (wide + width) if family == "deberta-v2" else 2 * narrow),
-        "ia3": layers * (width + wide if family == "deberta-v2" else 2 * width + wide),
-        "bitfit": layers * (5 * width + wide) + sum(norm.bias.numel() for norm in norms if norm.bias is not None),
+        "ia3": layers * (width + wide if family == "deberta-v2" else 2 * inner + wide),
+        "bitfit": layers * (5 * width + wide)
+        + sum(norm.bias.numel() for norm in norms if getattr(norm, "bias", None) is not None),
         "norms": in_norms,
         "head": 0,
         "full": sum(own.values()),
-        "top": sum(size for name, size in own.items() if name.startswith((last, "final_norm."))),
+        "top": sum(size for name, size in own.items() if name.startswith(above)),
     }[method]
 
 
 @pytest.mark.parametrize(("family", "method"), [pair for pair in PAIRS if pair[1] in METHODS])
 def test_count_equals_the_formula(backbone_of, family, method):
     backbone = backbone_of(family)
-    spec = SlotSpec(method_of(family, method, 8), HeadSpec("classify", 5, "mean"))
-    expected = spell_count(AutoModel.from_pretrained(backbone.folder), method, family)
-    assert spec.count_parameters(backbone.anatomy) == expected + 5 * backbone.hidden_size + 5
+    spec = SlotSpec(method_of(family, method, 8), head_of(backbone, 5))
+    expected = spell_count(load_plain(backbone), method, family)
+    in_head = 0 if backbone.writes else 5 * backbone.hidden_size + 5
+    assert spec.count_parameters(backbone.anatomy) == expected + in_head
+
+
+def load_plain(backbone):
+    """transformers' own model, with the embeddings that its files have."""
+    if not backbone.writes:
+        return AutoModel.from_pretrained(
+            backbone.folder, attn_implementation=backbone.model.config._attn_implementation
+        )
+    model = AutoModelForSeq2SeqLM.from_pretrained(backbone.folder, attn_implementation="eager")
+    files = load_file(backbone.folder / "model.safetensors")
+    model.lm_head.weight = (
+        torch.nn.Parameter(files["lm_head.weight"]) if "lm_head.weight" in files else model.shared.weight
+    )
+    return model
 
 
 # The module of a block whose first argument is what a sublayer reads.
@@ -254,6 +314,7 @@ SUBLAYERS = {
     "distilbert": ("attention", "ffn"),
     "modernbert": ("attn", "mlp"),
     "mpnet": ("attention.attn", "intermediate"),
+    **dict.fromkeys(WRITING, ("layer.0.SelfAttention", "layer.{last}.DenseReluDense")),
 }
 USUAL_SUBLAYERS = ("attention.self", "intermediate")
 
@@ -279,7 +340,11 @@ def spell_adapter(config, tensors, name, x):
     z = spell_activation(config.activation, z)
     for index in range(1, config.depth):
         z = spell_activation(config.activation, z @ t[f"hidden{index}"] + t[f"hidden{index}_bias"])
-    update = config.scale * (z @ t["up"] + t["up_bias"])
+    update = z @ t["up"] + t["up_bias"]
+    if config.inner_norm == "output":
+        mean, var = update.mean(-1, keepdim=True), update.var(-1, correction=0, keepdim=True)
+        update = (update - mean) / torch.sqrt(var + 1e-5) * t["out_scale"] + t["out_shift"]
+    update = config.scale * update
     return x * update if config.combine == "multiply" else update
 
 
@@ -295,9 +360,8 @@ def group_name(config, layer, place, num_layers):
 
 def merged_weights(backbone, config, tensors):
     """The backbone's parameters with a slot's norms, biases, factors and low-rank updates worked into them."""
-    family, anatomy = FAMILIES[backbone.anatomy.family], backbone.anatomy
-    model = AutoModel.from_pretrained(backbone.folder)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    anatomy = backbone.anatomy
+    weights = {name: parameter.detach() for name, parameter in load_plain(backbone).named_parameters()}
     for name, tensor in tensors.items():
         if name.startswith("weight."):
             weights[name.removeprefix("weight.")] = tensor
@@ -305,39 +369,34 @@ def merged_weights(backbone, config, tensors):
         for which, end in (("scale", "weight"), ("shift", "bias")):
             if f"norm.{norm.key}.{which}" in tensors:
                 weights[f"{norm.path}.{end}"] = tensors[f"norm.{norm.key}.{which}"]
-    for layer in range(anatomy.num_layers):
-        for linear, where in family.linears.items():
-            path, _, part = where.partition(":")
-            full, key = f"{family.stack}.{layer}.{path}", f"{layer}.{linear}"
-            index, count = map(int, part.split("/")) if part else (0, 1)
-            w, b = weights[f"{full}.weight"], weights.get(f"{full}.bias")
-            ws, bs = list(w.chunk(count)), [None] * count if b is None else list(b.chunk(count))
-            if f"lora.{key}.down" in tensors:
-                ws[index] = ws[index] + config.scale * (tensors[f"lora.{key}.down"] @ tensors[f"lora.{key}.up"]).T
-            if f"bias.{key}" in tensors:
-                bs[index] = tensors[f"bias.{key}"]
-            if f"ia3.{key}" in tensors:
-                factor = tensors[f"ia3.{key}"]
-                if linear in ("project", "contract"):
-                    ws[index] = ws[index] * factor
-                else:
-                    ws[index] = ws[index] * factor.unsqueeze(-1)
-                    bs[index] = None if bs[index] is None else bs[index] * factor
-            weights[f"{full}.weight"] = torch.cat(ws)
-            if b is not None:
-                weights[f"{full}.bias"] = torch.cat(bs)
+    for linear in anatomy.linears:
+        path, key, own = linear.path, linear.key, slice(linear.start, linear.stop)
+        whole_w, whole_b = weights[f"{path}.weight"], weights.get(f"{path}.bias")
+        w, b = whole_w[own], None if whole_b is None else whole_b[own]
+        if f"lora.{key}.down" in tensors:
+            w = w + config.scale * (tensors[f"lora.{key}.down"] @ tensors[f"lora.{key}.up"]).T
+        if f"bias.{key}" in tensors:
+            b = tensors[f"bias.{key}"]
+        if f"ia3.{key}" in tensors and linear.name in ("project", "contract"):
+            w = w * tensors[f"ia3.{key}"]
+        elif f"ia3.{key}" in tensors:
+            w = w * tensors[f"ia3.{key}"].unsqueeze(-1)
+            b = None if b is None else b * tensors[f"ia3.{key}"]
+        weights[f"{path}.weight"] = torch.cat([whole_w[: linear.start], w, whole_w[linear.stop :]])
+        if whole_b is not None:
+            weights[f"{path}.bias"] = torch.cat([whole_b[: linear.start], b, whole_b[linear.stop :]])
     return weights
 
 
 def plain_model(backbone, config, tensors):
     """The family's own transformers model with the adapters hooked in, knowing nothing of banks."""
-    family, anatomy = FAMILIES[backbone.anatomy.family], backbone.anatomy
-    attention = backbone.model.config._attn_implementation
-    model = AutoModel.from_pretrained(backbone.folder, attn_implementation=attention).eval()
+    anatomy = backbone.anatomy
+    model = load_plain(backbone).eval()
+    paths = {(site.layer, site.place): site.path for site in anatomy.sites}
     read = {}
-    for layer in range(anatomy.num_layers):
-        block = f"{family.stack}.{layer}"
-        sublayers = SUBLAYERS.get(anatomy.family, USUAL_SUBLAYERS)
+    for layer, block in enumerate(anatomy.blocks):
+        last = 1 if layer < anatomy.num_readers else 2
+        sublayers = [name.format(last=last) for name in SUBLAYERS.get(anatomy.family, USUAL_SUBLAYERS)]
         for place, sublayer in zip(("attention", "feedforward"), sublayers, strict=True):
             name = group_name(config, layer, place, anatomy.num_layers)
             if place not in config.places or f"{name}.down" not in tensors:
@@ -354,16 +413,16 @@ def plain_model(backbone, config, tensors):
                 source = read[key] if config.form == "parallel" else out
                 return out + spell_adapter(config, tensors, name, source)
 
-            model.get_submodule(f"{block}.{family.places[place]}").register_forward_hook(rewrite)
+            model.get_submodule(paths[layer, place]).register_forward_hook(rewrite)
         if "output" not in config.places:
             continue
         name = group_name(config, layer, "output", anatomy.num_layers)
-        if anatomy.family == "modernbert":  # no norm at the end of a block: the adapter reads the sum itself
+        if anatomy.family in ("modernbert", *WRITING):  # no norm ends a block: the adapter reads the sum itself
 
             def after(m, args, out, name=name):
                 return out + spell_adapter(config, tensors, name, out)
 
-            model.get_submodule(block).register_forward_hook(after)
+            model.get_submodule(paths[layer, "output"]).register_forward_hook(after)
             continue
 
         def before_norm(m, args, name=name):
@@ -371,8 +430,22 @@ def plain_model(backbone, config, tensors):
             normal = F.layer_norm(s, s.shape[-1:], m.weight, m.bias, m.eps)
             return (s + spell_adapter(config, tensors, name, normal),)
 
-        model.get_submodule(f"{block}.{family.places['output']}").register_forward_pre_hook(before_norm)
+        model.get_submodule(paths[layer, "output"]).register_forward_pre_hook(before_norm)
     return model
+
+
+def spell_logits(backbone, batch, config, tensors):
+    """A mean-pooled linear head on the plain model's states, or the logits of every token of the answers."""
+    model, weights = plain_model(backbone, config, tensors), merged_weights(backbone, config, tensors)
+    inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
+    if backbone.writes:
+        return functional_call(model, weights, kwargs=inputs | {"labels": batch.written_BT}).logits
+    if batch.token_types_BT is not None:
+        inputs["token_type_ids"] = batch.token_types_BT
+    hidden = functional_call(model, weights, kwargs=inputs).last_hidden_state
+    mask = batch.mask_BT.unsqueeze(-1)
+    pooled = (hidden * mask).sum(1) / mask.sum(1)
+    return pooled @ tensors["head.weight"].T + tensors["head.bias"]
 
 
 @every_pair
@@ -380,23 +453,16 @@ def test_forward_and_gradients_equal_the_plain_formula(backbone_of, family, meth
     backbone = backbone_of(family)
     bank = make_bank(backbone, method, trainable=True)
     slot = min(1, bank.num_slots - 1)
-    batch = collate(rows_for(backbone, [slot] * 6), backbone.pad_id)
+    batch = collate(rows_for(backbone, [slot] * 6, trains=True), backbone.pad_id)
+    real = (batch.written_BT if backbone.writes else batch.mask_BT[:, 0]) >= 0
     with bank.routed(batch.route):
         (logits,) = bank.logits(batch)
-        logits.square().sum().backward()
+        logits[real].square().sum().backward()
 
     tensors = {name: tensor.requires_grad_() for name, tensor in bank.read(slot).items()}
-    config = resolve_method(bank.specs[slot].method)
-    model = plain_model(backbone, config, tensors)
-    inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
-    if batch.token_types_BT is not None:
-        inputs["token_type_ids"] = batch.token_types_BT
-    hidden = functional_call(model, merged_weights(backbone, config, tensors), kwargs=inputs).last_hidden_state
-    mask = batch.mask_BT.unsqueeze(-1)
-    pooled = (hidden * mask).sum(1) / mask.sum(1)
-    expected = pooled @ tensors["head.weight"].T + tensors["head.bias"]
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
-    expected.square().sum().backward()
+    expected = spell_logits(backbone, batch, resolve_method(bank.specs[slot].method), tensors)
+    torch.testing.assert_close(logits[real], expected[real], atol=1e-5, rtol=1e-4)
+    expected[real].square().sum().backward()
     for name, tensor in tensors.items():
         if name.endswith(("running_mean", "running_var")):
             continue
@@ -423,16 +489,16 @@ def test_slots_of_every_method_share_one_bank(backbone_of, family):
     for slot, answer in enumerate(infer(mixed, rows)):
         expected = infer(alone[slot], [Row(row.ids, 0, row.segments)])[0]
         torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5, msg=names[slot])
-    free = collate([Row(row.ids, len(names), row.segments), rows[0]], backbone.pad_id)
+    free = collate([Row(row.ids, len(names), row.segments, written=row.ids)], backbone.pad_id)
     with torch.no_grad(), mixed.routed(free.route):
-        through = backbone.hidden(free)[1]  # sorted by slot: the free one is last
+        through = states_of(backbone, free)
     with torch.no_grad():
-        torch.testing.assert_close(through, backbone.hidden(free)[1], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(through, states_of(backbone, free), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("family", "method"), UNSUPPORTED)
 def test_an_unsupported_pair_is_refused_by_name(backbone_of, family, method):
-    spec = SlotSpec(MethodConfig(method), HeadSpec("classify", 2, "mean"))
+    spec = SlotSpec(MethodConfig(method), head_of(backbone_of(family), 2))
     with pytest.raises(Unsupported, match=f"`{method}`.*`{family}`"):
         Bank(backbone_of(family), 1).initialise(0, spec, seed=0)
 
@@ -442,3 +508,28 @@ def test_layers_that_also_project_positions_are_refused_by_name(backbone_of, met
     spec = SlotSpec(MethodConfig(method), HeadSpec("classify", 2, "mean"))
     with pytest.raises(InlayError, match=r"`(query|key)` of the backbone family `deberta-v2`: it also projects"):
         Bank(backbone_of("deberta-v2"), 1).initialise(0, spec, seed=0)
+
+
+@pytest.mark.parametrize("family", WRITING)
+@pytest.mark.parametrize("method", ["houlsby", "mahabadi", "pfeiffer", "parallel", "lora", "ia3", "norms"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_texts_written_in_a_mixed_batch_are_those_that_transformers_generates_alone(
+    backbone_of, family, method, num_beams
+):
+    backbone = backbone_of(family)
+    bank = Bank(backbone, 3)
+    for slot in range(3):
+        spec, tensors = random_slot(backbone, method_of(family, method, 8), 2, slot)
+        head = HeadSpec("text", 0, WRITTEN, beams=num_beams, max_answer=7)
+        bank.put(slot, dataclasses.replace(spec, head=head), tensors)
+    rows = rows_for(backbone, [2, 0, 1, 0, 2, 1])
+    written = ["".join(map(chr, answer.int().tolist())) for answer in infer(bank, rows)]
+    assert len(set(written)) > 1 or method == "norms"
+    for row, text in zip(rows, written, strict=True):
+        config, tensors = resolve_method(bank.specs[row.slot].method), bank.read(row.slot)
+        model = plain_model(backbone, config, tensors)
+        with torch.no_grad():
+            for name, value in merged_weights(backbone, config, tensors).items():
+                model.get_parameter(name).copy_(value)
+        ids = model.generate(torch.tensor([row.ids]), num_beams=num_beams, max_new_tokens=7, do_sample=False)
+        assert text == backbone.tokenizer.decode(ids[0], skip_special_tokens=True)

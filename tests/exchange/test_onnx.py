@@ -167,7 +167,7 @@ def test_mixed_batch_in_onnxruntime_equals_inference_at_any_size(filled, exporte
         check_parity(filled, session, num_rows, longest)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.decoder is None])
 def test_the_traced_module_equals_inference_for_every_family(family, backbone_of, tmp_path):
     filled = fill(backbone_of(family), tmp_path, BERT_SPECS if family == "bert" else SPECS)
     graph = TaskGraph(filled.bank)

@@ -8,7 +8,7 @@ import torch
 from inlay.config import MethodConfig
 from inlay.model import launch
 from inlay.model.bank import Bank, SlotSpec
-from inlay.model.heads import HeadSpec
+from inlay.model.heads import WRITTEN, HeadSpec
 from inlay.model.route import Row, collate
 
 pytestmark = pytest.mark.triton
@@ -17,14 +17,16 @@ ROWS = [(3, 2), (21, 0), (1, 0), (17, 2), (17, 2), (2, 1), (5, 1)]
 METHODS = [
     *[{"name": name} for name in ("houlsby", "pfeiffer", "parallel", "lora", "ia3", "bitfit", "norms", "head")],
     *[{"depth": 3}, {"inner_norm": "layer"}, {"combine": "multiply"}, {"activation": "swish"}, {"scale": 0.3}],
-    *[{"size": 200}, {"form": "parallel"}, {"sharing": "all"}],
+    *[{"size": 200}, {"form": "parallel"}, {"sharing": "all"}, {"name": "mahabadi"}],
 ]
 
 
 def fill(backbone, methods, *, trainable):
     bank = Bank(backbone, len(methods), trainable=trainable)
     for slot, method in enumerate(methods):
-        spec = SlotSpec(method, HeadSpec("classify", 2 + slot, "mean"))
+        texts = ("no", "very good", "bad", "so so so")[: 2 + slot]
+        head = HeadSpec("classify", 2 + slot, WRITTEN, texts=texts) if backbone.writes else None
+        spec = SlotSpec(method, head or HeadSpec("classify", 2 + slot, "mean"))
         bank.initialise(slot, spec, seed=slot)
         noise = torch.Generator().manual_seed(slot)
         tensors = {key: t + 0.2 * torch.rand(t.shape, generator=noise) for key, t in bank.read(slot).items()}
@@ -34,7 +36,11 @@ def fill(backbone, methods, *, trainable):
 
 def run(backbone, methods, *, trainable, is_padded=False):
     bank = fill(backbone, methods, trainable=trainable)
-    rows = [Row([5 + (3 * i) % 50 for i in range(length)], slot) for length, slot in ROWS]
+    answers = [range(9, 10 + index) if trainable and backbone.writes else None for index in range(len(ROWS))]
+    rows = [
+        Row([5 + (3 * i) % 50 for i in range(length)], slot, written=answer and list(answer))
+        for (length, slot), answer in zip(ROWS, answers, strict=True)
+    ]
     batch = collate(rows, backbone.pad_id) if is_padded else backbone.collate(rows)
     if not trainable:
         with torch.inference_mode(), bank.routed(batch.route):
@@ -46,7 +52,11 @@ def run(backbone, methods, *, trainable, is_padded=False):
     return logits, flat.take_grads()
 
 
-PAIRS = [*[("bert", kind) for kind in METHODS], ("mpnet", METHODS[0]), ("modernbert", METHODS[0])]
+PAIRS = [
+    *[("bert", kind) for kind in METHODS],
+    *[(family, METHODS[0]) for family in ("mpnet", "modernbert", "t5")],
+    *[("mt5", {"name": name}) for name in ("mahabadi", "lora", "ia3")],
+]
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS, ids=str)
@@ -63,7 +73,7 @@ def test_a_trained_batch_in_tiles_equals_the_loop(backbone_of, monkeypatch, fami
     torch.testing.assert_close(grads / scale, expected / scale, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "t5"])
 def test_slots_of_every_kind_in_one_serving_bank_equal_the_loop(backbone_of, monkeypatch, family):
     backbone = backbone_of(family)
     kinds = [{"activation": "tanh"}, {"depth": 2, "inner_norm": "batch"}, {"name": "lora"}]
@@ -75,7 +85,7 @@ def test_slots_of_every_kind_in_one_serving_bank_equal_the_loop(backbone_of, mon
             loop, _ = run(backbone, methods, trainable=False, is_padded=True)
         for one, other in zip(tiled, loop, strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
-        kinds = [{"name": "pfeiffer"}, {"combine": "multiply", "inner_norm": "layer"}, {"name": "ia3"}]
+        kinds = [{"name": "pfeiffer"}, {"combine": "multiply", "inner_norm": "layer"}, {"name": "mahabadi"}]
 
 
 @pytest.mark.parametrize("kind", [{}, {"name": "pfeiffer"}, {"name": "lora"}, {"combine": "multiply"}, {"depth": 2}])

@@ -94,7 +94,7 @@ def _check_machine() -> list[Finding]:
 
 def _check_backbones() -> list[Finding]:
     try:
-        from inlay.model.backbone import BUILT_IN
+        from inlay.model.folders import BUILT_IN
     except (ImportError, OSError) as error:
         return [Finding("backbones", "missing", f"the model room cannot be imported: {error}")]
     findings = []

@@ -301,4 +301,5 @@ _MISTAKES: dict[str, Callable[[Outcome, Any, tuple[str, ...], str], Mistake]] = 
     "regress": _mistake_of_number,
     "tag": _mistake_of_tags,
     "span": _mistake_of_answer,
+    "text": lambda outcome, target, labels, text: _mistake_of_answer(outcome, ((0, target),), labels, text),
 }

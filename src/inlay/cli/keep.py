@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from inlay.store.store import TaskInfo
 
 # Kind without labels -> what its answers are instead.
-_ANSWERS = {"regress": "none: it answers with a number", "span": "none: it answers with a passage"}
+_ANSWERS = {
+    "regress": "none: it answers with a number",
+    "span": "none: it answers with a passage",
+    "text": "none: it writes its answer",
+}
 # What of a head decides its answers -> the usual.
 _USUAL_HEAD = {"features": "last", "hidden": "none", "temperature": 1.0, "null_threshold": None}
 

@@ -52,7 +52,7 @@ MOST_CLASSES_OF_NUMBERS = 20  # more different whole numbers than this are a sca
 # A scale with a few cells that are no numbers is a scale with bad rows, which are better named than made classes of.
 LEAST_SHARE_OF_NUMBERS = 0.9
 SEPARATORS = ("|", ";", ",")
-UNLABELLED_KINDS = ("regress", "span")  # whose targets are no names out of a list
+UNLABELLED_KINDS = ("regress", "span", "text")  # whose targets are no names out of a list
 
 
 class Fault(ValueError):
@@ -265,6 +265,12 @@ def _read_tags(scheme: Scheme, value: Any) -> tuple[tuple[int, int, int], ...]:
     return tuple((start, end, scheme.index(tag)) for start, end, tag in value)
 
 
+def _read_answer(scheme: Scheme, value: Any) -> str:
+    if is_missing(value):
+        raise Fault("missing answer", "fill it in or remove the row")
+    return " ".join(read_text(value, "label").split())
+
+
 # Kind -> how a label cell becomes a target. Tagged words and answers were made of their cells by their shape.
 _READERS: dict[str, Callable[[Scheme, Any], Any]] = {
     "classify": _read_class,
@@ -272,6 +278,7 @@ _READERS: dict[str, Callable[[Scheme, Any], Any]] = {
     "regress": _read_target,
     "tag": _read_tags,
     "span": lambda scheme, value: value,
+    "text": _read_answer,
 }
 
 

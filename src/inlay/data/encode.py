@@ -293,6 +293,8 @@ def describe(
 
 
 def _name_target(target: Any, labels: Sequence[str]) -> str | float | list[str]:
+    if isinstance(target, str):
+        return target
     if isinstance(target, tuple):  # tagged words, or answers
         return [labels[item[2]] if len(item) == 3 else item[1] for item in target]
     if not labels:

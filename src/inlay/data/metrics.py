@@ -1,8 +1,8 @@
 """Scores of predictions, and a report with confidence intervals.
 
 Each metric is one function over a sample summed up: counts per label for classify and multilabel, per entity type for
-tag, means for span, weighted rows for regress. The same function scores one sample and a thousand resamples, so an
-interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0, never NaN.
+tag, means for span and text, weighted rows for regress. The same function scores one sample and a thousand resamples,
+so an interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0, never NaN.
 
 Shapes: leading axes `...` are resamples; the last axis of counts is the label, of weighted rows the row.
 """
@@ -149,8 +149,8 @@ METRICS = {
     "entity_precision": Metric(entity_precision, ("tag",), needs_entities=True),
     "entity_recall": Metric(entity_recall, ("tag",), needs_entities=True),
     "token_accuracy": Metric(token_accuracy, ("tag",)),
-    "token_f1": Metric(token_f1, ("span",)),
-    "exact_match": Metric(exact_match, ("span",)),
+    "token_f1": Metric(token_f1, ("span", "text")),
+    "exact_match": Metric(exact_match, ("span", "text")),
 }
 DEFAULT_METRIC = {
     "classify": "accuracy",
@@ -158,6 +158,7 @@ DEFAULT_METRIC = {
     "regress": "spearman",
     "tag": "entity_f1",
     "span": "token_f1",
+    "text": "exact_match",
 }
 
 
@@ -231,7 +232,7 @@ def list_metrics(kind: str, num_labels: int, *, has_entities: bool = True) -> li
 
 def decide(kind: str, outputs: Any) -> Any:
     """What a head's outputs predict: the likeliest class, the labels above one half, the number, tags or texts."""
-    if kind in ("tag", "span"):
+    if kind in ("tag", "span", "text"):
         return outputs
     outputs = np.asarray(outputs)
     if kind == "classify":
@@ -345,6 +346,7 @@ _SUMS: dict[str, Callable[[Any, Any, Sequence[str]], Summing]] = {
     "multilabel": lambda predictions, targets, labels: lambda weights: _count_sets(predictions, targets, weights),
     "tag": _sum_tags,
     "span": _sum_answers,
+    "text": lambda predictions, targets, labels: _sum_answers(predictions, [((0, t),) for t in targets], labels),
 }
 
 

@@ -37,7 +37,9 @@ class Split:
 
     texts: list[str]
     pairs: list[str] | None  # None: single texts
-    targets: np.ndarray | None  # int64 [n], float32 [n, labels] of 0 and 1, float64 [n], or tuples; None: unlabelled
+    targets: (
+        np.ndarray | None
+    )  # int64 [n], float32 [n, labels] of 0 and 1, float64 [n], tuples or texts; None: unlabelled
     lines: list[int]  # the line (or row) in `path`, counted from 1
     path: str = ""
     notes: tuple[str, ...] = ()
@@ -62,7 +64,7 @@ class Task:
 
     name: str
     kind: str
-    labels: tuple[str, ...]  # () for regress and span
+    labels: tuple[str, ...]  # () for regress, span and text
     metric: str
     train: Split
     dev: Split
@@ -262,6 +264,8 @@ def _describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
     assert train.targets is not None
     if scheme.kind == "regress":
         return f"{kind}, targets from {train.targets.min():g} to {train.targets.max():g}"
+    if scheme.kind == "text":
+        return f"{kind}, {len(set(train.targets)):,} different answers"
     if scheme.kind == "span":
         num_without = sum(not golds for golds in train.targets)
         return f"{kind}, {len(train):,} questions, {num_without:,} of them without an answer"

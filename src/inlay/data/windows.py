@@ -180,7 +180,48 @@ def _find_answer(places: np.ndarray, golds: Sequence[tuple[int, str]]) -> tuple[
     return int(inside[0]), int(inside[-1])
 
 
+PAIR_WORDS = ("sentence1: ", "sentence2: ")
+"""What stands before the texts of a pair where they are read as one, as published for T5."""
+
+
+def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
+    """Texts as they are, pairs as one text: for backbones that write, whose tokenizers end every text with a mark."""
+    if split.pairs is None:
+        return _encode_whole(tokenizer, split, reading, progress)
+    first, second = PAIR_WORDS
+    pile, cut, num_truncated = Pile(tokenizer), Cut(reading.max_length), 0
+    for start in range(0, len(split), CHUNK_ROWS):
+        texts = [first + text for text in split.texts[start : start + CHUNK_ROWS]]
+        pairs = [second + pair for pair in split.pairs[start : start + CHUNK_ROWS]]
+        rows = tokenize(tokenizer, texts, pairs, cut, with_offsets=True)
+        pile.add([_without_middle(row) for row in rows])
+        num_truncated += sum(len(row) == reading.max_length and bool(row.overflowing) for row in rows)
+        if progress is not None:
+            progress(start + len(rows))
+    return pile.finish(np.arange(len(split)), num_truncated)
+
+
+class _Tokens(list[int]):
+    """Token ids that look like an encoding."""
+
+    @property
+    def ids(self) -> list[int]:
+        return self
+
+    @property
+    def type_ids(self) -> list[int]:
+        return [0] * len(self)
+
+
+def _without_middle(encoding: Any) -> _Tokens:
+    """The tokens of a pair without the mark that ends its first text."""
+    owners = encoding.sequence_ids
+    last = max((place for place, owner in enumerate(owners) if owner is not None), default=-1)
+    return _Tokens(token for place, token in enumerate(encoding.ids) if owners[place] is not None or place > last)
+
+
 LAYOUTS: dict[str, Layout] = {
+    "text": Layout(_encode_joined),
     "classify": Layout(_encode_whole),
     "multilabel": Layout(_encode_whole),
     "regress": Layout(_encode_whole),

@@ -25,8 +25,9 @@ from inlay.data.tasks import Split
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_json, read_json
-from inlay.model.backbone import BUILT_IN, Backbone
+from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
+from inlay.model.folders import BUILT_IN
 from inlay.model.heads import find_head
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.model.methods import resolve_method
@@ -126,6 +127,11 @@ def named_backbone(folder: Path) -> str:
 def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes) -> Imported:
     """Publish the task in another library's folder as a version on `backbone`."""
     format_name = find_format(folder)
+    if backbone.writes:
+        raise Unsupported(
+            f"an import to the backbone `{backbone.name}`, which writes its answers",
+            "its tasks have no head to come with: train it here, or name an encoder with `--backbone`",
+        )
     foreign = FORMATS[format_name].read(folder, backbone)
     own = _read_own(folder / OWN)
     if own.get("fingerprint") not in (None, backbone.fingerprint):

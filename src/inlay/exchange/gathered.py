@@ -83,10 +83,15 @@ class GatheredBank(RoutedBank):
             is_deep = [None if shape is None else shape.depth > index for shape in shapes]
             z = choice.pick(is_deep, lambda deep, deeper=deeper, z=z: deeper if deep else z)  # type: ignore[misc]
         update = _plus(z @ choice.own(weights.up_SRE), weights.up_bias_SE, choice)
+        update = choice.pick(norms, lambda norm: self._out_norm(update, weights) if norm == "output" else update)
         scales = [0.0 if shape is None else shape.scale for shape in shapes]
         update = update if set(scales) == {1.0} else update * choice.value(scales, update)
         multiplies = [None if shape is None else shape.multiplies for shape in shapes]
         return choice.pick(multiplies, lambda does: h * update if does else update)
+
+    def _out_norm(self, update: Tensor, weights: Bottleneck) -> Tensor:
+        assert weights.out_norm is not None
+        return self.layer_norm(update, *weights.out_norm, NORM_EPS)
 
     def layer_norm(self, x: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float) -> Tensor:
         """Layer norm with each row's own scale and shift."""
@@ -130,6 +135,7 @@ _INNER_NORMS: dict[str, Callable[[Tensor, Bottleneck, Choice], Tensor]] = {
     "none": lambda z, weights, choice: z,
     "layer": _layer_norm_inside,
     "batch": _batch_norm_inside,
+    "output": lambda z, weights, choice: z,
 }
 
 

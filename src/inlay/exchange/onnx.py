@@ -131,6 +131,11 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
             f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
             "such a task shares no graph with others: leave it out, or train it with another method",
         )
+    if spec.head.is_written:
+        raise Unsupported(
+            f"`{reference}` stands on a backbone that writes its answers, token by token",
+            "an ONNX graph has one pass: leave it out, or train the task on an encoder",
+        )
     if spec.head.kind not in READINGS:
         raise Unsupported(
             f"`{reference}` is of the kind `{spec.head.kind}`, whose answer is not one row of logits",

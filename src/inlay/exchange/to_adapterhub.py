@@ -126,6 +126,8 @@ def _head_obstacles(head: HeadSpec) -> list[Obstacle]:
     if head.kind not in _KINDS:
         return [Obstacle(f"AdapterHub has no head of the kind `{head.kind}`: it can be {', '.join(_KINDS)}")]
     found, reads = [], "they read the first token, or the pooler"
+    if head.is_written:
+        return [Obstacle("AdapterHub has no head that scores or writes texts")]
     if head.pooling == "mean":
         found.append(Obstacle(f"AdapterHub's heads have no pooling `mean`: {reads}", "--pooling cls"))
     if head.features != "last":

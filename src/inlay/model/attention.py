@@ -1,8 +1,8 @@
 """Attention over packed rows: every row attends to itself, and nothing is computed for padding.
 
-Families that take transformers' attention interface get `IMPLEMENTATION` for it; mpnet, which adds a position bias of
-its own to the scores, gets its self-attention and its bias replaced, the bias as a table by distance, never as a matrix
-for the whole pack. While no packed batch is routed, both are exactly what transformers does.
+Families that take transformers' attention interface get `IMPLEMENTATION` for it; mpnet and T5's encoder, which add a
+position bias of their own to the scores, get their self-attention and bias replaced, the bias as a table by distance,
+never as a matrix for the whole pack. While no packed batch is routed, both are exactly what transformers does.
 
 On a CPU neighbouring rows of one length go through one product as they lie, which was the fastest of per-row, blocked
 and padded attention there (bench/attention.py). Training keeps the weights of rows that are not long, and computes with
@@ -168,6 +168,36 @@ def replace_biased(encoder: Any, attentions: list[Any], mount: Any) -> None:
     encoder.inlay = mount
     for attention in attentions:
         attention.forward = types.MethodType(_attention_with_table(type(attention).forward), attention)
+
+
+def replace_bucketed(attentions: list[Any], longest: int) -> None:
+    """Teach T5's self-attention modules packed batches of rows of `longest` tokens at most."""
+    for attention in attentions:
+        attention.forward = types.MethodType(_attention_with_buckets(type(attention).forward, longest), attention)
+
+
+def _attention_with_buckets(padded: Callable[..., Any], longest: int) -> Callable[..., Any]:
+    def forward(self: Any, hidden_states: Tensor, mask: Any = None, **kwargs: Any) -> Any:
+        active = self.inlay.active
+        if active is None or active.pack is None:
+            return padded(self, hidden_states, mask, **kwargs)
+        bias_HW = kwargs.get("position_bias")  # of the first block, which has it for all
+        if bias_HW is None:
+            distances_W = torch.arange(-longest, longest + 1, device=hidden_states.device)
+            buckets_W = self._relative_position_bucket(
+                distances_W,
+                bidirectional=True,
+                num_buckets=self.relative_attention_num_buckets,
+                max_distance=self.relative_attention_max_distance,
+            )
+            bias_HW = self.relative_attention_bias(buckets_W).t()
+        shape = (-1, self.n_heads, self.key_value_proj_dim)
+        q, k, v = (linear(hidden_states).view(shape) for linear in (self.q, self.k, self.v))
+        dropout = self.dropout if self.training else 0.0
+        out = active.attend(q, k, v, scaling=1.0, dropout=dropout, bias_HW=bias_HW)
+        return self.o(out.reshape(*hidden_states.shape[:-1], -1)), bias_HW, None
+
+    return forward
 
 
 def _biased(padded: Callable[..., Tensor]) -> Callable[..., Tensor]:

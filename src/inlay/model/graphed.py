@@ -48,6 +48,7 @@ class GraphedForward:
                 spec is not None
                 and not spec.is_solo
                 and spec.head.reads_rows
+                and not spec.head.is_written
                 and spec.head.hidden == "none"
                 and spec.head.features == "last"
                 for spec in specs

@@ -1,7 +1,8 @@
 """The heads: what a task's outputs mean, as one table of entries: how many, what they read, which loss, which answer.
 
 A head is a linear layer, on the pooled vector of a row or on every token. Its kind says how logits become a loss in
-training and an answer in use. What training finds out besides weights travels with the head: the scale of regression
+training and an answer in use. On a backbone that writes, a head has no layer: its kind says which texts are scored, or
+that a free one is written. What training finds out besides weights travels with the head: the scale of regression
 targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +21,8 @@ from torch import Tensor
 from inlay.errors import UnknownName, Unsupported
 from inlay.model.passages import Entity, Passage, Passages, Word, find_passages, join_entities
 
+WRITTEN = "text"
+"""The pooling of a head whose answers the backbone writes."""
 _IGNORED = -100  # the target of a token that says nothing
 
 
@@ -39,6 +43,25 @@ class HeadSpec:
     """the layer before it: none, tanh, or pooler (a trained copy of the backbone's)"""
     features: str = "last"
     """what it reads: the last layer, or a learned mix of all"""
+    texts: tuple[str, ...] = ()
+    """where answers are written: those that are scored, one for each output; none: the answer is a free text"""
+    beams: int = 1
+    """texts that are pursued at a time while a free text is written"""
+    max_answer: int = 64
+    """tokens of a free text at most"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "texts", tuple(self.texts))  # a manifest's JSON has lists
+
+    @property
+    def layout(self) -> str:
+        """The name of how its rows become windows of tokens."""
+        return WRITTEN if self.is_written else self.kind
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the backbone writes the answer; there is no layer of the head's own then."""
+        return self.pooling == WRITTEN
 
     @property
     def reads_rows(self) -> bool:
@@ -141,7 +164,7 @@ class Head:
     confidence: Callable[[Outcome], float] | None = None
     """how sure an outcome is; None: this kind cannot say"""
     reads: str = "pooled"
-    """"pooled": one vector per row; "tokens": every token"""
+    """"pooled": one vector per row; "tokens": every token; "nothing": the backbone writes the answer"""
     calibrates: bool = False
     """whether its logits, divided by a temperature, are the log-odds of a decision"""
     max_length: int = 128
@@ -183,6 +206,8 @@ def _answer_number(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Out
 
 
 def _predict_number(output: Output, spec: HeadSpec, labels: Sequence[str]) -> float:
+    if spec.texts:
+        return float(spec.texts[int(output.logits[0].argmax())])
     return float(output.logits[0][0].double()) * spec.target_std + spec.target_mean
 
 
@@ -224,6 +249,26 @@ def _answer_passage(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Ou
 
 def _predict_answer(output: Output, spec: HeadSpec, labels: Sequence[str]) -> str:
     return str(_answer_passage(output, spec, labels).answer)
+
+
+def _predict_text(output: Output, spec: HeadSpec, labels: Sequence[str]) -> str:
+    return "".join(chr(int(letter)) for letter in output.logits[0].tolist())
+
+
+def _answer_text(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+    return Outcome(answer=_predict_text(output, spec, labels))
+
+
+def lose_texts(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Tensor:
+    """The mean cross-entropy of each answer's tokens, `smoothing` of every target spread over the vocabulary."""
+    losses_nT = F.cross_entropy(
+        logits_nTV.float().transpose(1, 2),
+        targets_nT,
+        reduction="none",
+        ignore_index=_IGNORED,
+        label_smoothing=smoothing,
+    )
+    return losses_nT.sum(-1) / (targets_nT != _IGNORED).sum(-1).clamp(min=1)
 
 
 def _lose_tags(logits_nTL: Tensor, targets_nT: Tensor) -> Tensor:
@@ -281,6 +326,14 @@ HEADS: dict[str, Head] = {
         confidence=lambda outcome: outcome.probability or 0.0,
         reads="tokens",
         max_length=384,
+    ),
+    "text": Head(
+        num_outputs=lambda num_labels: 0,
+        row_losses=partial(lose_texts, smoothing=0.0),
+        answer=_answer_text,
+        predict=_predict_text,
+        reads="nothing",
+        weight=lambda target: float(len(target)),
     ),
 }
 

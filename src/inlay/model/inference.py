@@ -29,6 +29,8 @@ def infer(
 ) -> list[Tensor]:
     """The logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
 
+    Of a free text they are its letters, as numbers.
+
     `on_batch` hears how many rows were just answered. Rows are packed where the family allows it, unless `is_padded`.
     A forward pass has at most `token_budget` tokens.
     """
@@ -42,10 +44,17 @@ def infer(
         logits = [row for segment in segments for row in segment.float().cpu().unbind(0)]
         for position, row in zip(batch.order, logits, strict=True):
             index = indices[position]
-            answers[index] = row if row.dim() == 1 else row[: len(rows[index].ids)].clone()  # without the padding
+            answers[index] = _trim(row, rows[index], bank)
         if on_batch is not None:
             on_batch(len(indices))
     return [answer for answer in answers if answer is not None]
+
+
+def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:
+    """A row's logits without the padding."""
+    if logits.dim() > 1:
+        return logits[: len(row.ids)].clone()
+    return logits[logits >= 0] if bank.head_of(row.slot).kind == "text" else logits
 
 
 def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]]:

@@ -61,6 +61,8 @@ class Bottleneck:
     """[S, R, R] and [S, R] of each further layer"""
     norm: tuple[Tensor, Tensor] | None = None
     """scale and shift [S, R] of the norm inside"""
+    out_norm: tuple[Tensor, Tensor] | None = None
+    """scale and shift [S, E] of the norm behind it"""
     running: tuple[Tensor, Tensor] | None = None
     """mean and variance [S, R] that batch norm uses outside of training"""
     copies: tuple[Tensor, Tensor] | None = None
@@ -131,6 +133,7 @@ def in_tiles(weights: Bottleneck) -> Bottleneck:
         weights.norm,
         weights.running,
         is_plain,
+        weights.out_norm,
     )
     return replace(weights, tiled=found)
 
@@ -185,17 +188,21 @@ class _BySlot:
         self._down_bias, self._up_bias = _by_slot_or_none(weights.down_bias_SR), _by_slot_or_none(weights.up_bias_SE)
         self._hidden = [(_by_slot(w), _by_slot(b)) for w, b in weights.hidden]
         self._norm = None if weights.norm is None else tuple(_by_slot(tensor) for tensor in weights.norm)
+        self._out_norm = None if weights.out_norm is None else tuple(_by_slot(tensor) for tensor in weights.out_norm)
 
     def update(self, h: Tensor, slot: int, shape: Shape, real: Tensor | None, moments: list[Moments] | None) -> Tensor:
         size, activate = shape.size, ACTIVATIONS.get(shape.activation or "")
         bias = None if self._down_bias is None else _columns(self._down_bias[slot], 0, size)
         z = _linear(h, _columns(self._down[slot], 1, size), bias)
-        z = z if shape.inner_norm == "none" else self._inner_norm(z, slot, shape, real, moments)
+        z = z if shape.inner_norm in ("none", "output") else self._inner_norm(z, slot, shape, real, moments)
         z = z if activate is None else activate(z)
         for w, b in self._hidden[: shape.depth - 1]:
             z = _linear(z, _columns(_columns(w[slot], 0, size), 1, size), _columns(b[slot], 0, size))
             z = z if activate is None else activate(z)
         update = _linear(z, _columns(self._up[slot], 0, size), None if self._up_bias is None else self._up_bias[slot])
+        if shape.inner_norm == "output":
+            assert self._out_norm is not None
+            update = _layer_norm(update, self._out_norm[0][slot], self._out_norm[1][slot], NORM_EPS)
         return update if shape.scale == 1.0 else update * shape.scale
 
     def _inner_norm(
@@ -206,7 +213,7 @@ class _BySlot:
         scale, shift = (_columns(tensor[slot], 0, shape.size) for tensor in self._norm)
         wide = z.to(torch.promote_types(z.dtype, scale.dtype))
         if shape.inner_norm == "layer":
-            return F.layer_norm(wide, wide.shape[-1:], scale, shift, NORM_EPS).to(z.dtype)
+            return _layer_norm(z, scale, shift, NORM_EPS)
         if moments is None:
             assert self._weights.running is not None
             mean, var = (_columns(tensor[slot], 0, shape.size) for tensor in self._weights.running)
@@ -221,14 +228,20 @@ def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: fl
     """Layer norm with each slot's own scale and shift, in float32 at least: bf16 would round away what they learn."""
     if route.tiling is not None:
         return tiled.layer_norm(x_BTD.flatten(0, -2), scale_SD, shift_SD, eps, route.tiling).view_as(x_BTD)
-    dtype = torch.promote_types(x_BTD.dtype, scale_SD.dtype)
     scales, shifts = _by_slot(scale_SD), None if shift_SD is None else _by_slot(shift_SD)
-    pieces = []
-    for slot, start, stop in route.segments:
-        x = x_BTD[start:stop]
-        shift = None if shifts is None else shifts[slot]
-        pieces.append(F.layer_norm(x.to(dtype), x.shape[-1:], scales[slot], shift, eps).to(x.dtype))
-    return _join(pieces)
+    return _join(
+        [
+            _layer_norm(x_BTD[start:stop], scales[slot], None if shifts is None else shifts[slot], eps)
+            for slot, start, stop in route.segments
+        ]
+    )
+
+
+def rms_norm(x_BTD: Tensor, scale_SD: Tensor, eps: float, route: Route) -> Tensor:
+    """T5's layer norm, which takes no mean away and has no shift, with each slot's own scale; in float32 at least."""
+    wide = x_BTD.to(torch.promote_types(x_BTD.dtype, scale_SD.dtype))
+    normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normal * per_row(scale_SD, x_BTD, route)).to(x_BTD.dtype)
 
 
 def per_row(stacked_SD: Tensor, x_BTD: Tensor, route: Route) -> Tensor:
@@ -262,6 +275,11 @@ def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options:
         return attention.attend(q_NHC, k_NHC, v_NHC, route.pack, **options)
     attend = attention.attend_any_mix if is_bias_trained else tiled.attend
     return attend(q_NHC, k_NHC, v_NHC, route.tiling, **options)
+
+
+def _layer_norm(x: Tensor, scale_D: Tensor, shift_D: Tensor | None, eps: float) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, scale_D.dtype))
+    return F.layer_norm(wide, wide.shape[-1:], scale_D, shift_D, eps).to(x.dtype)
 
 
 def _by_token(h_BTD: Tensor, values_NE: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ cannot do stands in UNSUPPORTED.
 
 Houlsby et al. 2019 put an adapter after both sublayers of every block and train all layer norms; Pfeiffer et al. 2021
 put one at the end of each block, reading the normalised sum, `LN(s + f(LN(s)))`, and leave the norms frozen; He et al.
-2022 put a scaled one beside the feed-forward sublayer. LoRA (Hu et al. 2022), (IA)³ (Liu et al. 2022) and BitFit (Ben
-Zaken et al. 2022) change linear layers.
+2022 put a scaled one beside the feed-forward sublayer. Mahabadi et al. 2021 put two as Houlsby et al., with a layer
+norm behind each, `x + LN(f(x))`: such an adapter adds noise of size one at the start, however small its weights. LoRA
+(Hu et al. 2022), (IA)³ (Liu et al. 2022) and BitFit (Ben Zaken et al. 2022) change linear layers.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Method:
     norms: str = "none"
     places: tuple[str, ...] = ()
     form: str = "auto"
+    inner_norm: str = "none"
     scale: float | None = None
     linears: tuple[str, ...] = ()
     layers: str = "all"
@@ -100,6 +102,7 @@ def resolve_method(config: MethodConfig) -> MethodConfig:
         places=config.places or method.places,
         layers=method.layers if config.layers == "auto" else config.layers,
         form=method.form if config.form == "auto" else config.form,
+        inner_norm=method.inner_norm if config.inner_norm == "auto" else config.inner_norm,
         scale=scale,
         linears=config.linears or method.linears,
     )
@@ -277,7 +280,7 @@ def _adapters(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
         for index in range(1, config.depth):
             yield TensorSpec(f"{name}.hidden{index}", (size, size), "uniform", ranks=(0, 1))
             yield TensorSpec(f"{name}.hidden{index}_bias", (size,), "zeros", ranks=(0,))
-        if config.inner_norm != "none":
+        if config.inner_norm in ("layer", "batch"):
             yield TensorSpec(f"{name}.norm_scale", (size,), "ones", ranks=(0,))
             yield TensorSpec(f"{name}.norm_shift", (size,), "zeros", ranks=(0,))
         if config.inner_norm == "batch":
@@ -285,6 +288,9 @@ def _adapters(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
             yield TensorSpec(f"{name}.running_var", (size,), "ones", ranks=(0,), is_trained=False)
         yield TensorSpec(f"{name}.up", (size, width), up, config.init_std, ranks=(0,))
         yield TensorSpec(f"{name}.up_bias", (width,), "zeros")
+        if config.inner_norm == "output":
+            yield TensorSpec(f"{name}.out_scale", (width,), "ones")
+            yield TensorSpec(f"{name}.out_shift", (width,), "zeros")
 
 
 def _norms(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
@@ -333,6 +339,8 @@ def _weights(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
 
 def _head(anatomy: Anatomy, head: HeadSpec) -> Iterator[TensorSpec]:
     width = anatomy.hidden_size
+    if head.is_written:
+        return
     if head.features == "mix":  # ELMo's: a softmax over the layers, embeddings first, and a factor
         yield TensorSpec("head.mix", (anatomy.num_layers + 1,), "zeros", part="head")
         yield TensorSpec("head.mix_scale", (1,), "ones", part="head")
@@ -360,6 +368,19 @@ METHODS: dict[str, Method] = {
         places=("attention", "feedforward"),
         form="sequential",
         scale=1.0,
+    ),
+    "mahabadi": Method(
+        "two adapters per block with a layer norm behind each, all layer norms",
+        (_adapters,),
+        _BOTTLENECK,
+        size=24,
+        activation="gelu",
+        norms="all",
+        places=("attention", "feedforward"),
+        form="sequential",
+        inner_norm="output",
+        scale=1.0,
+        lr=3e-4,
     ),
     "pfeiffer": Method(
         "one adapter per block, layer norms frozen",
@@ -426,9 +447,13 @@ METHODS: dict[str, Method] = {
         has_own_weights=True,
     ),
 }
+_NO_BIASES = ("its layers have no biases", "use `norms` or an adapter method")
+_NO_HEAD = ("it writes its answers with its own frozen output layer, and has no other head", "use `norms`")
 _SHARED = "its query and key layers also project relative positions, which the rows of a batch share"
 UNSUPPORTED: dict[tuple[str, str], tuple[str, str]] = {
     ("deberta-v2", "bitfit"): (_SHARED, "use `norms` or an adapter method"),
-    ("modernbert", "bitfit"): ("its layers have no biases", "use `norms` or an adapter method"),
+    ("modernbert", "bitfit"): _NO_BIASES,
+    **{(family, "bitfit"): _NO_BIASES for family in ("t5", "mt5")},
+    **{(family, "head"): _NO_HEAD for family in ("t5", "mt5")},
 }
 """(family, method) -> why it cannot be, and what to do. DeBERTa's query and key are refused as `shared_linears`."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from inlay.model.attention import replace_biased
+from inlay.model.attention import replace_biased, replace_bucketed
 from inlay.model.dropout import Dropout
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite, find_family
@@ -163,10 +163,9 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
             block = mounted.blocks[site.layer]
             model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), block, site.place))
     _mount_attention(model, anatomy, mounted)
-    family = find_family(anatomy.family)
-    for layer, block in enumerate(mounted.blocks):
-        path = f"{family.stack}.{layer}"
-        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
+    num_outputs = find_family(anatomy.family).num_outputs
+    for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
+        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, num_outputs))
     return mounted
 
 
@@ -174,10 +173,11 @@ def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None
     family = find_family(anatomy.family)
     if family.packing == "none":
         return
-    attentions: list[Any] = [
-        model.get_submodule(f"{family.stack}.{layer}.{family.attention}") for layer in range(anatomy.num_layers)
-    ]
+    readers = anatomy.blocks[: anatomy.num_readers]
+    attentions: list[Any] = [model.get_submodule(f"{block}.{family.attention}") for block in readers]
     if family.packing == "bias":
         replace_biased(model.get_submodule(family.stack.rpartition(".")[0]), attentions, mounted)
-    for attention, block in zip(attentions, mounted.blocks, strict=True):
+    elif family.packing == "buckets":
+        replace_bucketed(attentions, family.max_length or 0)
+    for attention, block in zip(attentions, mounted.blocks, strict=False):
         attention.inlay = block

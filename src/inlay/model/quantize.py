@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from inlay.errors import UnknownName, Unsupported
 from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
-from inlay.model.sites import find_family
 
 PRECISIONS = ("auto", "int8")
 """of the frozen linear layers while they answer; `auto` is the one the backbone was loaded in"""
@@ -43,7 +42,7 @@ def quantize(backbone: Backbone) -> Backbone:
     shared = {id(item): item for item in (*tensors, backbone.tokenizer)}
     quantized = copy.deepcopy(backbone, shared)
     quantized.precision = "int8"
-    for block in quantized.model.get_submodule(find_family(backbone.anatomy.family).stack).children():
+    for block in map(quantized.model.get_submodule, backbone.anatomy.blocks):
         for path, module in list(block.named_modules()):
             if isinstance(module, nn.Linear):
                 block.set_submodule(path, Int8Linear(module))
@@ -72,6 +71,9 @@ def check_slot(spec: SlotSpec, backbone: Backbone) -> None:
 
 class Int8Linear(nn.Module):
     """A linear layer whose weights are int8. It has no gradient, and its bias is the float layer's own."""
+
+    weight = None
+    """not as a tensor: T5 asks for its type, to bring what it reads to it"""
 
     def __init__(self, inner: nn.Linear) -> None:
         super().__init__()

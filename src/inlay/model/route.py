@@ -25,6 +25,7 @@ from torch import Tensor
 from inlay.model.tiles import Tiles, make_tiles, tile_capacity
 
 TokenIds = Sequence[int] | np.ndarray
+_IGNORED = -100  # in place of a token where there is none
 
 
 class Segment(NamedTuple):
@@ -140,6 +141,8 @@ class Route:
     """what is known of the lower layers, which the pass then skips"""
     tiling: Tiling | None = field(default=None, compare=False)
     """the same as tensors, where operations take all slots at once"""
+    decoder: Route | None = field(default=None, compare=False)
+    """that of what is written in answer, where it lies otherwise than what is read"""
     wide: Route | None = field(default=None, compare=False)
     """where this is the route of first tokens alone, that of all: every block but the last follows it"""
 
@@ -188,6 +191,12 @@ class Row:
     slot: int
     segments: TokenIds | None = None
     prefix: Prefix | None = None
+    written: TokenIds | None = None
+    """the answer to be written, its end included, where it is known: in training"""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids) + (0 if self.written is None else len(self.written))
 
 
 @dataclass(frozen=True)
@@ -205,6 +214,8 @@ class Batch:
     """the segments counted in rows"""
     positions_BT: Tensor | None = None
     """position ids [1, N] if packed: they start anew in every row"""
+    written_BT: Tensor | None = None
+    """the answers to be written, -100 behind their ends; None where they are not known"""
 
     @property
     def num_rows(self) -> int:
@@ -242,6 +253,9 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
     mask_BT = torch.from_numpy(mask).to(device)
     known = _prefix([rows[index].prefix for index in order], mask_BT)
     route = replace(Route.from_slots([rows[index].slot for index in order], mask_BT), prefix=known)
+    written_BT = _written([rows[index].written for index in order], mask_BT.device)
+    if written_BT is not None:
+        route = replace(route, decoder=replace(route, mask_BT=(written_BT != _IGNORED).long(), prefix=None))
     return Batch(
         torch.from_numpy(ids).to(device),
         mask_BT,
@@ -249,7 +263,19 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         route,
         tuple(order),
         route.segments,
+        written_BT=written_BT,
     )
+
+
+def _written(answers: Sequence[TokenIds | None], device: torch.device) -> Tensor | None:
+    known = [np.asarray(answer, dtype=np.int64) for answer in answers if answer is not None]
+    if not known:
+        return None
+    assert len(known) == len(answers), "rows of a batch are all to be trained on, or none"
+    padded = np.full((len(known), max(map(len, known))), _IGNORED, dtype=np.int64)
+    for position, answer in enumerate(known):
+        padded[position, : len(answer)] = answer
+    return torch.from_numpy(padded).to(device)
 
 
 def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = "cpu") -> Batch:
@@ -269,14 +295,18 @@ def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = 
     def send(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64, copy=False)).unsqueeze(0).to(device)
 
+    written_BT = _written([rows[index].written for index in order], packed.device)
+    decoder = None if written_BT is None else Route(by_row, (written_BT != _IGNORED).long())
+    prefix = _prefix([rows[index].prefix for index in order], packed.device)
     return Batch(
         send(ids),
         None,
         None if types is None else send(types),
-        Route(by_token, pack=packed, prefix=_prefix([rows[index].prefix for index in order], packed.device)),
+        Route(by_token, pack=packed, prefix=prefix, decoder=decoder),
         tuple(order),
         by_row,
         send(within),
+        written_BT,
     )
 
 

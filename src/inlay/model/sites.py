@@ -20,6 +20,19 @@ from inlay.model.attention import IMPLEMENTATION
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Blocks of one kind and the places in them, as dotted submodule names of a block."""
+
+    blocks: str
+    """the list of blocks"""
+    places: Mapping[str, str]
+    norms: Mapping[str, str]
+    linears: Mapping[str, str]
+    closing: str = ""
+    """the norm behind the last block, where it counts as that block's"""
+
+
+@dataclass(frozen=True)
 class Family:
     """The places of one backbone architecture, as dotted submodule names."""
 
@@ -32,7 +45,8 @@ class Family:
     outer_norms: Mapping[str, str]
     """name -> token-wise layer norm outside the blocks"""
     linears: Mapping[str, str]
-    """name -> linear layer of a block; `Wqkv:2/3` is the last third of the outputs of one that computes several"""
+    """name -> linear layer of a block; `Wqkv:2/3` is the last third of the outputs of one that computes several;
+    of `wi|wi_0` the one that the model has, and none is needed where nothing stands behind the bar"""
     shared_linears: Mapping[str, str] = field(default_factory=dict)
     """linear layer that no task may write to -> why"""
     frozen_norms: Mapping[str, str] = field(default_factory=dict)
@@ -45,15 +59,39 @@ class Family:
     """the position id of a row's first token: padding_idx + 1 where positions are counted from there"""
     attention: str = "attention.self"
     """self-attention of a block"""
+    cross: str = ""
+    """a decoder's attention to what was read"""
     packing: str = "interface"
-    """how rows are packed: through transformers' attention "interface"; "bias", where the family adds a position bias
-    to the scores and its modules are taught to; "none": they are padded"""
+    """how rows are packed: through transformers' attention "interface"; "bias" or "buckets", where the family adds a
+    position bias to the scores, as mpnet or T5 does, and its modules are taught to; "none": they are padded"""
     is_prenorm: bool = False
     """norms stand before the sublayers, where a task may train them, not behind"""
     num_outputs: int = 0
     """what a block gives: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
     """transformers' attention implementation; "eager" where the family has no other"""
+    closing: str = ""
+    """the norm behind the last block, where it counts as that block's"""
+    decoder: Stack | None = None
+    """the blocks that write, in a family that reads and writes; layers are counted through them after the others"""
+    loader: str = "AutoModel"
+    """transformers' class that loads it"""
+    copies: tuple[str, ...] = ()
+    """tensors of a file, of which the later may repeat the first: then they are no parameters of their own"""
+    unused: tuple[str, ...] = ()
+    """tensors of a file that nothing reads"""
+    config_fields: tuple[str, ...] = ()
+    """settings that change the function computed, besides those that other families have too"""
+    max_length: int | None = None
+    """the most tokens a row may have, where positions are relative and the config sets no limit"""
+    reuses: bool = True
+    """a pass may begin at any block: what it reads is all that the lower ones leave"""
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The blocks that read, then those that write."""
+        own = Stack(self.stack, self.places, self.norms, self.linears, self.closing)
+        return (own,) if self.decoder is None else (own, self.decoder)
 
 
 # Adapted after the output dropout of each sublayer, before the residual sum, as Houlsby et al. do in BERT. DistilBERT
@@ -74,6 +112,56 @@ _BERT = Family(
     linears=_BERT_LINEARS,
     pooler="pooler",
     prefix="bert",
+)
+
+
+def _t5_stack(stack: str, sublayers: tuple[str, ...]) -> Stack:
+    """Adapted before dropout, as published; no adapter on cross-attention, but its norm is trained."""
+    last = f"layer.{len(sublayers) - 1}"
+    attention, feedforward = "layer.0.SelfAttention", f"{last}.DenseReluDense"
+    return Stack(
+        f"{stack}.block",
+        # The whole sublayer with its residual is what a block gives.
+        places={"attention": f"{attention}.o", "feedforward": feedforward, "output": last},
+        norms={name: f"layer.{index}.layer_norm" for index, name in enumerate(sublayers)},
+        linears={
+            "query": f"{attention}.q",
+            "key": f"{attention}.k",
+            "value": f"{attention}.v",
+            "project": f"{attention}.o",
+            "expand": f"{feedforward}.wi|{feedforward}.wi_0",
+            "gate": f"{feedforward}.wi_1|",
+            "contract": f"{feedforward}.wo",
+        },
+        closing=f"{stack}.final_layer_norm",
+    )
+
+
+_T5_ENCODER = _t5_stack("encoder", ("attention", "feedforward"))
+_T5 = Family(
+    stack=_T5_ENCODER.blocks,
+    places=_T5_ENCODER.places,
+    norms=_T5_ENCODER.norms,
+    outer_norms={},
+    linears=_T5_ENCODER.linears,
+    prefix="transformer",
+    attention="layer.0.SelfAttention",
+    cross="layer.1.EncDecAttention",
+    packing="buckets",  # what is read; what is written is short, and padded
+    is_prenorm=True,
+    num_outputs=3,
+    implementation="eager",
+    closing=_T5_ENCODER.closing,
+    decoder=_t5_stack("decoder", ("attention", "cross", "feedforward")),
+    loader="AutoModelForSeq2SeqLM",
+    copies=("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+    unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    config_fields=(
+        *("d_kv", "d_ff", "num_decoder_layers", "feed_forward_proj", "relative_attention_max_distance"),
+        *("layer_norm_epsilon", "decoder_start_token_id", "scale_decoder_outputs"),
+    ),
+    max_length=4096,
+    reuses=False,  # the first block of a stack computes the position bias of all
 )
 _POSITIONS = "it also projects relative positions, which the rows of a batch share"
 _ROBERTA = replace(_BERT, prefix="roberta", first_position=2)
@@ -157,6 +245,8 @@ FAMILIES: dict[str, Family] = {
         packing="none",
         implementation="sdpa",
     ),
+    "t5": _T5,
+    "mt5": _T5,
 }
 
 
@@ -180,6 +270,8 @@ CLASSIFIERS: dict[str, Classifier | str] = {
     "distilbert": "a relu layer before its outputs",
     "deberta-v2": "a gelu layer before its outputs",
     "modernbert": "a layer norm before its outputs",
+    "t5": "none that scores or writes texts",
+    "mt5": "none that scores or writes texts",
 }
 """family -> its classifier, or what it has that no head of ours has"""
 
@@ -272,7 +364,10 @@ class Anatomy:
     """All that the methods need to know of a backbone: what a task may write to, and how wide it is."""
 
     family: str
-    num_layers: int
+    blocks: tuple[str, ...]
+    """the path of every block, the decoder's behind the encoder's"""
+    num_readers: int
+    """blocks that read the text; those from here on are a decoder's"""
     hidden_size: int
     sites: tuple[Site, ...]
     norms: tuple[NormSite, ...]
@@ -280,6 +375,14 @@ class Anatomy:
     parameters: tuple[ParameterSite, ...]
     frozen_norms: Mapping[str, str]
     shared_linears: Mapping[str, str]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def has_decoder(self) -> bool:
+        return self.num_readers < self.num_layers
 
 
 def find_family(model_type: str) -> Family:
@@ -297,18 +400,18 @@ def survey(model: nn.Module) -> Anatomy:
     """Every site and token-wise norm of an unmounted backbone, in forward order."""
     config: Any = model.config
     family = find_family(config.model_type)
-    num_layers = len(model.get_submodule(family.stack))  # type: ignore[arg-type]
-    norm_paths = {f"{family.stack}.{i}.{path}" for i in range(num_layers) for path in family.norms.values()}
+    blocks = _find_blocks(model, family)
+    norm_paths = {f"{path}.{norm}" for path, stack in blocks for norm in stack.norms.values()}
     sites = []
-    for layer in range(num_layers):
-        for place, path in family.places.items():
-            full = f"{family.stack}.{layer}.{path}".rstrip(".")
+    for layer, (block, stack) in enumerate(blocks):
+        for place, path in stack.places.items():
+            full = f"{block}.{path}".rstrip(".")
             model.get_submodule(full)  # fail here, not in the first forward pass, if transformers renamed it
             sites.append(Site(layer, place, full, is_norm=full in norm_paths))
-    found = {name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    found: dict[str, Any] = {name: module for name, module in model.named_modules() if _is_norm(module)}
     norms = tuple(
-        NormSite(key, path, layer, found[path].normalized_shape[0], found[path].bias is not None)
-        for key, path, layer in _norm_paths(family, num_layers)
+        NormSite(key, path, layer, len(found[path].weight), getattr(found[path], "bias", None) is not None)
+        for key, path, layer in _norm_paths(family, blocks)
         if path in found  # ModernBERT's first block has none; DeBERTa's convolution is optional
     )
     frozen = {path: why for path, why in family.frozen_norms.items() if path in found}
@@ -316,54 +419,82 @@ def survey(model: nn.Module) -> Anatomy:
     assert not unknown, f"layer norms that the family table does not name: {sorted(unknown)}"
     return Anatomy(
         config.model_type,
-        num_layers,
+        tuple(path for path, _ in blocks),
+        sum(stack.blocks == family.stack for _, stack in blocks),
         config.hidden_size,
         tuple(sites),
         norms,
-        tuple(_find_linears(model, family, num_layers)),
-        tuple(_find_parameters(model, family, num_layers)),
+        tuple(_find_linears(model, blocks)),
+        tuple(_find_parameters(model, family, blocks)),
         frozen,
         family.shared_linears,
     )
+
+
+Blocks = list[tuple[str, Stack]]
+"""The path of every block and what stands in it."""
+
+
+def _find_blocks(model: nn.Module, family: Family) -> Blocks:
+    return [
+        (f"{stack.blocks}.{index}", stack)
+        for stack in family.stacks
+        for index in range(len(model.get_submodule(stack.blocks)))  # type: ignore[arg-type]
+    ]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether a module is a layer norm: torch's, or one of transformers' that only scales, or apex's in its place."""
+    return isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 
 # Outer norms that do not stand before the first block: DeBERTa's convolution joins in after block 0.
 _OUTER_LAYERS = {"convolution": lambda num_layers: 0, "final": lambda num_layers: num_layers}
 
 
-def _norm_paths(family: Family, num_layers: int) -> Iterator[tuple[str, str, int]]:
+def _norm_paths(family: Family, blocks: Blocks) -> Iterator[tuple[str, str, int]]:
     for name, path in family.outer_norms.items():
-        yield name, path, _OUTER_LAYERS.get(name, lambda num_layers: -1)(num_layers)
-    for layer in range(num_layers):
-        for name, path in family.norms.items():
-            yield f"{layer}.{name}", f"{family.stack}.{layer}.{path}", layer
+        yield name, path, _OUTER_LAYERS.get(name, lambda num_layers: -1)(len(blocks))
+    for layer, (block, stack) in enumerate(blocks):
+        for name, path in stack.norms.items():
+            yield f"{layer}.{name}", f"{block}.{path}", layer
+        is_last = layer + 1 == len(blocks) or blocks[layer + 1][1] is not stack
+        if stack.closing and is_last:
+            yield f"{layer}.final", stack.closing, layer
 
 
-def _find_linears(model: nn.Module, family: Family, num_layers: int) -> Iterator[LinearSite]:
-    for layer in range(num_layers):
-        for name, where in family.linears.items():
-            path, _, part = where.partition(":")
-            module: Any = model.get_submodule(f"{family.stack}.{layer}.{path}")
+def _find_linears(model: nn.Module, blocks: Blocks) -> Iterator[LinearSite]:
+    for layer, (block, stack) in enumerate(blocks):
+        for name, where in stack.linears.items():
+            paths, _, part = where.partition(":")
+            path = _find_path(model, block, paths.split("|"))
+            if path is None:
+                continue
+            module: Any = model.get_submodule(path)
             index, count = map(int, part.split("/")) if part else (0, 1)
             width = module.out_features // count
-            yield LinearSite(
-                layer,
-                name,
-                f"{family.stack}.{layer}.{path}",
-                module.in_features,
-                index * width,
-                (index + 1) * width,
-                module.bias is not None,
-            )
+            has_bias = module.bias is not None
+            yield LinearSite(layer, name, path, module.in_features, index * width, (index + 1) * width, has_bias)
 
 
-def _find_parameters(model: nn.Module, family: Family, num_layers: int) -> Iterator[ParameterSite]:
-    last = family.outer_norms.get("final", "")
+def _find_path(model: nn.Module, block: str, choices: list[str]) -> str | None:
+    """The path that the model has; the last choice if it has none of them, so that it fails by name."""
+    known = [choice for choice in choices if choice and _has_module(model.get_submodule(block), choice)]
+    last = (known or choices[-1:])[0]
+    return f"{block}.{last}" if last else None
+
+
+def _has_module(module: nn.Module, path: str) -> bool:
+    return any(name == path for name, _ in module.named_modules())
+
+
+def _find_parameters(model: nn.Module, family: Family, blocks: Blocks) -> Iterator[ParameterSite]:
+    above = tuple(f"{path}." for path in (family.outer_norms.get("final"), family.pooler, "lm_head") if path)
+    ranges = {f"{block}.": layer for layer, (block, _) in enumerate(blocks)}
+    ranges |= {f"{path}.": layer for key, path, layer in _norm_paths(family, blocks) if key.endswith(".final")}
     for name, parameter in model.named_parameters():
         is_pooler = family.pooler is not None and name.startswith(f"{family.pooler}.")
-        layer = -1
-        if name.startswith(f"{family.stack}."):
-            layer = int(name.removeprefix(f"{family.stack}.").partition(".")[0])
-        elif is_pooler or (last and name.startswith(f"{last}.")):
-            layer = num_layers
+        layer = next((layer for prefix, layer in ranges.items() if name.startswith(prefix)), -1)
+        if name.startswith(above):
+            layer = len(blocks)
         yield ParameterSite(name, tuple(parameter.shape), layer, is_pooler)

@@ -61,6 +61,7 @@ class TiledBottleneck:
     running: tuple[Tensor, Tensor] | None = None
     is_plain: bool = field(default=True)
     """one fused program does it: no norm inside, no further layers, one activation, at most `fused.MAX_SIZE` wide"""
+    out_norm: tuple[Tensor, Tensor] | None = None
 
     @property
     def all_kinds(self) -> tuple[Kinds, Kinds, Kinds, Kinds]:
@@ -103,6 +104,7 @@ def update(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
             tiling,
         )
     update_NE = grouped.segment_linear(z_NR, stacks.up_SRE, stacks.up_bias_SE, tiles)
+    update_NE = weights.inner_norms.pick(lambda kind: _out_norm(kind, update_NE, weights, tiling), tiling)
     update_NE = (update_NE * stacks.scale_S[tiling.slots_N].unsqueeze(1)).to(h_ND.dtype)
     return weights.multiplies.pick(lambda multiplies: h_ND * update_NE if multiplies else update_NE, tiling)
 
@@ -139,10 +141,21 @@ def _scaled(wide: Tensor, mean: Tensor, var: Tensor, weights: TiledBottleneck, t
     return (wide - mean) * torch.rsqrt(var + NORM_EPS) * scale_NR + shift_NR
 
 
+def _out_norm(kind: str, update_NE: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
+    """Layer norm of what a bottleneck gives, where it has one there."""
+    from inlay.model.kernels import NORM_EPS
+
+    if kind != "output":
+        return update_NE
+    assert weights.out_norm is not None
+    return layer_norm(update_NE, *weights.out_norm, NORM_EPS, tiling)
+
+
 _INNER_NORMS: dict[str, Callable[[Tensor, TiledBottleneck, Tiling], Tensor]] = {
     "none": lambda z_NR, weights, tiling: z_NR,
     "layer": _norm_by_token,
     "batch": _norm_by_column,
+    "output": lambda z_NR, weights, tiling: z_NR,
 }
 
 

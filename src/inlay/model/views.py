@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inlay.config import MethodConfig
 from inlay.model import kernels
@@ -176,6 +176,7 @@ def _bottleneck(name: str, stacks: Stacks, shapes: list[kernels.Shape | None]) -
         stacks[f"{name}.up_bias"],
         tuple((stacks[f"{name}.hidden{i}"], stacks[f"{name}.hidden{i}_bias"]) for i in range(1, depth)),
         norm=pair("norm_scale", "norm_shift"),
+        out_norm=pair("out_scale", "out_shift"),
         running=pair("running_mean", "running_var"),
     )
 
@@ -203,14 +204,26 @@ def _linear_views(
 class RoutedBank:
     """A bank's views with a route bound: what the wrappers in the backbone call. `at` gives that of one block.
 
-    `update`, `adapt`, `layer_norm` and `per_row` alone compute with the slots' parameters: a subclass may do it
-    otherwise.
+    `update`, `adapt`, `layer_norm`, `rms_norm` and `per_row` alone compute with the slots' parameters: a subclass may
+    do it otherwise.
     """
 
-    def __init__(self, views: Views, route: Route, *, is_training: bool = False, seeds: Tensor | None = None) -> None:
-        """`seeds` has a random number for each block, on the device, if it trains there with fused dropout."""
+    def __init__(
+        self,
+        views: Views,
+        route: Route,
+        *,
+        is_training: bool = False,
+        seeds: Tensor | None = None,
+        num_readers: int | None = None,
+    ) -> None:
+        """`seeds` has a random number for each block, on the device, if it trains there with fused dropout.
+
+        Blocks beyond the first `num_readers` are a decoder's, whose tokens have a route of their own.
+        """
         self._views, self._is_training, self._seeds = views, is_training, seeds
         self._route, self._firsts = route.wide or route, None if route.wide is None else route
+        self._num_readers = num_readers
         self._seed: Tensor | None = None
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
@@ -225,6 +238,8 @@ class RoutedBank:
         block = self._block(views) if firsts is None else _FirstTokens(views, firsts, is_training=self._is_training)
         block._seed = None if self._seeds is None else self._seeds[layer : layer + 1]
         block._layer = layer
+        if self._num_readers is not None and layer >= self._num_readers and self._route.decoder is not None:
+            block._route = self._route.decoder
         if self._route.prefix is not None and self._route.prefix.reach.layer == layer:
             attended = self._route.prefix.attended
             block._attended = None if attended is None else block._pick(attended)
@@ -338,6 +353,8 @@ class RoutedBank:
         if scale is None:  # BitFit trains the shift alone
             assert shift is not None
             scale = inner.weight.to(shift.dtype).expand(len(shift), -1)
+        if not isinstance(inner, nn.LayerNorm):  # T5's
+            return self.rms_norm(x, scale, inner.variance_epsilon)
         return self.layer_norm(x, scale, shift, inner.eps)
 
     def _change(self, x: Tensor, y: Tensor, part: LinearSite, view: LinearView | None, inner: Any) -> Tensor:
@@ -354,6 +371,10 @@ class RoutedBank:
     def layer_norm(self, x: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float) -> Tensor:
         """A layer norm with each row's own scale and shift."""
         return self._unlay(kernels.layer_norm(self._lay(x), scale_SD, shift_SD, eps, self._route))
+
+    def rms_norm(self, x: Tensor, scale_SD: Tensor, eps: float) -> Tensor:
+        """T5's layer norm with each row's own scale."""
+        return self._unlay(kernels.rms_norm(self._lay(x), scale_SD, eps, self._route))
 
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
         """Each row's own vector, to be added to or multiplied with the rows of x, as precise as it is learnt."""

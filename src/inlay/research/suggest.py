@@ -204,7 +204,8 @@ def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None)
 
 def _pooling_of(spec: SlotSpec | None, backbone: Backbone) -> str:
     is_pooled = spec is not None and spec.head.pooling in ("cls", "pooler", "mean")
-    return spec.head.pooling if spec is not None and is_pooled else backbone.default_pooling
+    default = "mean" if backbone.writes else backbone.default_pooling
+    return spec.head.pooling if spec is not None and is_pooled else default
 
 
 def predict_left_out(vectors: Vectors, targets: np.ndarray) -> tuple[np.ndarray, float]:

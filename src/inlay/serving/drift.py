@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -38,13 +39,16 @@ def measure_drift(probes: Sequence[Probe], outputs: Sequence[Output], head: Head
     answer, num_changed, largest = find_head(head.kind).answer, 0, 0.0
     for probe, output in zip(probes, outputs, strict=True):
         published = torch.tensor(probe.logits)
+        if len(published) != output.flat.numel():  # a text that was written is another
+            num_changed, largest = num_changed + 1, math.inf
+            continue
         sizes = [window.numel() for window in output.logits]
         parts = published.split(sizes)
         before = dataclasses.replace(
             output, logits=tuple(part.view_as(window) for part, window in zip(parts, output.logits, strict=True))
         )
         num_changed += is_changed(answer(before, head, labels), answer(output, head, labels))
-        largest = max(largest, float((output.flat - published).abs().max()))
+        largest = max(largest, *(output.flat - published).abs().tolist(), 0.0)
     return Drift(len(probes), num_changed, largest)
 
 

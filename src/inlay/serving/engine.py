@@ -21,7 +21,7 @@ from inlay.errors import BadConfig, BadData, InlayError, Unsupported, WrongBackb
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.graphed import GraphedForward
-from inlay.model.heads import Outcome, Output, collect_outputs, find_head
+from inlay.model.heads import HeadSpec, Outcome, Output, collect_outputs, find_head
 from inlay.model.inference import infer
 from inlay.model.quantize import check_slot, find_precision
 from inlay.model.route import Row
@@ -301,7 +301,7 @@ def check_confidence(kind: str, min_confidence: float) -> None:
 def find_reading(manifest: Manifest) -> Reading:
     """How a version's rows become windows of tokens."""
     stride = {"stride": int(manifest.extra["stride"])} if "stride" in manifest.extra else {}
-    return Reading(manifest.kind, manifest.max_length, **stride)
+    return Reading(HeadSpec(**manifest.head).layout, manifest.max_length, **stride)
 
 
 def check_backbone(version: Version, manifest: Manifest, backbone: Backbone) -> None:

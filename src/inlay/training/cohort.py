@@ -22,6 +22,7 @@ from torch import Tensor
 from inlay.data.encode import Encoded
 from inlay.data.metrics import is_better
 from inlay.data.once import encode_once
+from inlay.data.tasks import Split
 from inlay.data.windows import Reading
 from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.backbone import Backbone
@@ -29,9 +30,10 @@ from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer, has_frozen_attention
 from inlay.model.route import Reach
+from inlay.model.sites import find_family
 from inlay.training.compiled import CompiledStepper, can_compile
-from inlay.training.evaluate import Verdict, score_dev
-from inlay.training.member import Member
+from inlay.training.evaluate import Verdict, find_texts, score_dev
+from inlay.training.member import Member, MemberRows
 from inlay.training.memory import first_line, is_out_of_memory, release_memory
 from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.parallel import World
@@ -149,6 +151,8 @@ class Cohort:
     def reach(self) -> Reach:
         """How far up all is frozen; through attention where rows are packed, as others cannot leave it out."""
         config, backbone = self.members[0].run.config, self.backbone
+        if not find_family(backbone.anatomy.family).reuses:
+            return Reach(0)
         is_frozen = backbone.packs and has_frozen_attention(backbone.anatomy, config.method)
         return Reach(self.first_layer, is_frozen and not config.train.attention_dropout)
 
@@ -194,8 +198,7 @@ class Cohort:
         if run.start.tensors:
             self.bank.put(slot, run.spec, {**self.bank.read(slot), **run.start.tensors})
         self.optimizer.reset(slot, run.config.train)
-        rows, dev = self._encoder.encode(run, "train"), self._encoder.encode(run, "dev")
-        member = Member(run, slot, rows, dev, self.backbone.device)
+        member = Member(run, slot, self._encoder.rows_of(run), self.backbone.device)
         member.progress.began = self.seconds
         if isinstance(entering, Parked):
             member.progress, member.best_tensors = entering.progress, entering.best_tensors
@@ -383,6 +386,20 @@ class _Encoder:
             progress = partial(self._watch.on_encode, num_rows=len(rows))
             self._known[key] = encode_once(self._backbone.tokenizer, rows, run.reading, progress)
         return self._known[key]
+
+    def rows_of(self, run: Run) -> MemberRows:
+        """All rows that a run trains and is judged on."""
+        return MemberRows(self.encode(run, "train"), self.encode(run, "dev"), self._write(run))
+
+    def _write(self, run: Run) -> Encoded | None:
+        """The tokens of the answers to a run's training rows, where they are written."""
+        head, targets = run.spec.head, run.task.train.targets
+        if not head.is_written:
+            return None
+        assert targets is not None
+        chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
+        max_length = max(head.max_answer, *(len(self._backbone.tokenizer(text)["input_ids"]) for text in head.texts), 1)
+        return encode_once(self._backbone.tokenizer, Split(chosen, None, None, []), Reading("text", max_length))
 
     def keep(self, runs: Sequence[Run]) -> None:
         """Forget the rows that none of these runs reads."""

@@ -46,6 +46,7 @@ def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
         launch.is_available(bank.backbone.device)
         and bank.backbone.packs
         and method.inner_norm != "batch"
+        and not heads[0].is_written
         and all(head.kind in KINDS and head.features == "last" and head.hidden == "none" for head in heads)
         and len({head.pooling for head in heads}) == 1
     )

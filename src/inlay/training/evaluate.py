@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.data.answers import tune_threshold
@@ -33,18 +35,27 @@ from inlay.training.run import Result, Run
 class Targets:
     """A split's targets as the head's loss takes them, a row or a window at a time."""
 
-    def __init__(self, split: Split, encoded: Encoded, head: HeadSpec, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        split: Split,
+        encoded: Encoded,
+        head: HeadSpec,
+        device: torch.device | str = "cpu",
+        written: Sequence[np.ndarray] | None = None,
+    ) -> None:
+        """`written` has the tokens of every answer, where they are what is learned."""
         assert split.targets is not None
-        aligned = align_targets(head.kind, encoded, split.targets)
+        aligned = align_targets(head.kind, encoded, split.targets) if written is None else written
         whole = None if aligned is not None else _as_numbers(split.targets, head)
         self.numbers = None if whole is None else whole.numpy()
         """the targets of whole rows, on the host"""
         self._whole = None if whole is None else whole.to(device)
-        self._tokens = [torch.as_tensor(target) for target in aligned or ()]  # padded here, sent batch by batch
-        entry = find_head(head.kind)
-        weights = [entry.weight(target) for target in self._tokens] if aligned is not None else np.ones(len(encoded))
+        tokens = [] if aligned is None else [np.asarray(target, dtype=np.int64) for target in aligned]
+        self._tokens = [torch.from_numpy(target) for target in tokens]  # padded here, sent batch by batch
+        weigh = find_head("text" if written is not None else head.kind).weight
+        weights = [weigh(target) for target in self._tokens] if aligned is not None else np.ones(len(encoded))
         self.weights = torch.as_tensor(weights, dtype=torch.float32, device=device)
-        """how much each window counts in a mean: labelled tokens, where tokens are labelled"""
+        """how much each window counts in a mean: labelled or written tokens, where there are such"""
 
     def take(self, windows: Sequence[int], width: int) -> Tensor:
         """The targets of some windows, those of tokens padded to `width`."""
@@ -57,7 +68,17 @@ class Targets:
         return padded.to(self.weights.device)
 
 
+def find_texts(targets: np.ndarray, head: HeadSpec) -> np.ndarray:
+    """Which of a head's texts is nearest to each target: its class, or the number it stands for."""
+    if head.kind == "regress":
+        numbers = np.array([float(text) for text in head.texts])
+        return np.abs(numbers[None, :] - targets[:, None]).argmin(1)
+    return targets
+
+
 def _as_numbers(targets: np.ndarray, head: HeadSpec) -> Tensor:
+    if head.texts:
+        return torch.as_tensor(find_texts(targets, head))
     if head.kind == "regress":
         return torch.as_tensor(((targets - head.target_mean) / head.target_std).astype(np.float32))
     return torch.as_tensor(targets)
@@ -81,11 +102,13 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
     calibrated = dataclasses.replace(head, **fitted)
     scores = _score(run.task.kind, run.task.labels, outputs, split, calibrated)
     scores |= _score_calibration(head, calibrated, decisions)
+    if head.kind == "text":  # what was written is right or wrong: there are no logits to be surer by
+        return Verdict(scores, 1.0 - scores["exact_match"], fitted)
     return Verdict(scores, _mean_loss(head, Targets(split, encoded, head), logits), fitted)
 
 
 def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> float:
-    row_losses = find_head(head.kind).row_losses
+    row_losses = partial(F.cross_entropy, reduction="none") if head.texts else find_head(head.kind).row_losses
     if logits[0].dim() == 1:
         return float(row_losses(torch.stack(list(logits)), targets.take(range(len(logits)), 0)).mean())
     losses = [row_losses(row.unsqueeze(0), targets.take([window], len(row))) for window, row in enumerate(logits)]
@@ -184,7 +207,7 @@ def predict_split(
     stride: int = Reading.stride,
 ) -> list[Tensor]:
     """All logits of every row of a split, as one vector each."""
-    encoded = encode_once(backbone.tokenizer, split, Reading(spec.head.kind, max_length, stride))
+    encoded = encode_once(backbone.tokenizer, split, Reading(spec.head.layout, max_length, stride))
     return [output.flat for output in _collect(split, encoded, _infer(spec, tensors, backbone, encoded))]
 
 

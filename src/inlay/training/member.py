@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
-from inlay.model.heads import find_head
+from inlay.model.heads import find_head, lose_texts
 from inlay.model.route import Prefix, Reach, Row
 from inlay.training.evaluate import Targets
 from inlay.training.run import Run, count_steps
@@ -44,16 +45,29 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class MemberRows:
+    """What a run reads, and what it is to write where its answers are written."""
+
+    train: Encoded
+    dev: Encoded
+    written: Encoded | None = None
+
+
 class Member:
     """A run in its slot: encoded rows (windows, where a row is several), targets and progress."""
 
-    def __init__(self, run: Run, slot: int, train: Encoded, dev: Encoded, device: torch.device) -> None:
-        self.run, self.slot, self.train, self.dev = run, slot, train, dev
+    def __init__(self, run: Run, slot: int, rows: MemberRows, device: torch.device) -> None:
+        self.run, self.slot, self.train, self.dev = run, slot, rows.train, rows.dev
         self.progress = Progress()
         self.best_tensors: dict[str, Tensor] = {}
         self._batches: tuple[int, list[np.ndarray]] = (-1, [])
-        self._head = find_head(run.task.kind)
-        self._targets = Targets(run.task.train, train, run.spec.head, device)
+        self._written = rows.written
+        self._row_losses = find_head(run.task.kind).row_losses
+        if rows.written is not None:
+            self._row_losses = partial(lose_texts, smoothing=run.config.train.label_smoothing or 0.0)
+        answers = None if rows.written is None else rows.written.ids
+        self._targets = Targets(run.task.train, rows.train, run.spec.head, device, answers)
         self._weights = _class_weights(run, device) * self._targets.weights
         self._numbers, self._row_weights = self._targets.numbers, self._weights.cpu().numpy()
         self._kept: dict[str, Kept] = {}
@@ -75,13 +89,23 @@ class Member:
     @property
     def fewest_tokens(self) -> int:
         """Of a forward pass that its rows fit in: the longest row, or with batch norm, which sees it whole, a batch."""
-        train, longest = self.run.config.train, int(self.train.lengths.max())
+        train, longest = self.run.config.train, self.longest
         return longest * (train.batch_size if self.run.config.method.inner_norm == "batch" else 1)
 
     @property
     def most_tokens(self) -> int:
         """Of one step, with padding."""
-        return self.run.config.train.batch_size * int(self.train.lengths.max())
+        return self.run.config.train.batch_size * self.longest
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest row."""
+        return int(self.lengths.max())
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of every row, those of the answer included where it is written."""
+        return self.train.lengths + (0 if self._written is None else self._written.lengths)
 
     @property
     def is_active(self) -> bool:
@@ -129,8 +153,15 @@ class Member:
         """The rows of a step, with their prefixes where these are reused."""
         ids, segments = self.train.ids, self.train.segments
         prefixes: Sequence[Prefix | None] = self.prefixes(windows) or [None] * len(windows)
+        answers = None if self._written is None else self._written.ids
         return [
-            Row(ids[int(window)], self.slot, None if segments is None else segments[int(window)], prefix)
+            Row(
+                ids[int(window)],
+                self.slot,
+                None if segments is None else segments[int(window)],
+                prefix,
+                None if answers is None else answers[int(window)],
+            )
             for window, prefix in zip(windows, prefixes, strict=True)
         ]
 
@@ -149,7 +180,7 @@ class Member:
         weights, total = self._weights[chosen], self._weights[torch.as_tensor(batch, device=device)].sum()
         targets = self._targets.take(indices, logits.shape[1])
         # A batch without any labelled token has nothing to learn from, and a loss of 0.
-        return (self._head.row_losses(logits, targets) * weights).sum() / torch.where(total > 0, total, 1.0)
+        return (self._row_losses(logits, targets) * weights).sum() / torch.where(total > 0, total, 1.0)
 
 
 def _class_weights(run: Run, device: torch.device) -> Tensor:

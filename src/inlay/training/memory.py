@@ -143,9 +143,8 @@ def measure_token_bytes(cohort: Cohort) -> float:
 
     The cohort is as before afterwards. Raises OutOfMemory if even the small passes do not fit.
     """
-    member = max(cohort.members, key=lambda member: int(member.train.lengths.max()))
-    row = int(member.train.lengths.argmax())
-    length = int(member.train.lengths[row])
+    member = max(cohort.members, key=lambda member: member.longest)
+    row, length = int(member.lengths.argmax()), member.longest
     counts = [max(1, -(-tokens // length)) for tokens in _PROBED_TOKENS]
     if counts[0] == counts[1]:
         counts[1] += 1

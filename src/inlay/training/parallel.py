@@ -108,15 +108,22 @@ class Several(World):
 
     def infer(self, bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> list[Tensor]:
         shapes = [_logits_shape(bank, row) for row in rows]
+        free = [index for index, row in enumerate(rows) if bank.head_of(row.slot).kind == "text"]
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.zeros(sum(sizes))
         answers = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
         own = range(self.place.rank, len(rows), self.place.size)
         computed = infer(bank, [rows[index] for index in own], token_budget=token_budget)
         for index, logits in zip(own, computed, strict=True):
-            answers[index].copy_(logits)
+            if index not in free:
+                answers[index].copy_(logits)
         self.num_sums += 1
         self._links.add_up(flat)  # every value to zeros: exact
+        if free:  # nobody knows how long the texts of others are
+            written = {index: text.tolist() for index, text in zip(own, computed, strict=True) if index in free}
+            for found in self._links.collect(written):
+                for index, letters in found.items():
+                    answers[index] = torch.tensor(letters)
         return answers
 
     def agree(self, value: Any, what: str) -> None:

@@ -81,7 +81,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
     by_part: dict[str, int] = {}
     for item in run.spec.layout(backbone.anatomy):
         by_part[item.part] = by_part.get(item.part, 0) + item.num_parameters
-    total = sum(by_part.values())
+    total, in_head = sum(by_part.values()), by_part.get("head", 0)
     stored_bytes = 4 * sum(math.prod(item.shape) for item in run.spec.layout(backbone.anatomy))
     settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
@@ -111,8 +111,8 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
         inlay=Cost(total, stored_bytes, once_seconds + dev_once_seconds + epochs * upper_seconds, peak),
         full=Cost(
-            backbone_total + by_part["head"],
-            4 * (backbone_total + by_part["head"]),
+            backbone_total + in_head,
+            4 * (backbone_total + in_head),
             epochs * (full_seconds + dev_seconds),
             peak + _TRAINED_BYTES * backbone_total,
         ),
@@ -163,8 +163,9 @@ def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
 
     def step() -> None:
         batch = collate(member.rows(member.next_batch()), backbone.pad_id, backbone.device)
-        hidden = model(input_ids=batch.input_ids_BT, attention_mask=batch.mask_BT).last_hidden_state
-        hidden.float().square().mean().backward()
+        answers = {} if batch.written_BT is None else {"labels": batch.written_BT}
+        outputs = model(input_ids=batch.input_ids_BT, attention_mask=batch.mask_BT, **answers)
+        (outputs.logits if answers else outputs.last_hidden_state).float().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -94,7 +94,7 @@ def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
 
 def _windows(run: Run) -> dict[str, int]:
     """What more than its length says how a row becomes windows."""
-    return {"stride": run.reading.stride} if LAYOUTS[run.task.kind].overlaps else {}
+    return {"stride": run.reading.stride} if LAYOUTS[run.reading.kind].overlaps else {}
 
 
 def _sidecar(result: Result) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,10 +23,10 @@ from torch import Tensor
 from inlay.config import RunConfig, TrainConfig, read_toml, write_toml
 from inlay.data.tasks import Task
 from inlay.data.windows import Reading
-from inlay.errors import BadConfig, Missing, WrongBackbone
+from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import SlotSpec
-from inlay.model.heads import HeadSpec, find_head
+from inlay.model.heads import WRITTEN, HeadSpec, find_head
 from inlay.model.methods import find_method, resolve_method
 from inlay.store import Store, write_atomically
 from inlay.training.start import Start, load_sources, make_start
@@ -50,7 +51,7 @@ class Run:
     @property
     def reading(self) -> Reading:
         """How the task's rows become windows of tokens."""
-        return Reading(self.task.kind, self.max_length, self.config.train.stride)
+        return Reading(self.spec.head.layout, self.max_length, self.config.train.stride)
 
     @property
     def max_length(self) -> int:
@@ -124,7 +125,7 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
     lr = config.train.lr or find_method(config.method.name).lr
     bucket = config.train.bucket or (1 if backbone.packs else 4)
     known: dict[str, Any] = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
-    train = dataclasses.replace(config.train, **known)
+    train = dataclasses.replace(config.train, **known, **_resolve_writing(task, config.train, backbone))
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
@@ -137,8 +138,12 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
 def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
     entry = find_head(task.kind)
     num_outputs = entry.num_outputs(len(task.labels))
-    pooling = train.pooling if entry.reads == "pooled" else entry.reads
     assert task.train.targets is not None
+    if train.pooling == WRITTEN:
+        texts = _TEXTS[task.kind](task)
+        beams, longest = train.beams or HeadSpec.beams, train.max_answer or HeadSpec.max_answer
+        return HeadSpec(task.kind, len(texts), WRITTEN, texts=texts, beams=beams, max_answer=longest)
+    pooling = train.pooling if entry.reads == "pooled" else entry.reads
     known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
     return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, **known)
 
@@ -148,6 +153,53 @@ _FROM_TARGETS: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
     "regress": lambda targets: {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0},
     "span": lambda targets: {"null_threshold": None if all(targets) else 0.0},
 }
+
+
+_STEP = 0.2  # numbers are written rounded to it, as published for STS-B
+_MOST_NUMBERS = 500
+
+
+def _spell_numbers(task: Task) -> tuple[str, ...]:
+    """The texts that stand for numbers: those from the least to the largest target, in steps."""
+    targets = task.train.targets
+    assert targets is not None
+    first, last = math.floor(targets.min() / _STEP + 1e-9), math.ceil(targets.max() / _STEP - 1e-9)
+    if last - first >= _MOST_NUMBERS:
+        raise BadConfig(
+            f"targets from {targets.min():g} to {targets.max():g} are {last - first + 1:,} texts in steps of {_STEP}",
+            f"scale them to a range of at most {_MOST_NUMBERS * _STEP:g}, or use a backbone that does not write",
+        )
+    return tuple(f"{step * _STEP:.1f}" for step in range(first, last + 1))
+
+
+# Kind -> the texts that are scored where answers are written; none: they are free.
+_TEXTS: dict[str, Callable[[Task], tuple[str, ...]]] = {
+    "classify": lambda task: task.labels,
+    "regress": _spell_numbers,
+    "text": lambda task: (),
+}
+
+
+def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dict[str, Any]:
+    """The settings of answers that are written; refuses them, and tasks, where they do not go with the backbone."""
+    if backbone.writes and task.kind not in _TEXTS:
+        raise Unsupported(
+            f"a `{task.kind}` task on the backbone `{backbone.name}`, which writes its answers",
+            f"it takes {', '.join(_TEXTS)}; write the answers as texts, or use another backbone",
+        )
+    if not backbone.writes and task.kind == "text":
+        raise Unsupported(
+            f"a `text` task on the backbone `{backbone.name}`, which writes no texts", "use a T5, or `--kind classify`"
+        )
+    used = ("label_smoothing", "beams", "max_answer") if task.kind == "text" else ("label_smoothing",)
+    for name in ("label_smoothing", "beams", "max_answer"):
+        if getattr(config, name) is not None and not (backbone.writes and name in used):
+            raise BadConfig(f"`train.{name}` is set for a `{task.kind}` task on `{backbone.name}`", "leave it out")
+    if not backbone.writes:
+        return {}
+    defaults = {"label_smoothing": 0.1, "beams": HeadSpec.beams, "max_answer": HeadSpec.max_answer}
+    chosen = {name: getattr(config, name) for name in used}
+    return {name: defaults[name] if value is None else value for name, value in chosen.items()}
 
 
 def _resolve_pooling(config: TrainConfig, backbone: Backbone) -> str:

@@ -183,7 +183,7 @@ def _why_fresh_head(source: Source, head: HeadSpec, task: Task) -> str | None:
 def _rescaled(source: Source, head: HeadSpec) -> dict[str, Tensor]:
     """The source's tensors, its head giving numbers on this task's scale: the same answers as before."""
     own, tensors = source.spec.head, dict(source.tensors)
-    if own.kind == "regress" and head.kind == "regress":
+    if own.kind == "regress" and head.kind == "regress" and not head.is_written:
         tensors["head.weight"] = tensors["head.weight"] * (own.target_std / head.target_std)
         shift = own.target_mean - head.target_mean
         tensors["head.bias"] = (tensors["head.bias"] * own.target_std + shift) / head.target_std

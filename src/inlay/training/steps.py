@@ -118,14 +118,14 @@ class Stepper:
         budget, spec = self.token_budget, self._bank.specs[rows[0].slot]
         assert spec is not None
         if spec.method.inner_norm != "batch":
-            lengths = [len(row.ids) for row in rows]
+            lengths = [row.num_tokens for row in rows]
             yield from batches_by_length(lengths, budget, packs=self._bank.backbone.packs)
             return
         chunk: list[int] = []
         longest = 0
         for _, group in itertools.groupby(range(len(rows)), key=lambda position: rows[position].slot):
             own = list(group)
-            widest = max(len(rows[position].ids) for position in own)
+            widest = max(rows[position].num_tokens for position in own)
             if chunk and max(longest, widest) * (len(chunk) + len(own)) > budget:
                 yield chunk
                 chunk, longest = [], 0

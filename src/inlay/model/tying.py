@@ -1,0 +1,61 @@
+"""The embeddings of a text-to-text backbone, as its files have them: read once, written with, tied or not.
+
+Which of its tensors are one is not left to transformers, whose versions differ: some tie what a config calls untied,
+and a state dict loaded into a model whose output layer is its embedding overwrites that without a word. Here the files
+decide: an output layer that they have and that is not the embedding is one of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from inlay.errors import StoreDamaged
+from inlay.model.fingerprint import read_tensors
+
+_INPUTS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_OUTPUT = "lm_head.weight"
+_TIED_BY_DEFAULT = ("t5",)  # as the first T5 was; those after it have an output layer of their own
+
+
+def settle_embeddings(model: Any, folder: Path) -> None:
+    """Set a model's embeddings to those of its folder's files, one tensor for both stacks, and tie what they tie."""
+    found = read_tensors(folder, {*_INPUTS, _OUTPUT})
+    inputs = [found[name] for name in _INPUTS if name in found]
+    if not inputs:
+        raise StoreDamaged(f"no embeddings in `{folder}`", f"its weights must have `{_INPUTS[0]}`")
+    if any(not torch.equal(other, inputs[0]) for other in inputs[1:]):
+        raise StoreDamaged(
+            f"`{folder}` has different embeddings for reading and for writing", "a T5 has one: fetch the folder again"
+        )
+    output = found.get(_OUTPUT)
+    model.shared.weight = _like(model.shared.weight, inputs[0])
+    # One tensor in modules of their own: `functional_call` cannot give back what one module under three names had.
+    model.encoder.embed_tokens.weight = model.decoder.embed_tokens.weight = model.shared.weight
+    is_own = output is not None and not torch.equal(output, inputs[0])
+    model.lm_head.weight = _like(model.shared.weight, output) if is_own and output is not None else model.shared.weight
+    model.lm_head.forward = types.MethodType(_write_in_float32, model.lm_head)
+    # Where output and embedding were trained as one, what is written is scaled first. Older versions read it off the
+    # second of these settings, newer ones off the first.
+    model.config.scale_decoder_outputs = model.config.tie_word_embeddings = _is_scaled(folder)
+
+
+def _write_in_float32(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The output layer, as precise as other heads: rounded to bf16, many words of a vocabulary would score alike."""
+    return F.linear(x.float(), layer.weight.float())
+
+
+def _is_scaled(folder: Path) -> bool:
+    config = json.loads((folder / "config.json").read_text(encoding="utf8"))
+    default = config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
+    return bool(config.get("scale_decoder_outputs", default))
+
+
+def _like(parameter: Tensor, value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.to(parameter), requires_grad=parameter.requires_grad)

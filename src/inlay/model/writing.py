@@ -1,0 +1,228 @@
+"""A text-to-text backbone at work: it reads the rows of a batch and writes their answers, each row by its own slot.
+
+Answers are known texts that are scored (a label's score is the sum of its tokens' log-probabilities, the end included,
+not divided by its length), or texts written token by token, greedily or by beam search. The slots of rows follow them
+through all of it: repeated for every text that is scored, repeated and reordered for beams, with the keys and values
+that earlier tokens left. What always holds: a row's answer does not depend on the rows beside it.
+
+Shape letters: B rows, T tokens of a row, D hidden, V vocabulary, R rows of the decoder, K beams, L texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from inlay.model.route import Batch, Route
+
+if TYPE_CHECKING:
+    from inlay.model.bank import Bank
+
+MOST_SCORED = {"cpu": 1024, "cuda": 8192}
+"""Tokens of texts scored at a time: each has a probability for every word of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What was read of rows: what a decoder attends to."""
+
+    states_BTD: Tensor
+    mask_BT: Tensor
+
+
+def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> Tensor:
+    """The logits [B, T, V] of every token of the answers that the batch knows, each given those before it."""
+    assert batch.written_BT is not None
+    backbone = bank.backbone
+    before_BT = batch.written_BT.clamp(min=0).roll(1, 1)  # padding is never read by what stands before it
+    before_BT[:, 0] = backbone.start_id
+    return backbone.write(backbone.read(batch, weights), before_BT, weights)[0]
+
+
+def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> list[Tensor]:
+    """Of each segment the scores of its slot's texts [n, L], or the letters that were written [n, W], -1 at the end."""
+    read = bank.backbone.read(batch, weights)
+    found: dict[int, Tensor] = {}
+    for rows in _groups(bank, batch):
+        pen = _Pen(bank, read, _slots(batch), rows, weights)
+        head = pen.heads[0]
+        answers = _score(pen) if head.texts else _write(pen, head.beams, head.max_answer)
+        found |= dict(zip(rows, answers, strict=True))
+    return [_join([found[row] for row in range(start, stop)]) for _, start, stop in batch.rows]
+
+
+def _slots(batch: Batch) -> list[int]:
+    return [slot for slot, start, stop in batch.rows for _ in range(start, stop)]
+
+
+def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
+    """Rows that are answered together: with the same number of beams, or with not too many texts to be scored."""
+    limit = MOST_SCORED[bank.backbone.device.type]
+    written: dict[tuple[int, int], list[int]] = {}
+    scored: list[int] = []
+    num_tokens = 0
+    for row, slot in enumerate(_slots(batch)):
+        head = bank.head_of(slot)
+        if not head.texts:
+            written.setdefault((head.beams, head.max_answer), []).append(row)
+            continue
+        more = sum(map(len, bank.texts_of(slot)))
+        if scored and num_tokens + more > limit:
+            yield scored
+            scored, num_tokens = [], 0
+        scored, num_tokens = [*scored, row], num_tokens + more
+    yield from (rows for rows in (scored, *written.values()) if rows)
+
+
+class _Pen:
+    """Writes for some rows of a batch, and remembers what it wrote."""
+
+    def __init__(
+        self,
+        bank: Bank,
+        read: Read,
+        slots: Sequence[int],
+        rows: Sequence[int],
+        weights: Mapping[str, Tensor] | None,
+    ) -> None:
+        self._bank, self._weights, self._cache = bank, weights, None
+        self._slots = [slots[row] for row in rows]
+        index_B = torch.as_tensor(rows, device=read.mask_BT.device)
+        self._read = Read(read.states_BTD[index_B], read.mask_BT[index_B])
+        self.heads = [bank.head_of(slot) for slot in self._slots]
+        self.texts = [bank.texts_of(slot) for slot in self._slots]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._slots)
+
+    @property
+    def device(self) -> torch.device:
+        return self._read.mask_BT.device
+
+    @property
+    def backbone(self) -> Any:
+        return self._bank.backbone
+
+    def start(self) -> Tensor:
+        """The token [R, 1] that stands before all others."""
+        return torch.full((self.num_rows, 1), self.backbone.start_id, device=self.device)
+
+    def write(self, ids_RT: Tensor) -> Tensor:
+        """Log-probabilities [R, T, V] of the tokens behind these, which follow those written before."""
+        route = Route.from_slots(self._slots, torch.ones_like(ids_RT))
+        with self._bank.routed(route):
+            logits, self._cache = self.backbone.write(self._read, ids_RT, self._weights, self._cache, keeps=True)
+        return logits.float().log_softmax(-1)
+
+    def spread(self, index_R: Tensor) -> None:
+        """Go on with these rows, of which one may be several; their order by slots must stay."""
+        assert self._cache is not None
+        self._cache.reorder_cache(index_R)
+        self._slots = [self._slots[row] for row in index_R.tolist()]
+        # Keys and values of what was read are kept: the states themselves are not looked at any more.
+        states = self._read.states_BTD[:1].expand(len(index_R), -1, -1)
+        self._read = Read(states, self._read.mask_BT[index_R])
+
+
+def _score(pen: _Pen) -> list[Tensor]:
+    """The score of each text of each row: its first token once for all, the others in one pass."""
+    first_BV = pen.write(pen.start())[:, 0]
+    texts = [text for own in pen.texts for text in own]
+    counts = [len(own) for own in pen.texts]
+    owners_R = torch.arange(pen.num_rows, device=pen.device).repeat_interleave(torch.tensor(counts, device=pen.device))
+    width = max(map(len, texts))
+    padded = torch.tensor([[*text, *[-1] * (width - len(text))] for text in texts], device=pen.device)
+    scores_R = first_BV[owners_R, padded[:, 0]]
+    if width > 1:
+        pen.spread(owners_R)
+        rest = pen.write(padded[:, :-1].clamp(min=0))
+        next_RT = padded[:, 1:]
+        own = rest.gather(-1, next_RT.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        scores_R = scores_R + own.masked_fill(next_RT < 0, 0.0).sum(-1)
+    return list(scores_R.split(counts))
+
+
+def _write(pen: _Pen, num_beams: int, max_tokens: int) -> list[Tensor]:
+    """The letters of each row's answer, as numbers."""
+    ids = _write_greedily(pen, max_tokens) if num_beams == 1 else _search(pen, num_beams, max_tokens)
+    texts = pen.backbone.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return [torch.tensor([float(ord(letter)) for letter in text.strip()]) for text in texts]
+
+
+def _write_greedily(pen: _Pen, max_tokens: int) -> list[list[int]]:
+    """The likeliest token after each; a row that has ended writes padding while others go on."""
+    ids, written = pen.start(), []
+    is_done = torch.zeros(pen.num_rows, dtype=torch.bool, device=pen.device)
+    for _ in range(max_tokens):
+        next_R = pen.write(ids)[:, -1].argmax(-1).masked_fill(is_done, pen.backbone.pad_id)
+        written.append(next_R)
+        is_done |= next_R == pen.backbone.end_id
+        if is_done.all():
+            break
+        ids = next_R.unsqueeze(1)
+    return torch.stack(written, 1).tolist()
+
+
+@dataclass
+class _Ended:
+    """A row's texts that have come to their end, the best first, with their scores divided by their lengths."""
+
+    texts: list[tuple[float, list[int]]]
+    is_done: bool = False
+
+    def add(self, score: float, text: list[int], num_beams: int) -> None:
+        self.texts = sorted([*self.texts, (score, text)], key=lambda item: -item[0])[:num_beams]
+
+
+def _search(pen: _Pen, num_beams: int, max_tokens: int) -> list[list[int]]:
+    """Beam search: of all continuations the best, until no open text can beat the ended ones.
+
+    Texts are compared by the mean log-probability of their tokens, the end included.
+    """
+    num_rows, end = pen.num_rows, pen.backbone.end_id
+    scores_BK = torch.full((num_rows, num_beams), -torch.inf, device=pen.device)
+    scores_BK[:, 0] = 0.0  # all beams are alike at first: one of them counts
+    log_BKV = pen.write(pen.start())[:, -1].unsqueeze(1).expand(-1, num_beams, -1)
+    pen.spread(torch.arange(num_rows, device=pen.device).repeat_interleave(num_beams))
+    texts: list[list[list[int]]] = [[[] for _ in range(num_beams)] for _ in range(num_rows)]
+    ended = [_Ended([]) for _ in range(num_rows)]
+    for length in range(1, max_tokens + 1):
+        flat = (scores_BK.unsqueeze(-1) + log_BKV).flatten(1)
+        best_BC, place_BC = flat.topk(min(2 * num_beams, flat.shape[1]))
+        # Twice as many as beams: if all that end are among the best, as many others go on.
+        size = log_BKV.shape[-1]
+        candidates = zip(best_BC.tolist(), (place_BC // size).tolist(), (place_BC % size).tolist(), strict=True)
+        chosen: list[list[tuple[float, int, int]]] = []
+        for row, options in enumerate(candidates):
+            going: list[tuple[float, int, int]] = []
+            for rank, (score, beam, token) in enumerate(zip(*options, strict=True)):
+                if token == end:
+                    if rank < num_beams and not ended[row].is_done:
+                        ended[row].add(score / length, texts[row][beam], num_beams)
+                elif len(going) < num_beams:
+                    going.append((score, beam, token))
+            chosen.append(going)
+            full = len(ended[row].texts) == num_beams
+            ended[row].is_done |= full and ended[row].texts[-1][0] >= going[0][0] / length
+        texts = [[[*texts[row][beam], token] for _, beam, token in going] for row, going in enumerate(chosen)]
+        scores_BK = torch.tensor([[score for score, *_ in going] for going in chosen], device=pen.device)
+        if length == max_tokens or all(item.is_done for item in ended):
+            break
+        beams_BK = torch.tensor([[beam for _, beam, _ in going] for going in chosen], device=pen.device)
+        tokens_BK = torch.tensor([[token for *_, token in going] for going in chosen], device=pen.device)
+        pen.spread((beams_BK + num_beams * torch.arange(num_rows, device=pen.device).unsqueeze(1)).flatten())
+        log_BKV = pen.write(tokens_BK.view(-1, 1))[:, -1].unflatten(0, (num_rows, num_beams))
+    for row, item in enumerate(ended):
+        if not item.is_done:
+            for score, text in zip(scores_BK[row].tolist(), texts[row], strict=True):
+                item.add(score / length, text, num_beams)
+    return [item.texts[0][1] for item in ended]
+
+
+def _join(answers: Sequence[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=-1.0)

@@ -1,0 +1,121 @@
+"""Answers that a backbone writes: label texts scored, free texts, rows of several kinds and slots in one batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import WRITING, random_tensors
+from inlay.config import MethodConfig
+from inlay.model import Bank, SlotSpec, infer, infer_canonically, writing
+from inlay.model.heads import WRITTEN, HeadSpec, lose_texts
+from inlay.model.route import Row, collate
+
+TEXTS = ("good", "very bad", "not so quite good movie", "no")
+SCORED = HeadSpec("classify", len(TEXTS), WRITTEN, texts=TEXTS)
+
+
+def make_bank(backbone, heads, trainable=False):
+    bank = Bank(backbone, len(heads), trainable=trainable)
+    for slot, head in enumerate(heads):
+        spec = SlotSpec(MethodConfig("mahabadi", 4 + 3 * slot), head)
+        bank.put(slot, spec, random_tensors(backbone, spec, slot))
+    return bank
+
+
+def rows_of(backbone, texts, slots, answers=None):
+    written = (
+        [None] * len(texts) if answers is None else [backbone.tokenizer(answer)["input_ids"] for answer in answers]
+    )
+    return [
+        Row(backbone.tokenizer(text)["input_ids"], slot, written=answer)
+        for text, slot, answer in zip(texts, slots, written, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("family", WRITING)
+def test_a_labels_score_is_the_sum_of_its_tokens_log_probabilities_with_the_end(backbone_of, texts, family):
+    backbone = backbone_of(family)
+    bank = make_bank(backbone, [SCORED, SCORED])
+    slots = [0, 1, 1, 0, 1]
+    for text, slot, scores in zip(texts, slots, infer(bank, rows_of(backbone, texts, slots)), strict=True):
+        for answer, score in zip(TEXTS, scores, strict=True):
+            batch = collate(rows_of(backbone, [text], [slot], [answer]), backbone.pad_id)
+            with torch.no_grad(), bank.routed(batch.route):
+                (logits,) = bank.logits(batch)
+            tokens = backbone.tokenizer(answer)["input_ids"]
+            assert tokens[-1] == backbone.end_id
+            each = [logits[0, place].log_softmax(-1)[token] for place, token in enumerate(tokens)]
+            torch.testing.assert_close(score, sum(each), atol=1e-4, rtol=1e-5)
+
+
+def test_how_many_texts_are_scored_at_a_time_changes_nothing(backbone_of, texts, monkeypatch):
+    backbone = backbone_of("t5")
+    bank = make_bank(backbone, [SCORED, SCORED])
+    rows = rows_of(backbone, texts, [0, 1, 1, 0, 1])
+    together = infer(bank, rows)
+    monkeypatch.setitem(writing.MOST_SCORED, "cpu", 1)
+    for few, many in zip(infer(bank, rows), together, strict=True):
+        torch.testing.assert_close(few, many, atol=1e-5, rtol=1e-5)
+
+
+def test_scored_and_free_texts_with_any_number_of_beams_share_a_batch(backbone_of, texts):
+    backbone = backbone_of("mt5")
+    heads = [SCORED, *(HeadSpec("text", 0, WRITTEN, beams=beams, max_answer=most) for beams, most in [(1, 6), (4, 5)])]
+    bank = make_bank(backbone, heads)
+    rows = rows_of(backbone, [*texts, *texts, *texts], [0] * 5 + [1] * 5 + [2] * 5)
+    for row, together in zip(rows, infer(bank, rows), strict=True):
+        torch.testing.assert_close(together, infer(bank, [row])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_canonical_answers_of_free_texts_are_those_of_a_batch(backbone_of, texts):
+    backbone = backbone_of("t5")
+    head = HeadSpec("text", 0, WRITTEN, beams=2, max_answer=6)
+    bank = make_bank(backbone, [SCORED, head])
+    rows = rows_of(backbone, texts, [1] * 5)
+    alone = infer_canonically(backbone, bank.specs[1], bank.read(1), rows)
+    assert all(torch.equal(a, b) for a, b in zip(alone, infer(bank, rows), strict=True))
+
+
+@pytest.mark.parametrize("family", WRITING)
+def test_checkpointed_gradients_are_the_same_in_both_stacks(backbone_of, texts, family):
+    backbone = backbone_of(family)
+    answers = ["good movie", "no", "very very bad plot", "yes", "why"]
+    grads = []
+    for is_checkpointed in (False, True):
+        bank = make_bank(backbone, [SCORED, SCORED], trainable=True)
+        batch = collate(rows_of(backbone, texts, [0, 1, 1, 0, 1], answers), backbone.pad_id)
+        recomputed = backbone.checkpointed() if is_checkpointed else torch.enable_grad()
+        with backbone.training(0.0), recomputed, bank.routed(batch.route):
+            sum(logits.square().mean() for logits in bank.logits(batch)).backward()
+        grads.append({name: stack.grad for name, stack in bank.stacks.items()})
+    assert any(name.startswith(f"adapter.{backbone.anatomy.num_layers - 1}.") for name in grads[0])
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_dropout_is_drawn_in_both_stacks_and_in_their_attention(backbone_of):
+    backbone = backbone_of("t5")
+    with backbone.training(0.3, attention_dropout=0.2):
+        modules = dict(backbone.model.named_modules())
+        rates = {path: module.p for path, module in modules.items() if isinstance(module, torch.nn.Dropout)}
+        assert set(rates.values()) == {0.3}
+        assert {path.partition(".")[0] for path in rates} == {"encoder", "decoder"}
+        found = [
+            module.dropout for path, module in modules.items() if path.endswith(("SelfAttention", "EncDecAttention"))
+        ]
+        assert found == [0.2] * (3 + 2 * 2)
+    assert next(module.p for module in backbone.model.modules() if isinstance(module, torch.nn.Dropout)) == 0.1
+
+
+def test_smoothed_losses_are_the_mean_over_an_answers_tokens():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 7, generator=generator)
+    targets = torch.tensor([[4, 2, 1], [6, 1, -100]])
+    for row, length in enumerate((3, 2)):
+        expected = 0.0
+        for place in range(length):
+            shares = torch.full((7,), 0.1 / 7)
+            shares[targets[row, place]] += 0.9
+            expected -= float((shares * logits[row, place].log_softmax(-1)).sum()) / length
+        assert float(lose_texts(logits, targets, 0.1)[row]) == pytest.approx(expected, rel=1e-5)

@@ -166,7 +166,7 @@ def test_fresh_adapter_leaves_the_backbone_unchanged(backbone_of, family, method
             bank = Bank(backbone, 1)
             own = dataclasses.replace(config, init_std=std) if takes_std else config
             bank.initialise(0, SlotSpec(own, head_of(backbone, 2)), seed=0)
-            weights = bank.weights_of(0) if bank.is_solo(0) else None
+            weights = bank.weights_of(0)
             with bank.routed(batch.route):
                 changed = states_of(backbone, batch, weights) - plain
             assert changed.norm() <= share * plain.norm()

@@ -1,6 +1,6 @@
 """The Triton norm and attention of packed tokens against what PyTorch has for the same work, on one GPU.
 
-    python bench/kernels_norm_attention.py [--only norm|attention] [--repeats 30] [--dtype bfloat16] [--out FILE.json]
+    python bench/norm_attention.py [--only norm|attention] [--repeats 30] [--dtype bfloat16] [--out FILE.json]
 
 Every way of a case is captured as a CUDA graph (a step is replayed as one) and measured in turns with the others; the
 medians are printed, each with its ratio to ours: above 1, ours is faster. A way that cannot be captured is marked.

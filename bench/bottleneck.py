@@ -1,7 +1,7 @@
 """What the fused bottleneck buys on this GPU against the same composed of grouped products, in turns in one process.
 
-    python bench/kernels.py [--shape cohort …] [--repeats 5] [--tile 64] [--launched] [--out bench/kernels.json]
-    python bench/kernels.py --tune [--shape cohort …]
+    python bench/bottleneck.py [--shape cohort …] [--repeats 5] [--tile 64] [--launched] [--out bench/bottleneck.json]
+    python bench/bottleneck.py --tune [--shape cohort …]
 
 Times are medians in microseconds of work replayed from a CUDA graph, so that launches cost nothing, as in a captured
 step; `--launched` times it as Python launches it. `×` is a way's time over the fused kernel's: a kernel that is not

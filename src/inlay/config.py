@@ -150,6 +150,12 @@ class TrainConfig:
         None, "texts pursued at a time while a free text is written (1: the likeliest token after each)", is_later=True
     )
     max_answer: int | None = setting(None, "tokens of a written answer at most (64)", is_later=True)
+    prompt: str | None = setting(
+        None,
+        "what stands before every text, where answers are written; default: nothing, or the task's name and a colon "
+        "where nothing else tells the tasks of a run apart (full-multi)",
+        is_later=True,
+    )
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
 
     def __post_init__(self) -> None:

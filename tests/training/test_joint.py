@@ -35,15 +35,19 @@ def test_training_learns_every_task(tiny_bert, toy_task, method):
     assert member.progress.history[-1]["train_loss"] < 0.8 * member.progress.history[0]["train_loss"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_gradients_reach_what_is_trained_and_nothing_else(tiny_bert, toy_task, method):
-    cohort = Cohort([make_joint(tiny_bert, toy_task, method, joint={"batches": "mixed"})], tiny_bert, SETTINGS)
+@pytest.mark.parametrize(
+    ("family", "method"), [*(("bert", each) for each in METHODS), *(("t5", m) for m in METHODS[:4])]
+)
+def test_gradients_reach_what_is_trained_and_nothing_else(backbone_of, toy_task, family, method):
+    """Hypernetwork, embeddings, norms of both stacks: every tensor of a run, and no weight of the backbone."""
+    backbone = backbone_of(family)
+    cohort = Cohort([make_joint(backbone, toy_task, method, joint={"batches": "mixed"})], backbone, SETTINGS)
     member = cohort.members[0]
     with cohort.training():
-        batch = tiny_bert.collate([row for part in member.parts for row in part.rows(range(4))])
+        batch = backbone.collate([row for part in member.parts for row in part.rows(range(4))])
         with cohort.bank.routed(batch.route):
-            sum(logits.square().sum() for logits in cohort.bank.logits(batch)).backward()
-    assert all(parameter.grad is None for parameter in tiny_bert.model.parameters())
+            sum(logits.float().square().sum() for logits in cohort.bank.logits(batch)).backward()
+    assert all(parameter.grad is None for parameter in backbone.model.parameters())
     for name, stack in cohort.bank.stacks.items():
         assert stack.grad is not None, name
         for row in range(len(stack)):
@@ -234,11 +238,26 @@ def test_a_backbone_that_writes_trains_several_tasks_alike(backbone_of, toy_task
         torch.testing.assert_close(answer, infer(together[0].bank, [row])[0], atol=1e-5, rtol=1e-5)
 
 
+def test_tasks_that_share_every_weight_are_told_apart_by_what_stands_before_their_texts(backbone_of, toy_task):
+    """A head of its own tells an encoder which task a row is of; a backbone that writes must read it."""
+    t5 = backbone_of("t5")
+    parts = make_joint(t5, toy_task, "full-multi").parts
+    assert [part.reading.prompt for part in parts] == ["two: ", "five: ", "number: "]
+    (member,) = Cohort([make_joint(t5, toy_task, "full-multi")], t5, SETTINGS).members
+    for part in member.parts:
+        text = f"{part.run.name}: {part.run.task.train.texts[0]}"
+        assert list(part.rows([0])[0].ids) == t5.tokenizer(text)["input_ids"]
+    for method in ("hyperformer++", "mahabadi-multi"):
+        assert {part.reading.prompt for part in make_joint(t5, toy_task, method).parts} == {""}
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
 @pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi"])
-def test_activations_computed_again_change_no_gradient(tiny_bert, toy_task, method):
-    run = make_joint(tiny_bert, toy_task, method)
+def test_activations_computed_again_change_no_gradient(backbone_of, toy_task, method, family):
+    backbone = backbone_of(family)
+    run = make_joint(backbone, toy_task, method)
     kept, computed = (
-        Cohort([run], tiny_bert, dataclasses.replace(SETTINGS, checkpointing=again)) for again in (False, True)
+        Cohort([run], backbone, dataclasses.replace(SETTINGS, checkpointing=again)) for again in (False, True)
     )
     for cohort in (kept, computed):
         take_steps(cohort, 3)

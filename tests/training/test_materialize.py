@@ -10,6 +10,7 @@ import torch
 from inlay.errors import BadConfig, UnknownName
 from inlay.model.bank import Bank
 from inlay.model.inference import infer
+from inlay.model.route import Row
 from inlay.serving import Engine, Request
 from inlay.store import Store
 from inlay.training.cohort import Cohort
@@ -29,14 +30,17 @@ def train(backbone, toy_task, folder, method, **more):
     return run, result
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_materialised_tasks_answer_as_in_training(tiny_bert, toy_task, tmp_path, method):
-    run, result = train(tiny_bert, toy_task, tmp_path, method)
+@pytest.mark.parametrize(
+    ("family", "method"), [*(("bert", each) for each in METHODS), *(("t5", m) for m in METHODS[:4])]
+)
+def test_materialised_tasks_answer_as_in_training(backbone_of, toy_task, tmp_path, family, method):
+    backbone = backbone_of(family)
+    run, result = train(backbone, toy_task, tmp_path, method)
     cohort = Cohort(
-        [dataclasses.replace(run, start=dataclasses.replace(run.start, tensors=result.tensors))], tiny_bert, SETTINGS
+        [dataclasses.replace(run, start=dataclasses.replace(run.start, tensors=result.tensors))], backbone, SETTINGS
     )
-    served = Bank(tiny_bert, 3)
-    trained = materialize(run, result, tiny_bert)
+    served = Bank(backbone, 3)
+    trained = materialize(run, result, backbone)
     for slot, item in enumerate(trained):
         served.put(slot, item.spec, item.result.tensors)
     for slot, part in enumerate(cohort.members[0].parts):
@@ -45,6 +49,19 @@ def test_materialised_tasks_answer_as_in_training(tiny_bert, toy_task, tmp_path,
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
         best = next(line for line in result.history if line["epoch"] == result.best_epoch)
         assert trained[slot].result.dev_metric == best["dev"][f"{part.run.name}/{part.run.metric}"]
+
+
+def test_the_engine_reads_what_a_task_was_trained_to_read_before_its_texts(backbone_of, toy_task, tmp_path):
+    t5 = backbone_of("t5")
+    run, result = train(t5, toy_task, tmp_path / "runs", "full-multi")
+    item = materialize(run, result, t5)[0]
+    store = Store(tmp_path / "store")
+    publish(item.run, item.result, t5, store)
+    (answer,) = Engine(t5, store).predict([Request("two", "the movie was good")])
+    bank = Bank(t5, 1)
+    bank.put(0, item.spec, item.result.tensors)
+    (logits,) = infer(bank, [Row(t5.tokenizer("two: the movie was good")["input_ids"], 0)])
+    torch.testing.assert_close(answer.logits, logits, atol=1e-5, rtol=1e-5)
 
 
 def test_store_and_engine_serve_them_like_any_other(tiny_bert, toy_task, tmp_path):

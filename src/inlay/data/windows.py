@@ -34,6 +34,8 @@ class Reading:
     max_length: int
     stride: int = 128
     """tokens that neighbouring windows of one context share"""
+    prompt: str = ""
+    """what stands before every text that is read whole"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def align_targets(kind: str, encoded: Encoded, targets: np.ndarray) -> list[np.n
 
 
 def _encode_whole(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
-    return encode(tokenizer, split.texts, split.pairs, reading.max_length, progress=progress)
+    texts = [reading.prompt + text for text in split.texts] if reading.prompt else split.texts
+    return encode(tokenizer, texts, split.pairs, reading.max_length, progress=progress)
 
 
 def _encode_words(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:

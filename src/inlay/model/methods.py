@@ -72,6 +72,11 @@ class Method:
         """Whether it trains several tasks as one run."""
         return bool(self.shared)
 
+    @property
+    def shares_all(self) -> bool:
+        """Whether the tasks of a run have nothing of their own but their heads."""
+        return self.shared == ("weight.*",) and self.builders == (tensors.own_weights,)
+
 
 def resolve_method(config: MethodConfig) -> MethodConfig:
     """The config with everything left open replaced by the method's own choice: what is hashed, stored and shown."""

@@ -128,7 +128,7 @@ def make_joint_run(
     return JointRun(name, parts, resolved, start)
 
 
-_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer")
+_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
 
 
 class JointMember:

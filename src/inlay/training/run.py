@@ -77,7 +77,7 @@ class Run:
     @property
     def reading(self) -> Reading:
         """How the task's rows become windows of tokens."""
-        return Reading(self.spec.head.layout, self.max_length, self.config.train.stride)
+        return Reading(self.spec.head.layout, self.max_length, self.config.train.stride, self.spec.head.prompt)
 
     @property
     def max_length(self) -> int:
@@ -161,7 +161,10 @@ def make_part(task: Task, config: RunConfig, backbone: Backbone, store: Store | 
     lr = config.train.lr or find_method(config.method.name).lr
     bucket = config.train.bucket or (1 if backbone.packs else 4)
     known: dict[str, Any] = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
-    train = dataclasses.replace(config.train, **known, **_resolve_writing(task, config.train, backbone))
+    writing = _resolve_writing(task, config.train, backbone)
+    if backbone.writes and config.train.prompt is None and find_method(config.method.name).shares_all:
+        writing["prompt"] = f"{task.name}: "
+    train = dataclasses.replace(config.train, **known, **writing)
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
@@ -178,7 +181,8 @@ def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
     if train.pooling == WRITTEN:
         texts = _TEXTS[task.kind](task)
         beams, longest = train.beams or HeadSpec.beams, train.max_answer or HeadSpec.max_answer
-        return HeadSpec(task.kind, len(texts), WRITTEN, texts=texts, beams=beams, max_answer=longest)
+        written = {"texts": texts, "beams": beams, "max_answer": longest, "prompt": train.prompt or ""}
+        return HeadSpec(task.kind, len(texts), WRITTEN, **written)
     pooling = train.pooling if entry.reads == "pooled" else entry.reads
     known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
     return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, **known)
@@ -228,8 +232,8 @@ def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dic
             f"a `text` task on the backbone `{backbone.name}`, which writes no texts", "use a T5, or `--kind classify`"
         )
     used = ("label_smoothing", "beams", "max_answer") if task.kind == "text" else ("label_smoothing",)
-    for name in ("label_smoothing", "beams", "max_answer"):
-        if getattr(config, name) is not None and not (backbone.writes and name in used):
+    for name in ("label_smoothing", "beams", "max_answer", "prompt"):
+        if getattr(config, name) is not None and not (backbone.writes and name in (*used, "prompt")):
             raise BadConfig(f"`train.{name}` is set for a `{task.kind}` task on `{backbone.name}`", "leave it out")
     if not backbone.writes:
         return {}

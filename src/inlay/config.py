@@ -257,7 +257,9 @@ class DataConfig:
     dev_share: float = setting(0.1, "share split off for dev where none is given")
     test_share: float = setting(0.0, "share split off for test where none is given")
     test_from: str = setting(
-        "train", "rows that the share for test is split off: train, or dev, which must be given", choices=("train", "dev")
+        "train",
+        "rows that the share for test is split off: train, or dev, which must be given",
+        choices=("train", "dev"),
     )
     split_seed: int = setting(0, "seed of the split")
     on_bad_row: str = setting("refuse", "what a bad row does", choices=("refuse", "skip"))

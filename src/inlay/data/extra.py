@@ -3,7 +3,7 @@
 Houlsby et al. 2019 (section 3.3) take 17 classification sets, each cut at random into 80% training, 10% dev and 10%
 test rows; 13 of them are known here, cut the same way by the seed of the config (same texts on one side, which the
 paper does not say). Files are read as they were published: their labels are merged or left out as `labels` says.
-Further sets that studies read by name (IMDB, CommitmentBank, SciTail, Yelp polarity, SQuAD) come with sides of their own.
+Further sets that studies read by name (IMDB, CommitmentBank, SciTail, Yelp, SQuAD) come with sides of their own.
 """
 
 from __future__ import annotations

@@ -146,7 +146,9 @@ def _build_task(source: Source, name: str) -> Task:
         raise BadConfig("no dev rows", "give a file with `--dev`, or set `data.dev_share` above 0")
     scheme = find_scheme(parts["train"].labels or [], config)
     if shares[1] and config.test_from == "dev" and "dev" not in parts:
-        raise BadConfig("`data.test_from` is `dev`, but no dev rows are given", "give them with `--dev`, or leave it out")
+        raise BadConfig(
+            "`data.test_from` is `dev`, but no dev rows are given", "give them with `--dev`, or leave it out"
+        )
     if scheme.kind == "classify" and any(shares):
         labelled, _ = read_targets(parts["train"], scheme, bad)
         parts["train"] = drop_single_rows(labelled, bad)

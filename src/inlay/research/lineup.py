@@ -42,6 +42,10 @@ TASKS = {
     "glue/rte": "RTE",
     "glue/wnli": "WNLI",
     "squad": "SQuAD v1.1",
+    "cb": "CB",
+    "imdb": "IMDB",
+    "scitail": "SciTail",
+    "yelp-polarity": "Yelp polarity",
 }
 METRICS = {
     "matthews": "Matthews",
@@ -61,7 +65,12 @@ SHOWN_METRIC = {"sizes": "accuracy", "init": "accuracy", "ablation": "accuracy",
 WIDE = 7  # tasks beyond this are shown group by group, and as lines, not columns
 NOT_AVERAGED = frozenset({"glue/wnli"})
 # What differences are taken to, where it is not full fine-tuning; the first that the study has.
-REFERENCES = {"extensions": ("plain", "adapters", "adapters-64", "houlsby"), "sizes": ("adapters-64",)}
+REFERENCES = {
+    "extensions": ("plain", "adapters", "adapters-64", "houlsby"),
+    "sizes": ("adapters-64",),
+    "multitask": ("adapters-multi",),
+    "hyper-ablation": ("hyperformer",),
+}
 
 
 class Way(NamedTuple):

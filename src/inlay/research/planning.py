@@ -236,7 +236,9 @@ class _Maker:
         if source not in self._sources:
             name, _, arm = source.partition("/")
             study = self._study.sources[name]
-            own = {key.removeprefix(f"{name}:"): task for key, task in self._tasks.items() if key.startswith(f"{name}:")}
+            own = {
+                key.removeprefix(f"{name}:"): task for key, task in self._tasks.items() if key.startswith(f"{name}:")
+            }
             found = _Maker(study, self._backbone, own).make(study.arms[arm], 0)
             assert isinstance(found[0].run, JointRun)
             self._sources[source] = found[0].run

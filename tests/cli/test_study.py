@@ -48,6 +48,16 @@ def test_every_study_runs_whole_in_its_tiny_profile_within_ten_seconds(name: str
     assert not (tmp_path / "results").exists(), "a tiny result stays away from those that are committed"
 
 
+@pytest.mark.usefixtures("imported")
+@pytest.mark.parametrize("name", ["multitask", "fewshot", "lowresource"])
+def test_studies_of_several_tasks_run_on_a_backbone_that_writes(name: str, inlay: Inlay, backbone_folder) -> None:
+    ended = inlay("study", name, "--profile", "tiny", "--backbone", backbone_folder("t5"), "--json")
+    assert ended.status == 0, ended.err
+    (report,) = ended.data["studies"]
+    assert report["missing"] == {}
+    assert report["failed"] == []
+
+
 def test_a_study_is_planned_conducted_and_found_done(inlay: Inlay, tmp_path: Path) -> None:
     command = ("study", "uva", "--profile", "tiny", "--out", tmp_path / "out")
     planned = inlay(*command, "--dry-run")

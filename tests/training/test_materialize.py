@@ -121,6 +121,17 @@ def test_a_new_task_may_train_a_copy_of_the_hypernetwork_too(tiny_bert, toy_task
     assert any(name.startswith("norm.") for name in moved)
 
 
+def test_a_new_task_goes_on_from_a_network_whose_tasks_have_nothing_of_their_own(backbone_of, toy_task, tmp_path):
+    t5 = backbone_of("t5")
+    source, before = train(t5, toy_task, tmp_path, "full-multi")
+    assert not any("/" in name for name in before.tensors)
+    run = new_run(t5, toy_task, tmp_path, source, like=("new=five",))
+    start = run.start.of("new")
+    assert all(torch.equal(start[name], tensor) for name, tensor in before.tensors.items())
+    with pytest.raises(UnknownName, match="seven"):
+        new_run(t5, toy_task, tmp_path, source, like=("new=seven",))
+
+
 def test_ordinary_adapters_may_start_from_those_that_were_written(tiny_bert, toy_task, tmp_path):
     source, result = train(tiny_bert, toy_task, tmp_path / "runs", "hyperformer++")
     store = Store(tmp_path / "store")

@@ -116,7 +116,8 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[str]) -> Start:
             "a run that starts from another has its method: leave out the settings of the method",
         )
     shared = {name: tensor for name, tensor in result.tensors.items() if "/" not in name}
-    known = dict.fromkeys(name.partition("/")[0] for name in result.tensors if "/" in name)
+    # Not by their tensors: tasks that share every weight of a backbone that writes have none of their own.
+    known = [part.task for part in read_parts(folder)]
     for item in config.joint.like:
         new, _, old = item.partition("=")
         if old not in known:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig
+from inlay.model.bank import Bank, SlotSpec
 from inlay.model.inference import infer
+from inlay.model.methods import written_method
 from inlay.model.route import Row
 from inlay.training.cohort import Cohort, Watcher
 from inlay.training.fit import FitSettings, fit
@@ -279,3 +281,29 @@ def test_first_tokens_alone_give_the_losses_and_gradients_of_all(tiny_bert, toy_
             found.append([*cohort.stepper.differentiate(parts, batches), cohort.shared.bank.take_grads()])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_that_tasks_write_in_a_mixed_batch_are_those_they_write_alone(backbone_of, toy_task, toy_texts, beams):
+    """The slots of a hypernetwork hold through decoder, caches and beams, beside tasks whose labels are scored."""
+    t5 = backbone_of("t5")
+    tasks = [dataclasses.replace(toy_texts(), name="echo"), toy_task("two", num_rows=24), *(
+        dataclasses.replace(toy_texts(), name=name) for name in ("again", "more")
+    )]  # fmt: skip
+    config = RunConfig(
+        method=MethodConfig("hyperformer++", 4),
+        train=TrainConfig(lr=3e-2, **{**QUIET, "epochs": 1}),
+        joint=JointConfig(batches="mixed", steps=6),
+    )
+    cohort = Cohort([make_joint_run(tasks, config, t5)], t5, SETTINGS)
+    take_steps(cohort, 6)
+    bank = Bank(t5, len(tasks))
+    run = cohort.members[0].run
+    for slot, (part, own) in enumerate(
+        zip(run.parts, write_out(run, cohort.members[0].read(cohort.bank), t5), strict=True)
+    ):
+        head = part.spec.head if part.name == "two" else dataclasses.replace(part.spec.head, beams=beams, max_answer=6)
+        bank.put(slot, SlotSpec(written_method(run.config.method), head), own)
+    rows = [row for part in cohort.members[0].parts for row in part.dev_rows()[:3]]
+    for row, answer in zip(rows, infer(bank, rows), strict=True):
+        torch.testing.assert_close(answer, infer(bank, [row])[0], atol=1e-4, rtol=1e-4)

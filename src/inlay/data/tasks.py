@@ -301,8 +301,8 @@ def _with_sides(task: Task, sides: Mapping[str, Split | None], note: str) -> Tas
     head = [task.kind, *task.labels, task.metric]
     digest = _digest_rows(head, {"train": train, "dev": dev} | ({"test": test} if test else {}))
     dev_digest = _digest_rows(head, {"dev": dev})
-    known = {"train": train, "dev": dev, "test": test, "digest": digest, "dev_digest": dev_digest}
-    return replace(task, **known, notes=(*task.notes, note))
+    notes = (*task.notes, note)
+    return replace(task, train=train, dev=dev, test=test, digest=digest, dev_digest=dev_digest, notes=notes)
 
 
 def _describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:

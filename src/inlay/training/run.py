@@ -181,7 +181,7 @@ def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
     if train.pooling == WRITTEN:
         texts = _TEXTS[task.kind](task)
         beams, longest = train.beams or HeadSpec.beams, train.max_answer or HeadSpec.max_answer
-        written = {"texts": texts, "beams": beams, "max_answer": longest, "prompt": train.prompt or ""}
+        written: dict[str, Any] = {"texts": texts, "beams": beams, "max_answer": longest, "prompt": train.prompt or ""}
         return HeadSpec(task.kind, len(texts), WRITTEN, **written)
     pooling = train.pooling if entry.reads == "pooled" else entry.reads
     known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}

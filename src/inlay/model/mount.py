@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from inlay.model.attention import replace_biased
+from inlay.model.gelu import is_exact_gelu
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite, find_family
 
@@ -35,6 +36,8 @@ class SlotOperations(Protocol):
     def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor: ...
+
+    def activate(self, inner: Any, x: Tensor) -> Tensor: ...
 
 
 class Mount:
@@ -121,6 +124,14 @@ class LinearWrapper(_Wrapper):
         return self.inner(x) if active is None else active.transform(self.parts, self.inner, x)
 
 
+class ActivationWrapper(_Wrapper):
+    """The exact GELU of a block, which trains nothing and takes as long as a product if it is computed carefully."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self._mount.active
+        return self.inner(x) if active is None else active.activate(self.inner, x)
+
+
 class BlockWrapper(_Wrapper):
     """A block that a pass with a prefix leaves out, or begins at.
 
@@ -160,6 +171,9 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
     _mount_attention(model, anatomy, mounted)
     family = find_family(anatomy.family)
     for layer, block in enumerate(mounted.blocks):
+        path = f"{family.stack}.{layer}.{family.activation}"
+        if family.activation and is_exact_gelu(model.get_submodule(path)):
+            model.set_submodule(path, ActivationWrapper(model.get_submodule(path), block))
         path = f"{family.stack}.{layer}"
         model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
     return mounted

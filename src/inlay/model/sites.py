@@ -50,6 +50,8 @@ class Family:
     to the scores and its modules are taught to; "none": they are padded"""
     is_prenorm: bool = False
     """norms stand before the sublayers, where a task may train them, not behind"""
+    activation: str = ""
+    """the activation of a block's feed-forward network, where it is a module of its own"""
     num_outputs: int = 0
     """what a block gives: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
@@ -74,6 +76,7 @@ _BERT = Family(
     linears=_BERT_LINEARS,
     pooler="pooler",
     prefix="bert",
+    activation="intermediate.intermediate_act_fn",
 )
 _POSITIONS = "it also projects relative positions, which the rows of a batch share"
 _ROBERTA = replace(_BERT, prefix="roberta", first_position=2)
@@ -100,6 +103,7 @@ FAMILIES: dict[str, Family] = {
         prefix="mpnet",
         first_position=2,
         attention="attention.attn",
+        activation="intermediate.intermediate_act_fn",
         packing="bias",
         num_outputs=1,
         implementation="eager",
@@ -119,6 +123,7 @@ FAMILIES: dict[str, Family] = {
         },
         prefix="distilbert",
         attention="attention",
+        activation="ffn.activation",
     ),
     "deberta-v2": Family(
         stack="encoder.layer",

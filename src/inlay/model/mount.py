@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from inlay.model.attention import replace_biased, replace_bucketed
 from inlay.model.dropout import Dropout
+from inlay.model.gelu import is_exact_gelu
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite, find_family
 
@@ -36,6 +37,8 @@ class SlotOperations(Protocol):
     def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor: ...
+
+    def activate(self, inner: Any, x: Tensor) -> Tensor: ...
 
 
 class Mount:
@@ -123,6 +126,14 @@ class LinearWrapper(_Wrapper):
         return self.inner(x) if active is None else active.transform(self.parts, self.inner, x)
 
 
+class ActivationWrapper(_Wrapper):
+    """The exact GELU of a block, which trains nothing and takes as long as a product if it is computed carefully."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self._mount.active
+        return self.inner(x) if active is None else active.activate(self.inner, x)
+
+
 class BlockWrapper(_Wrapper):
     """A block that a pass with a prefix leaves out, or begins at.
 
@@ -163,9 +174,12 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
             block = mounted.blocks[site.layer]
             model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), block, site.place))
     _mount_attention(model, anatomy, mounted)
-    num_outputs = find_family(anatomy.family).num_outputs
+    family = find_family(anatomy.family)
     for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
-        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, num_outputs))
+        activation = f"{path}.{family.activation}"
+        if family.activation and is_exact_gelu(model.get_submodule(activation)):
+            model.set_submodule(activation, ActivationWrapper(model.get_submodule(activation), block))
+        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
     return mounted
 
 

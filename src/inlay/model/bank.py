@@ -232,7 +232,8 @@ class Bank:
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
         is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
-        views = self._no_views if is_solo and (route.segments or self.num_slots == 1) else self.views
+        is_solo = is_solo and (bool(route.segments) or self.num_slots == 1)
+        views = self._no_views if is_solo else self.views
         device = self.backbone.device
         if launch.is_available(device) and route.tiling is None:
             route = self._tiled(route)
@@ -243,7 +244,9 @@ class Bank:
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
         num_readers = self.anatomy.num_readers
-        operations = RoutedBank(views, route, is_training=is_training, seeds=seeds, num_readers=num_readers)
+        operations = RoutedBank(
+            views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_solo=is_solo
+        )
         with self.backbone.mount.routed(operations):
             yield
         operations.settle()

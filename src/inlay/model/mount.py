@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from inlay.model.attention import replace_biased, replace_bucketed
 from inlay.model.dropout import Dropout
 from inlay.model.gelu import is_exact_gelu
+from inlay.model.joined import Joined, join
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite, find_family
 
@@ -36,7 +37,7 @@ class SlotOperations(Protocol):
 
     def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
-    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor: ...
+    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None) -> Tensor: ...
 
     def activate(self, inner: Any, x: Tensor) -> Tensor: ...
 
@@ -50,6 +51,7 @@ class Mount:
 
     def __init__(self, num_blocks: int = 0) -> None:
         self.active: SlotOperations | None = None
+        self.joined: Joined | None = None
         self.blocks = [Mount() for _ in range(num_blocks)]
 
     @contextmanager
@@ -123,7 +125,7 @@ class LinearWrapper(_Wrapper):
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.transform(self.parts, self.inner, x)
+        return self.inner(x) if active is None else active.transform(self.parts, self.inner, x, self._mount.joined)
 
 
 class ActivationWrapper(_Wrapper):
@@ -181,6 +183,15 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
             model.set_submodule(activation, ActivationWrapper(model.get_submodule(activation), block))
         model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
     return mounted
+
+
+def join_projections(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None:
+    """Lay query, key and value of every block side by side, where they are three layers that read the same."""
+    for layer, block in enumerate(mounted.blocks[: anatomy.num_readers]):
+        own = {linear.name: linear.path for linear in anatomy.linears if linear.layer == layer}
+        paths = {name: own[name] for name in ("query", "key", "value") if name in own}
+        if len(set(paths.values())) == 3:
+            block.joined = join({name: model.get_submodule(path).inner for name, path in paths.items()})
 
 
 def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None:

@@ -1,19 +1,21 @@
 """The exact GELU by a short polynomial: on a GPU the error function of the library takes longer than its memory.
 
-erf by formula 7.1.26 of Abramowitz and Stegun, wrong by 1.5e-7 at most, in float32; bf16 has steps of 4e-3. Compilers
-make one pass of it, forward and backward.
+erf by formula 7.1.26 of Abramowitz and Stegun, wrong by 1.5e-7 at most, in float32; bf16 has steps of 4e-3. The
+programs are Triton's and are imported when first launched, so this file imports without triton.
 """
 
-from __future__ import annotations
+# mypy: allow-untyped-defs
 
-import math
-from typing import Any
+from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-_P = 0.3275911
-_COEFFICIENTS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+from inlay.model.launch import chunks_of, on_device_of
+
+BLOCK = 2048
+"""numbers of a program"""
+NUM_WARPS = 4
 
 
 def is_exact_gelu(module: nn.Module) -> bool:
@@ -24,32 +26,35 @@ def is_exact_gelu(module: nn.Module) -> bool:
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x·Φ(x), in x's dtype."""
-    return _Gelu.apply(x)
+    """x·Φ(x), in x's dtype, where Triton runs."""
+    return _gelu(x)
 
 
-class _Gelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        wide = x.float()
-        return (wide * _normal(wide)[0]).to(x.dtype)
+@torch.library.custom_op("inlay::gelu", mutates_args=())
+def _gelu(x: Tensor) -> Tensor:
+    from inlay.model.gelu_programs import gelu_forward
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        wide = x.float()
-        cumulative, bell = _normal(wide)
-        slope = cumulative + wide * bell * (1 / math.sqrt(2 * math.pi))
-        return (grad.float() * slope).to(x.dtype)
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    with on_device_of(x):
+        gelu_forward[(chunks_of(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK, num_warps=NUM_WARPS)
+    return y
 
 
-def _normal(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Φ(x) and exp(-x²/2)."""
-    bell = torch.exp(-0.5 * x * x)
-    t = 1 / (1 + _P * math.sqrt(0.5) * x.abs())
-    tail = torch.full_like(t, _COEFFICIENTS[0])
-    for coefficient in _COEFFICIENTS[1:]:
-        tail = tail * t + coefficient
-    upper = 0.5 * tail * t * bell  # 1 - Φ(|x|)
-    return torch.where(x < 0, upper, 1 - upper), bell
+@torch.library.custom_op("inlay::gelu_backward", mutates_args=())
+def _gelu_backward(dy: Tensor, x: Tensor) -> Tensor:
+    from inlay.model.gelu_programs import gelu_backward
+
+    dy, x = dy.contiguous(), x.contiguous()
+    dx = torch.empty_like(x)
+    with on_device_of(x):
+        gelu_backward[(chunks_of(x.numel(), BLOCK),)](dy, x, dx, x.numel(), BLOCK, num_warps=NUM_WARPS)
+    return dx
+
+
+_gelu.register_fake(lambda x: x.new_empty(x.shape))
+_gelu_backward.register_fake(lambda dy, x: x.new_empty(x.shape))
+_gelu.register_autograd(
+    lambda ctx, dy: _gelu_backward(dy, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)

@@ -223,7 +223,15 @@ def bench(name: str, options: argparse.Namespace) -> list[dict[str, object]]:
 
 
 # Tile -> cuts that are tried for the programs over tokens; the first is the one to beat.
-_WIDE_TILE = [Cut(64, 4, 3), Cut(64, 4, 2), Cut(64, 4, 4), Cut(128, 4, 2), Cut(64, 8, 3), Cut(128, 8, 3)]
+_WIDE_TILE = [
+    Cut(64, 4, 3),
+    Cut(64, 4, 2),
+    Cut(64, 4, 4),
+    Cut(128, 4, 2),
+    Cut(128, 4, 3),
+    Cut(64, 8, 3),
+    Cut(128, 8, 3),
+]
 _NARROW_TILE = [Cut(128, 4, 4), Cut(128, 4, 3), Cut(128, 2, 3), Cut(64, 4, 4), Cut(256, 4, 2)]
 CUTS = {16: _NARROW_TILE, 32: _NARROW_TILE, 64: _WIDE_TILE, 128: [Cut(64, 8, 3), Cut(64, 8, 2), Cut(128, 8, 2)]}
 WEIGHTS_CUTS = [
@@ -233,8 +241,12 @@ WEIGHTS_CUTS = [
     WeightsCut(256, 64, 8, 3, 396),
     WeightsCut(64, 64, 4, 4),
     WeightsCut(64, 128, 4, 3, 792),
+    WeightsCut(128, 64, 4, 3, 528),
+    WeightsCut(128, 64, 8, 4, 528),
+    WeightsCut(64, 64, 4, 3, 1056),
+    WeightsCut(128, 32, 4, 4, 528),
 ]
-TUNED = {"cohort": (32, 64, 128), "large": (64,), "single": (16, 32, 64)}
+TUNED = {"cohort": (32, 64, 128), "large": (64, 128), "single": (16, 32, 64)}
 """the tiles that are tried of each shape"""
 
 

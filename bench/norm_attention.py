@@ -1,26 +1,33 @@
 """The Triton norm and attention of packed tokens against what PyTorch has for the same work, on one GPU.
 
     python bench/norm_attention.py [--only norm|attention] [--repeats 30] [--dtype bfloat16] [--out FILE.json]
+    python bench/norm_attention.py --tune [--only norm|attention]
 
 Every way of a case is captured as a CUDA graph (a step is replayed as one) and measured in turns with the others; the
 medians are printed, each with its ratio to ours: above 1, ours is faster. A way that cannot be captured is marked.
 "Padded" does not pay for padding and unpadding, the block mask of flex attention is made beforehand.
+
+`--tune` times our programs alone over the cuts they could have, best first: what the tables of
+`inlay/model/fused_attention.py` and `fused_norm.py` should say on this GPU. The first cut of each list is theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inlay.model import fused_attention, fused_norm
 from inlay.model.fused_attention import segment_attention
 from inlay.model.fused_norm import layer_norm
 from inlay.model.tiles import make_tiles, tile_capacity
@@ -64,6 +71,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("norm", "attention"))
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--tune", action="store_true", help="time our programs over the cuts they could have")
+    parser.add_argument("--share", help="with --tune, I/N: every Nth cut, to let N processes compile first")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -72,6 +81,10 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     hardware = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
     print(json.dumps({**hardware, "dtype": options.dtype}))
+    if options.tune:
+        first, _, step = (options.share or "0/1").partition("/")
+        tune(options.only, dtype, slice(int(first), None, int(step)))
+        return
     findings = []
     for kind, cases, ways_of in (("norm", NORMS, norm_ways), ("attention", ATTENTIONS, attention_ways)):
         for case in cases if options.only in (None, kind) else []:
@@ -208,6 +221,86 @@ def draw_lengths(case: AttentionCase) -> Tensor:
         return torch.full((case.rows,), case.same, device="cuda")
     drawn = torch.exp(torch.randn(case.rows, generator=torch.Generator().manual_seed(0)) * 0.6 + 3.46)
     return drawn.round().clamp(2, 128).long().cuda()
+
+
+def tune(only: str | None, dtype: torch.dtype, share: slice) -> None:
+    """Print the times of every cut of every program, or of a share of them, for a step of a cohort and of one run."""
+    for kind, cases, programs_of, module in (
+        ("attention", ATTENTIONS[:2], attention_programs, fused_attention),
+        ("norm", NORMS[::2] + NORMS[3:], norm_programs, fused_norm),
+    ):
+        for case in cases if only in (None, kind) else []:
+            for table, call in programs_of(case, dtype).items():
+                times = {cut: timed_with(module, table, cut, call) for cut in cuts_of(module, table)[share]}
+                now = times.get(getattr(module, table), float("nan"))
+                print(f"{case} {table}, now {now:.1f} µs", flush=True)
+                for cut, time in sorted(times.items(), key=lambda item: item[1])[:6]:
+                    print(f"  {time:8.1f} {tuple(cut)}", flush=True)
+
+
+def cuts_of(module: Any, table: str) -> list[Any]:
+    """The cut a table has, and those with one or two of its numbers changed."""
+    now = getattr(module, table)
+    changes: list[dict[str, int]] = [{}, *TRIED[module.__name__.rpartition(".")[2], table]]
+    return [now._replace(**change) for change in changes]
+
+
+def _product(**choices: tuple[int, ...]) -> list[dict[str, int]]:
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+
+
+TRIED = {
+    ("fused_attention", "FORWARD"): _product(heads=(1, 4), half=(16, 32), num_warps=(1, 2, 4)),
+    ("fused_attention", "BACKWARD"): _product(heads=(1, 2), half=(16, 32), num_warps=(1, 2, 4, 8)),
+    ("fused_norm", "FORWARD"): _product(block=(1024, 2048, 4096), programs=(4096, 16384), num_stages=(1, 2)),
+    ("fused_norm", "BACKWARD"): _product(block=(1024, 2048), programs=(512, 1024, 2048), num_stages=(1, 3)),
+}
+
+
+def timed_with(module: Any, table: str, cut: Any, call: Way) -> float:
+    """Median microseconds of a call under one cut; infinite where it does not fit the processor."""
+    from triton.runtime.errors import OutOfResources
+    from triton.testing import do_bench_cudagraph
+
+    before = getattr(module, table)
+    setattr(module, table, cut)
+    try:
+        call()
+        return do_bench_cudagraph(call, rep=20, return_mode="median") * 1e3
+    except OutOfResources:
+        return float("inf")
+    finally:
+        setattr(module, table, before)
+
+
+def attention_programs(case: AttentionCase, dtype: torch.dtype) -> dict[str, Way]:
+    """Forward and backward of a case, each by itself, by the name of the table they are cut by."""
+    lengths = draw_lengths(case)
+    stops = lengths.cumsum(0)
+    places = ((stops - lengths).int(), stops.int(), None, None)
+    q, k, v, do = (torch.randn(int(stops[-1]), case.heads, 64, device="cuda", dtype=dtype) for _ in range(4))
+    settings = (0.125, case.max_length, 0.0)
+    o, lse = fused_attention._attention(q, k, v, *places, *settings)
+    return {
+        "FORWARD": lambda: fused_attention._attention(q, k, v, *places, *settings),
+        "BACKWARD": lambda: fused_attention._attention_backward(do, q, k, v, o, lse, *places, *settings),
+    }
+
+
+def norm_programs(case: NormCase, dtype: torch.dtype) -> dict[str, Way]:
+    """Forward and backward of a case, each by itself, by the name of the table they are cut by."""
+    num_tokens = case.slots * case.tokens
+    segments = [(slot, slot * case.tokens, (slot + 1) * case.tokens) for slot in range(case.slots)]
+    tile = 64 if num_tokens > 8192 else 16
+    tiles = make_tiles(segments, case.slots, tile, tile_capacity(num_tokens, case.slots, tile), "cuda")
+    x, dy = (torch.randn(num_tokens, case.width, device="cuda", dtype=dtype) for _ in range(2))
+    scale, shift = (torch.randn(case.slots, case.width, device="cuda") for _ in range(2))
+    places = (tiles.slots_M, tiles.starts_M, tiles.stops_M, tile)
+    moments = fused_norm._norm(x, None, scale, shift, *places, EPS, True)[2]
+    return {
+        "FORWARD": lambda: fused_norm._norm(x, None, scale, shift, *places, EPS, True),
+        "BACKWARD": lambda: fused_norm._norm_backward(dy, x, moments, scale, *places, True),
+    }
 
 
 def varlen_way(qkv: tuple[Tensor, ...], starts: Tensor, stops: Tensor, case: AttentionCase) -> Callable | None:

@@ -111,10 +111,13 @@ class Worker:
         self.stop()
         return None
 
-    def stop(self) -> None:
-        assert self.process.stdin is not None
+    def kill(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.kill()
         self.process.wait()
         self.process.stdin.close()
 
@@ -138,6 +141,8 @@ def measure_in_turns(ways: list[Way], options: argparse.Namespace, steps: Mappin
                 print(f"ready: {worker.way.name} {json.dumps(worker.way.facts)}", file=sys.stderr, flush=True)
         _take_turns(workers, options.turns, steps)
     finally:
+        for worker in workers:  # all at once: a process with a GPU takes seconds to end
+            worker.kill()
         for worker in workers:
             worker.stop()
 

@@ -54,7 +54,7 @@ def run(backbone, methods, *, trainable, is_padded=False):
 
 PAIRS = [
     *[("bert", kind) for kind in METHODS],
-    *[(family, METHODS[0]) for family in ("mpnet", "modernbert", "t5")],
+    *[(family, METHODS[0]) for family in ("mpnet", "roberta", "distilbert", "electra", "modernbert", "t5")],
     *[("mt5", {"name": name}) for name in ("mahabadi", "lora", "ia3")],
 ]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 
 import pytest
 import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.model import rewrite
 from inlay.training import compiled
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.prefix import PrefixCache
@@ -26,6 +28,8 @@ def compilations(monkeypatch):
     found = []
 
     def count(graph, inputs):
+        rewrite.add_in_norms(graph.graph)
+        graph.recompile()
         found.append(graph)
         return graph.forward
 
@@ -77,6 +81,9 @@ def test_a_compiled_step_equals_the_definition_and_one_compilation_serves_every_
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(ours.flat.values_SP, plain.flat.values_SP, atol=1e-4, rtol=1e-3)
     assert counts == [2, 2, 2]  # a block, for all three of them, and the optimizer's step
+    block = compilations[0].graph
+    assert not block.find_nodes(op="call_function", target=operator.add)  # the norms add
+    assert len(block.find_nodes(op="call_function", target=torch.ops.inlay.joined_attention.default)) == 1
 
 
 @pytest.mark.parametrize("layers", ["2:"])

@@ -7,9 +7,9 @@ replaced, not multiplied: a neighbour's NaN does not come in. Nothing is added b
 and the bits are the same every time.
 
 Names: q, k, v and their kin point at the first token of the row and the head, tokens are counted from there; i are
-tokens that ask, j tokens that answer. `q_n` and `q_h` are the strides of q, k and v between tokens and between
-heads, `o_n` and `o_h` those of o and of all gradients: offsets in common save registers. Scores and
-their logarithms are to base 2, which the processor has an instruction for.
+tokens that ask, j tokens that answer. `q_n` and `q_h` are the strides of q, k, v and their gradients between tokens and
+between heads, `o_n` and `o_h` those of o and its gradient: offsets in common save registers. Scores and their
+logarithms are to base 2, which the processor has an instruction for.
 """
 
 # mypy: allow-untyped-defs
@@ -184,11 +184,11 @@ def backward_whole(
         p, met, dp = pair(q_i, k_j, do_i, v_j, i[:, None], i[None, :], lse_i[:, None],
                           length, scaling, bias_h, W, seed, place * MAX_LENGTH, dropout, MAX_LENGTH)  # fmt: skip
         ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scaling).to(q_i.dtype)
-        store_tokens(dq + h * o_h, tl.dot(ds, k_j, input_precision="ieee"), i, o_n, length, D, WIDE)
+        store_tokens(dq + h * q_h, tl.dot(ds, k_j, input_precision="ieee"), i, q_n, length, D, WIDE)
         dv_j = tl.dot(tl.trans(met.to(q_i.dtype)), do_i, input_precision="ieee")
-        store_tokens(dv + h * o_h, dv_j, i, o_n, length, D, WIDE)
+        store_tokens(dv + h * q_h, dv_j, i, q_n, length, D, WIDE)
         dk_j = tl.dot(tl.trans(ds), q_i, input_precision="ieee")
-        store_tokens(dk + h * o_h, dk_j, i, o_n, length, D, WIDE)
+        store_tokens(dk + h * q_h, dk_j, i, q_n, length, D, WIDE)
 
 
 @triton.jit
@@ -211,7 +211,7 @@ def backward_asking(
                         length, scaling, bias, W, seed, pair_place, dropout, MAX_LENGTH)  # fmt: skip
         ds = p * (dp - delta_i[:, None])
         dq_i = tl.dot(ds.to(k_j.dtype), k_j, dq_i, input_precision="ieee")
-    store_tokens(dq, dq_i * scaling, i, o_n, length, D, WIDE)
+    store_tokens(dq, dq_i * scaling, i, q_n, length, D, WIDE)
 
 
 @triton.jit
@@ -236,8 +236,8 @@ def backward_answering(
         dv_j = tl.dot(met.to(q_i.dtype), do_i, dv_j, input_precision="ieee")
         ds = p * (dp - delta_i[None, :])
         dk_j = tl.dot(ds.to(q_i.dtype), q_i, dk_j, input_precision="ieee")
-    store_tokens(dv, dv_j, j, o_n, length, D, WIDE)
-    store_tokens(dk, dk_j * scaling, j, o_n, length, D, WIDE)
+    store_tokens(dv, dv_j, j, q_n, length, D, WIDE)
+    store_tokens(dk, dk_j * scaling, j, q_n, length, D, WIDE)
 
 
 @triton.jit
@@ -258,9 +258,9 @@ def attention_backward(
     v += start * q_n
     o += start * o_n
     do += start * o_n
-    dq += start * o_n
-    dk += start * o_n
-    dv += start * o_n
+    dq += start * q_n
+    dk += start * q_n
+    dv += start * q_n
     sides = tl.minimum(tl.num_programs(2), 2)
     side = tl.program_id(2) % sides
     own = tl.program_id(2) // sides * BLOCK
@@ -281,11 +281,11 @@ def attention_backward(
                 bias_h = bias if bias is None else bias + h * W
                 for first in range(own, length, tl.num_programs(2) // sides * BLOCK):
                     if side == 0:
-                        backward_asking(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h, dq + h * o_h,
+                        backward_asking(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h, dq + h * q_h,
                                         lse + place, place * MAX_LENGTH, length, first, bias_h, seed, scaling, dropout,
                                         q_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
                     if side == sides - 1:
                         backward_answering(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h,
-                                           dk + h * o_h, dv + h * o_h, lse + place, place * MAX_LENGTH, length, first,
+                                           dk + h * q_h, dv + h * q_h, lse + place, place * MAX_LENGTH, length, first,
                                            bias_h, seed, scaling, dropout, q_n, o_n, W,
                                            MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip

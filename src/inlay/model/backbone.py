@@ -22,11 +22,12 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
+from inlay.model import launch
 from inlay.model.attention import register as register_attention
 from inlay.model.fingerprint import digest_weights, fingerprint, weight_files
 from inlay.model.folders import find_folder, first_line
 from inlay.model.heads import WRITTEN
-from inlay.model.mount import mount
+from inlay.model.mount import join_projections, mount
 from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import find_family, survey
@@ -52,6 +53,8 @@ class Backbone:
         self.num_parameters = weights.num_parameters
         self.model = model.eval().requires_grad_(False)
         self.mount = mount(model, self.anatomy)
+        if launch.is_available(self.device):
+            join_projections(model, self.anatomy, self.mount)
         self._passes = _Passes(model, has_reader=self.anatomy.has_decoder)
         self.first_position = family.first_position
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)

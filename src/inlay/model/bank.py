@@ -290,7 +290,7 @@ class Bank:
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
         is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
-        is_solo = is_solo and bool(route.segments or self.num_slots == 1)
+        is_solo = is_solo and (bool(route.segments) or self.num_slots == 1)
         device = self.backbone.device
         if self._expander is not None and not is_solo:
             views, route = self._expand(self._expander, route)
@@ -306,7 +306,9 @@ class Bank:
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
         num_readers = self.anatomy.num_readers
-        operations = RoutedBank(views, route, is_training=is_training, seeds=seeds, num_readers=num_readers)
+        operations = RoutedBank(
+            views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_solo=is_solo
+        )
         with self.backbone.mount.routed(operations):
             yield
         operations.settle()

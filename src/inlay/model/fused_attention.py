@@ -36,8 +36,8 @@ class Launch(NamedTuple):
     num_stages: int
 
 
-FORWARD = Launch(heads=4, half=32, inner=32, num_warps=4, num_stages=1)
-BACKWARD = Launch(heads=2, half=32, inner=32, num_warps=4, num_stages=1)
+FORWARD = Launch(heads=1, half=16, inner=32, num_warps=4, num_stages=1)
+BACKWARD = Launch(heads=1, half=32, inner=32, num_warps=4, num_stages=1)
 PROGRAMS = 2048
 """with so many heads and rows a program takes whole rows of some heads; with fewer, one block of one head"""
 SHORT = 128
@@ -72,6 +72,22 @@ def segment_attention(
     return _attention(q_NHd, k_NHd, v_NHd, *places, bias_HW, seed if dropout else None, *settings)[0]
 
 
+def joined_attention(
+    qkv_N3Hd: Tensor,
+    starts_B: Tensor,
+    stops_B: Tensor,
+    bias_HW: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """As `segment_attention`, of q, k and v side by side as one product leaves them; so do their gradients lie."""
+    assert not dropout or seed is not None
+    places, settings = (starts_B, stops_B), (scaling, max_length, dropout)
+    return _joined(qkv_N3Hd, *places, bias_HW, seed if dropout else None, *settings)[0]
+
+
 @torch.library.custom_op("inlay::segment_attention", mutates_args=())
 def _attention(
     q: Tensor,
@@ -86,10 +102,30 @@ def _attention(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     """o, and the logarithm, to base 2, of each softmax's denominator [H, N]."""
+    return _launch_forward(_alike(q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout))
+
+
+@torch.library.custom_op("inlay::joined_attention", mutates_args=())
+def _joined(
+    qkv: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """As `_attention`."""
+    return _launch_forward(qkv.contiguous().unbind(1), (starts, stops, bias, seed), (scaling, max_length, dropout))
+
+
+def _launch_forward(qkv, given, settings):
     from inlay.model.attention_programs import attention_forward
 
-    (q, k, v), bias = _alike(q, k, v), dense(bias)
-    o, lse = _attention_like(q, k, v, starts, stops, bias, seed, scaling, max_length, dropout)
+    (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout) = qkv, given, settings
+    bias = dense(bias)
+    o, lse = _output_like(q)
     grid, sizes = _cut(q, len(starts), max_length, FORWARD)
     with on_device_of(q):
         attention_forward[grid](
@@ -100,9 +136,12 @@ def _attention(
     return o, lse
 
 
-@_attention.register_fake
-def _attention_like(q, k, v, starts, stops, bias, seed, scaling, max_length, dropout):
+def _output_like(q):
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+_attention.register_fake(lambda q, *_: _output_like(q))
+_joined.register_fake(lambda qkv, *_: _output_like(qkv[:, 0]))
 
 
 @torch.library.custom_op("inlay::segment_attention_backward", mutates_args=())
@@ -122,36 +161,67 @@ def _attention_backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
-    from inlay.model.attention_programs import attention_backward
-
-    (q, k, v), o, do, bias = _alike(q, k, v), o.contiguous(), do.contiguous(), dense(bias)
     dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
-    (groups, rows, shares), sizes = _cut(q, len(starts), max_length, BACKWARD)
-    with on_device_of(q):
-        attention_backward[groups, rows, 2 * shares if shares > 1 else 1](
-            *(q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout),
-            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1]),
-            **sizes,
-        )
+    qkv = (q.contiguous(), k.contiguous(), v.contiguous())  # as their gradients lie
+    _launch_backward((do, o, lse), qkv, (dq, dk, dv), (starts, stops, bias, seed), (scaling, max_length, dropout))
     return dq, dk, dv
 
 
-@_attention_backward.register_fake
-def _attention_backward_like(do, q, k, v, o, lse, starts, stops, bias, seed, scaling, max_length, dropout):
-    return tuple(q.new_empty(q.shape) for _ in range(3))
+@torch.library.custom_op("inlay::joined_attention_backward", mutates_args=())
+def _joined_backward(
+    do: Tensor,
+    qkv: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float,
+) -> Tensor:
+    """The gradients of q, k and v side by side."""
+    qkv = qkv.contiguous()
+    grads, settings = qkv.new_empty(qkv.shape), (scaling, max_length, dropout)
+    _launch_backward((do, o, lse), qkv.unbind(1), grads.unbind(1), (starts, stops, bias, seed), settings)
+    return grads
+
+
+def _launch_backward(outputs, qkv, gradients, given, settings):
+    from inlay.model.attention_programs import attention_backward
+
+    (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout) = outputs, given, settings
+    o, do, bias, q = o.contiguous(), do.contiguous(), dense(bias), qkv[0]
+    (groups, rows, shares), sizes = _cut(q, len(starts), max_length, BACKWARD)
+    with on_device_of(q):
+        attention_backward[groups, rows, 2 * shares if shares > 1 else 1](
+            *(*qkv, o, lse, do, *gradients, starts, stops, bias, seed, scaling, dropout),
+            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1]),
+            **sizes,
+        )
+
+
+_attention_backward.register_fake(lambda do, q, *_: tuple(q.new_empty(q.shape) for _ in range(3)))
+_joined_backward.register_fake(lambda do, qkv, *_: qkv.new_empty(qkv.shape))
 
 
 def _keep(ctx, inputs, output):
     *tensors, scaling, max_length, dropout = inputs
     ctx.settings = (scaling, max_length, dropout)
-    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
+    ctx.save_for_backward(*tensors[:-4], *output, *tensors[-4:])
 
 
 def _differentiate(ctx, do, dlse):
     return *_attention_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 7
 
 
+def _differentiate_joined(ctx, do, dlse):
+    return _joined_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 7
+
+
 _attention.register_autograd(_differentiate, setup_context=_keep)
+_joined.register_autograd(_differentiate_joined, setup_context=_keep)
 
 
 def _cut(q: Tensor, num_rows: int, max_length: int, launch: Launch) -> tuple[tuple[int, int, int], dict[str, int]]:

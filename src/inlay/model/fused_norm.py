@@ -43,8 +43,8 @@ class Sums(NamedTuple):
     num_warps: int
 
 
-FORWARD = Launch(block=2048, programs=4096, num_warps=4, num_stages=2)
-BACKWARD = Launch(block=1024, programs=512, num_warps=4, num_stages=3)
+FORWARD = Launch(block=4096, programs=4096, num_warps=4, num_stages=1)
+BACKWARD = Launch(block=1024, programs=1024, num_warps=4, num_stages=3)
 """smaller blocks, as the sums take registers too; fewer programs, as each writes two sums as wide as a token"""
 SUMS = Sums(width=32, block=64, num_warps=8)
 TILES = 1024

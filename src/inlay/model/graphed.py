@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.model import grouped, launch
+from inlay.model import grouped, launch, rewrite
 from inlay.model.bank import Bank
 from inlay.model.route import Row
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 
-BACKEND: str | Callable[..., Any] = "inductor"
+BACKEND: Callable[..., Any] = rewrite.inductor
 MOST_TOKENS = 65536
 
 

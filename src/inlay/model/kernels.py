@@ -336,6 +336,12 @@ def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options:
     return attend(q_NHC, k_NHC, v_NHC, route.tiling, **options)
 
 
+def attend_joined(qkv_N3HC: Tensor, route: Route, **options: Any) -> Tensor:
+    """As `attend` on a route with a tiling, of queries, keys and values in one tensor; the bias is no trained one."""
+    assert route.tiling is not None
+    return tiled.attend_joined(qkv_N3HC, route.tiling, **options)
+
+
 def _layer_norm(x: Tensor, scale_D: Tensor, shift_D: Tensor | None, eps: float) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, scale_D.dtype))
     return F.layer_norm(wide, wide.shape[-1:], scale_D, shift_D, eps).to(x.dtype)

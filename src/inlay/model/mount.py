@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from inlay.model.attention import replace_biased, replace_bucketed
 from inlay.model.dropout import Dropout
+from inlay.model.gelu import is_exact_gelu
+from inlay.model.joined import Joined, join
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite, find_family
 
@@ -35,7 +37,9 @@ class SlotOperations(Protocol):
 
     def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
-    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor: ...
+    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None) -> Tensor: ...
+
+    def activate(self, inner: Any, x: Tensor) -> Tensor: ...
 
 
 class Mount:
@@ -47,6 +51,7 @@ class Mount:
 
     def __init__(self, num_blocks: int = 0) -> None:
         self.active: SlotOperations | None = None
+        self.joined: Joined | None = None
         self.blocks = [Mount() for _ in range(num_blocks)]
 
     @contextmanager
@@ -120,7 +125,15 @@ class LinearWrapper(_Wrapper):
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.transform(self.parts, self.inner, x)
+        return self.inner(x) if active is None else active.transform(self.parts, self.inner, x, self._mount.joined)
+
+
+class ActivationWrapper(_Wrapper):
+    """The exact GELU of a block, which trains nothing and takes as long as a product if it is computed carefully."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self._mount.active
+        return self.inner(x) if active is None else active.activate(self.inner, x)
 
 
 class BlockWrapper(_Wrapper):
@@ -163,10 +176,22 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
             block = mounted.blocks[site.layer]
             model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), block, site.place))
     _mount_attention(model, anatomy, mounted)
-    num_outputs = find_family(anatomy.family).num_outputs
+    family = find_family(anatomy.family)
     for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
-        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, num_outputs))
+        activation = f"{path}.{family.activation}"
+        if family.activation and is_exact_gelu(model.get_submodule(activation)):
+            model.set_submodule(activation, ActivationWrapper(model.get_submodule(activation), block))
+        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
     return mounted
+
+
+def join_projections(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None:
+    """Lay query, key and value of every block side by side, where they are three layers that read the same."""
+    for layer, block in enumerate(mounted.blocks[: anatomy.num_readers]):
+        own = {linear.name: linear.path for linear in anatomy.linears if linear.layer == layer}
+        paths = {name: own[name] for name in ("query", "key", "value") if name in own}
+        if len(set(paths.values())) == 3:
+            block.joined = join({name: model.get_submodule(path).inner for name, path in paths.items()})
 
 
 def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None:

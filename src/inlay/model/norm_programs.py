@@ -1,8 +1,7 @@
 """Triton programs of the banked layer norm.
 
-A program takes a few tokens of one tile, so it reads its slot's scale once and no token meets another slot's. While it
-works on some, the next ones are on their way. What lies outside a tile is read as zero and never multiplied: a
-neighbour's NaN does not come in.
+A program takes a few tokens of one tile, so it reads its slot's scale once and no token meets another slot's. What lies
+outside a tile is read as zero and never multiplied: a neighbour's NaN does not come in.
 """
 
 # mypy: allow-untyped-defs

@@ -1,8 +1,8 @@
 """Rungs: packed batches of fixed capacities at fixed addresses, so that one compiled pass serves every mix of rows.
 
-Capacities lie on a ladder: four to a doubling where launches cost more than work, sixteen beyond, where a batch of many
-rows is nearly always as long and a seventeenth of it at most is empty. What is left over is filled with rows of padding
-that go through the last segment's slot and that no head reads: everything a pass computes is defined.
+Capacities lie on a ladder: four to a doubling where launches cost more than work, thirty-two beyond, where a batch of
+many rows is nearly always as long and a thirty-third of it at most is empty. What is left over is filled with rows of
+padding that go through the last segment's slot and that no head reads: everything a pass computes is defined.
 
 Shape letters: N packed tokens, B rows, M tiles, S slots.
 """
@@ -24,10 +24,10 @@ PAD_ROW = 64  # tokens of a row of padding at most
 
 
 def climb(num_tokens: int) -> int:
-    """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8704, 9216 …"""
+    """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …"""
     if num_tokens <= SMALLEST:
         return SMALLEST
-    step = 1 << ((num_tokens - 1).bit_length() - (5 if num_tokens > LARGE else 3))
+    step = 1 << ((num_tokens - 1).bit_length() - (6 if num_tokens > LARGE else 3))
     return -(-num_tokens // step) * step
 
 

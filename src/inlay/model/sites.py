@@ -66,6 +66,8 @@ class Family:
     position bias to the scores, as mpnet or T5 does, and its modules are taught to; "none": they are padded"""
     is_prenorm: bool = False
     """norms stand before the sublayers, where a task may train them, not behind"""
+    activation: str = ""
+    """the activation of a block's feed-forward network, where it is a module of its own"""
     num_outputs: int = 0
     """what a block gives: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
@@ -112,6 +114,7 @@ _BERT = Family(
     linears=_BERT_LINEARS,
     pooler="pooler",
     prefix="bert",
+    activation="intermediate.intermediate_act_fn",
 )
 
 
@@ -188,6 +191,7 @@ FAMILIES: dict[str, Family] = {
         prefix="mpnet",
         first_position=2,
         attention="attention.attn",
+        activation="intermediate.intermediate_act_fn",
         packing="bias",
         num_outputs=1,
         implementation="eager",
@@ -207,6 +211,7 @@ FAMILIES: dict[str, Family] = {
         },
         prefix="distilbert",
         attention="attention",
+        activation="ffn.activation",
     ),
     "deberta-v2": Family(
         stack="encoder.layer",

@@ -186,3 +186,13 @@ def attend(
     return fused_attention.segment_attention(
         q_NHC, k_NHC, v_NHC, tiling.starts_B, tiling.stops_B, bias_HW, scaling, tiling.max_length, dropout, seed
     )
+
+
+def attend_joined(
+    qkv_N3HC: Tensor, tiling: Tiling, *, scaling: float, dropout: float = 0.0, bias_HW: Tensor | None = None
+) -> Tensor:
+    """As `attend`, of queries, keys and values side by side."""
+    seed = torch.randint(2**62, (1,), device=qkv_N3HC.device) if dropout else None
+    return fused_attention.joined_attention(
+        qkv_N3HC, tiling.starts_B, tiling.stops_B, bias_HW, scaling, tiling.max_length, dropout, seed
+    )

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inlay.config import MethodConfig
 from inlay.model import kernels, tiled
 from inlay.model.attention import attend_first
+from inlay.model.gelu import quick_gelu
+from inlay.model.joined import Joined
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
 from inlay.model.tensors import ATTENTION_LINEARS, PAL_PARTS, adapted_linears, adapter_groups, scales_input
@@ -256,12 +259,14 @@ class RoutedBank:
         is_training: bool = False,
         seeds: Tensor | None = None,
         num_readers: int | None = None,
+        is_solo: bool = False,
     ) -> None:
         """`seeds` has a random number for each block, on the device, if it trains there with fused dropout.
 
-        Blocks beyond the first `num_readers` are a decoder's, whose tokens have a route of their own.
+        Blocks beyond the first `num_readers` are a decoder's, whose tokens have a route of their own. With `is_solo`
+        the backbone's weights are the slot's own.
         """
-        self._views, self._is_training, self._seeds = views, is_training, seeds
+        self._views, self._is_training, self._seeds, self._is_solo = views, is_training, seeds, is_solo
         self._route, self._firsts = route.wide or route, None if route.wide is None else route
         self._num_readers = num_readers
         self._seed: Tensor | None = None
@@ -271,6 +276,7 @@ class RoutedBank:
         self._layer = -1
         self._attended: Tensor | None = None  # what this block's attention gives, where it was known before
         self._entered: Tensor | None = None  # what this block reads, where something stands beside it
+        self._projected: tuple[Tensor, Tensor] | None = None  # what was read, and query, key and value of it
 
     def at(self, layer: int, *, is_last: bool = False) -> RoutedBank:
         """The same for the wrappers of one block."""
@@ -288,7 +294,7 @@ class RoutedBank:
         return block
 
     def _block(self, views: Views) -> RoutedBank:
-        return RoutedBank(views, self._route, is_training=self._is_training)
+        return RoutedBank(views, self._route, is_training=self._is_training, is_solo=self._is_solo)
 
     def _pick(self, states: Tensor) -> Tensor:
         """What this block computes of the states of all tokens."""
@@ -312,7 +318,10 @@ class RoutedBank:
         """Each packed row's attention to itself."""
         if self._attended is not None:
             return q  # nothing reads it
-        return kernels.attend(q, k, v, self._route, **options)
+        if self._projected is None:
+            return kernels.attend(q, k, v, self._route, **options)
+        projected, self._projected = self._projected[1], None
+        return kernels.attend_joined(projected.view(-1, 3, *q.shape[1:]), self._route, **options)
 
     def rewrite(self, key: str, output: Tensor) -> Tensor:
         """A sublayer's output with what the adapters there add."""
@@ -342,14 +351,21 @@ class RoutedBank:
             x = x + self.update(place, self._norm(name, inner, x), weights)
         return self._norm(name, inner, x)
 
-    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
-        """A linear layer with each slot's update, bias and factor."""
+    def activate(self, inner: Any, x: Tensor) -> Tensor:
+        """A block's GELU: by a few products where bf16 rounds away what they miss."""
+        is_quick = self._route.tiling is not None and x.dtype == torch.bfloat16
+        return quick_gelu(x) if is_quick else inner(x)
+
+    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None = None) -> Tensor:
+        """A linear layer with each slot's update, bias and factor; `joined` is what may be computed with it at once."""
         self._note(parts, x)
         if self._attended is not None and parts[0].name in ATTENTION_LINEARS:
             return self._attended if parts[0].name == "project" else x  # of the others nothing is read
         views = [self._views.linears.get(part.name) for part in parts]
         if not any(views):
-            return inner(x)
+            if joined is None or not self._joins(joined, parts[0].name):
+                return inner(x)
+            return self._project(joined, parts[0].name, x)
         for part, view in zip(parts, views, strict=True):
             if view is not None and view.factor_SD is not None and scales_input(part):
                 x = (x * self.per_row(view.factor_SD, x)).to(x.dtype)
@@ -359,6 +375,19 @@ class RoutedBank:
             for part, view in zip(parts, views, strict=True)
         ]
         return pieces[0] if len(parts) == 1 else torch.cat(pieces, -1)
+
+    def _joins(self, joined: Joined, name: str) -> bool:
+        """Whether query, key and value are the backbone's own, and packed attention reads them by our kernels."""
+        if name not in joined.names or self._is_solo:
+            return False
+        is_ours = self._route.tiling is not None and self._route.pack is not None
+        return is_ours and not any(other in self._views.linears for other in joined.names)
+
+    def _project(self, joined: Joined, name: str, x: Tensor) -> Tensor:
+        """One of query, key and value; the first that is asked for computes all three."""
+        if self._projected is None or self._projected[0] is not x:
+            self._projected = x, F.linear(x, joined.weight, joined.bias)
+        return self._projected[1].chunk(3, -1)[joined.names.index(name)]
 
     def _note(self, parts: tuple[LinearSite, ...], x: Tensor) -> None:
         """Keep what a sublayer reads for the adapter beside it."""
@@ -458,7 +487,7 @@ class _FirstTokens(RoutedBank):
     def _pick(self, states: Tensor) -> Tensor:
         return states.index_select(1, self._rows.starts_B)
 
-    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor) -> Tensor:
+    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None = None) -> Tensor:
         name = parts[0].name
         if self._attended is not None or name not in ("key", "value"):
             return super().transform(parts, inner, x)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model import grouped, launch
+from inlay.model import grouped, launch, rewrite
 from inlay.model.bank import Bank, FlatBank
 from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
@@ -30,7 +30,7 @@ from inlay.training.member import Member
 from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
 from inlay.training.steps import Seen, Stepper
 
-BACKEND: str | Callable[..., Any] = "inductor"
+BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
 KINDS = ("classify", "multilabel", "regress")
 """Kinds of heads whose losses a program computes for all slots at once."""

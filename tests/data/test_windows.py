@@ -171,7 +171,7 @@ def test_a_prompt_stands_before_a_text_and_before_a_pair_that_is_read_as_one(pai
     assert encoded.ids[0].tolist() == t5(whole)["input_ids"]
 
 
-def test_without_a_prompt_what_was_kept_of_earlier_processes_is_still_found(tokenizer):
+def test_what_stands_before_the_texts_makes_another_set_of_tokens(tokenizer):
     from inlay.data.once import _name_set
 
     split = Split(["the cat"], None, None, [1])

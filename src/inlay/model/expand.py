@@ -51,8 +51,9 @@ class Expander:
     def expand(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
         """Ordinary stacks [A, …] of these slots, which are in order; `stacks` are the bank's, by slot or by run."""
         runs = [slot // self.slots_per_run for slot in slots]
+        index = torch.tensor(runs, device=next(iter(stacks.values())).device)  # sent once, for all stacks
         expanded = {
-            name: _repeat(stack, runs) if self._is_shared(name) else stack
+            name: _repeat(stack, runs, index) if self._is_shared(name) else stack
             for name, stack in stacks.items()
             if not name.startswith((*_WRITTEN, *_OUTSIDE))
         }
@@ -83,13 +84,13 @@ def renumber(route: Route, slots: Sequence[int]) -> Route:
     return replace(route, segments=segments, decoder=decoder, wide=wide)
 
 
-def _repeat(stack_G: Tensor, runs: Sequence[int]) -> Tensor:
+def _repeat(stack_G: Tensor, runs: Sequence[int], index_A: Tensor) -> Tensor:
     """What each slot has of what its run shares."""
     if len(stack_G) == 1:
         return stack_G.expand(len(runs), *stack_G.shape[1:])
     if list(runs) == list(range(len(stack_G))):
         return stack_G
-    return stack_G[torch.tensor(runs, device=stack_G.device)]
+    return stack_G[index_A]
 
 
 def _rows(stack: Tensor) -> Sequence[Tensor]:

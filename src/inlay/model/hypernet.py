@@ -12,6 +12,7 @@ Shape letters: A tasks, Z embedding of a task, E what the heads read, J sites, V
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -135,14 +136,21 @@ def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_AZ: Tensor
 def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_AZ: Tensor) -> Tensor:
     """What HyperFormer++'s heads read [J, A, E]: task, layer and place together, normalised."""
     name, device = f"hyper.{group.name}", tasks_AZ.device
-    layers_JE = shared[f"{name}.layers"][torch.tensor(group.layers, device=device)]
-    places = [_PLACES.index(place) for place in group.places]
-    places_JE = shared[f"{name}.places"][torch.tensor(places, device=device)]
+    layers_JE = shared[f"{name}.layers"][_numbers(group.layers, device)]
+    places = tuple(_PLACES.index(place) for place in group.places)
+    places_JE = shared[f"{name}.places"][_numbers(places, device)]
     num_sites, num_tasks = len(group.keys), len(tasks_AZ)
     parts = (tasks_AZ.unsqueeze(0), layers_JE.unsqueeze(1), places_JE.unsqueeze(1))
     joined = torch.cat([part.expand(num_sites, num_tasks, -1) for part in parts], -1)
     read = _project(net, name, shared, joined)
     return F.layer_norm(read, read.shape[-1:], shared[f"{name}.norm.scale"], shared[f"{name}.norm.shift"], _NORM_EPS)
+
+
+@functools.cache
+def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """They lie on the device from the first pass on: a copy from the host would wait for it at every one."""
+    with torch.inference_mode(False):  # a gradient may be taken through what reads them
+        return torch.tensor(numbers, device=device)
 
 
 def _project(net: Hypernet, name: str, shared: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -9,11 +9,14 @@ cohort takes its other seeds along; where time is short they are what it leaves 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from inlay.config import RunConfig, digest
 from inlay.data import Task, load_task
@@ -316,7 +319,8 @@ def estimate_units(units: Sequence[Unit], backbone: Backbone) -> list[Estimate]:
             continue
         slot_bytes = count_slot_bytes(trained, backbone)
         num_slots = choose_slots(min(MAX_COHORT, unit.num_runs), slot_bytes, available_bytes(backbone.device))
-        gain = max(value for size, value in _GAIN[backbone.device.type].items() if size <= max(1, num_slots))
+        known = _GAIN[backbone.device.type]
+        gain = float(np.interp(math.log(max(1, num_slots)), [math.log(size) for size in known], list(known.values())))
         rate, peak = measure.of(unit)
         estimates.append(Estimate(unit.cost * rate / gain, num_slots * slot_bytes + peak, num_slots))
     return estimates

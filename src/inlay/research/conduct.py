@@ -77,7 +77,7 @@ def conduct(
     began = time.monotonic()
     recorder = Recorder(plan, backbone, Origin.here(backbone, commit))
     sitting = _Sitting(recorder, places, stage or Stage(), deadline)
-    before = len({record.id for record in sitting.records()})
+    before = len(sitting.run_ids())
     for number, unit in enumerate(plan.units, start=1):
         todo = sitting.cut(sitting.find_todo(unit))
         if sitting.is_late:
@@ -90,7 +90,7 @@ def conduct(
         records=records,
         missing=[item for item in plan.items if not sitting.is_known(item)],
         failed=sitting.failed,
-        num_trained=len({record.id for record in records}) - before,
+        num_trained=len(sitting.run_ids()) - before,
         seconds=time.monotonic() - began,
     )
 
@@ -149,6 +149,10 @@ class _Sitting:
             if (run_id.partition("-")[0], arm) in wanted  # the later of several tasks are `<id>-1` and so on
             for record in records
         ]
+
+    def run_ids(self) -> set[str]:
+        """The runs that have records, each once however many tasks it has."""
+        return {record.id.partition("-")[0] for record in self.records()}
 
     def find_todo(self, unit: Unit) -> Unit:
         """What of a unit has no record yet; with all that trained together before, if it was stopped on the way."""

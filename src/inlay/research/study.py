@@ -139,6 +139,12 @@ class Study:
                 for point in made[repr(own)]:
                     yield arm, task, point
 
+    @property
+    def num_runs(self) -> int:
+        """Every setting with every seed, for each task or once for all of them."""
+        firsts = {arm.name: arm.tasks[0] for arm in self.arms.values() if ARM_KINDS[arm.kind].spans_tasks and arm.tasks}
+        return sum(arm.seeds for arm, task, _ in self.points() if firsts.get(arm.name, task) == task)
+
 
 def find_study(name: str, folders: Iterable[Path]) -> Path:
     """The file of a study: a path, or a name in the first of `folders` that has it."""

@@ -231,18 +231,18 @@ def tune(only: str | None, dtype: torch.dtype, share: slice) -> None:
     ):
         for case in cases if only in (None, kind) else []:
             for table, call in programs_of(case, dtype).items():
-                times = {cut: timed_with(module, table, cut, call) for cut in cuts_of(module, table)[share]}
-                now = times.get(getattr(module, table), float("nan"))
-                print(f"{case} {table}, now {now:.1f} µs", flush=True)
+                times = {str(cut): timed_with(module, cut, call) for cut in cuts_of(module, table)[share]}
+                print(f"{case} {table}, now {times.get(str({}), float('nan')):.1f} µs", flush=True)
                 for cut, time in sorted(times.items(), key=lambda item: item[1])[:6]:
-                    print(f"  {time:8.1f} {tuple(cut)}", flush=True)
+                    print(f"  {time:8.1f} {cut}", flush=True)
 
 
-def cuts_of(module: Any, table: str) -> list[Any]:
-    """The cut a table has, and those with one or two of its numbers changed."""
+def cuts_of(module: Any, table: str) -> list[dict[str, Any]]:
+    """What may be set in a module that cuts launches: nothing, which is what it has, and what is tried."""
+    if module is fused_attention:
+        return [{}, *_product(HALF_WARPS=(1, 2, 4), NUM_WARPS=(4, 8), PROGRAMS=(2048, 2**30))]
     now = getattr(module, table)
-    changes: list[dict[str, int]] = [{}, *TRIED[module.__name__.rpartition(".")[2], table]]
-    return [now._replace(**change) for change in changes]
+    return [{}, *({table: now._replace(**change)} for change in TRIED[table])]
 
 
 def _product(**choices: tuple[int, ...]) -> list[dict[str, int]]:
@@ -250,27 +250,27 @@ def _product(**choices: tuple[int, ...]) -> list[dict[str, int]]:
 
 
 TRIED = {
-    ("fused_attention", "FORWARD"): _product(heads=(1, 4), half=(16, 32), num_warps=(1, 2, 4)),
-    ("fused_attention", "BACKWARD"): _product(heads=(1, 2), half=(16, 32), num_warps=(1, 2, 4, 8)),
-    ("fused_norm", "FORWARD"): _product(block=(1024, 2048, 4096), programs=(4096, 16384), num_stages=(1, 2)),
-    ("fused_norm", "BACKWARD"): _product(block=(1024, 2048), programs=(512, 1024, 2048), num_stages=(1, 3)),
+    "FORWARD": _product(block=(1024, 2048, 4096), programs=(4096, 16384), num_stages=(1, 2)),
+    "BACKWARD": _product(block=(1024, 2048), programs=(512, 1024, 2048), num_stages=(1, 3)),
 }
 
 
-def timed_with(module: Any, table: str, cut: Any, call: Way) -> float:
+def timed_with(module: Any, cut: dict[str, Any], call: Way) -> float:
     """Median microseconds of a call under one cut; infinite where it does not fit the processor."""
     from triton.runtime.errors import OutOfResources
     from triton.testing import do_bench_cudagraph
 
-    before = getattr(module, table)
-    setattr(module, table, cut)
+    before = {name: getattr(module, name) for name in cut}
     try:
+        for name, value in cut.items():
+            setattr(module, name, value)
         call()
         return do_bench_cudagraph(call, rep=20, return_mode="median") * 1e3
     except OutOfResources:
         return float("inf")
     finally:
-        setattr(module, table, before)
+        for name, value in before.items():
+            setattr(module, name, value)
 
 
 def attention_programs(case: AttentionCase, dtype: torch.dtype) -> dict[str, Way]:

@@ -21,7 +21,7 @@ STRIDES = dict.fromkeys(("down_stride", "down_bias_stride", "up_stride", "up_bia
 TOKENS = dict.fromkeys(("h_ptr", "grad_ptr", "z_ptr", "a_ptr", "dz_ptr", "dh_ptr", "out_ptr", "x_ptr", "y_ptr"), BF16)
 WEIGHTS = ("down_ptr", "up_ptr", "down_bias_ptr", "up_bias_ptr", "w_ptr", "bias_ptr")
 BOTTLENECK = ROUTE | STRIDES | TOKENS | {"scale_ptr": F32, "seed_ptr": I64}
-PLACES = dict.fromkeys(("q_n", "q_h", "o_n", "o_h", "N", "H", "W"), "i32") | {"scaling": "fp32", "dropout": "fp32"}
+PLACES = dict.fromkeys(("q_n", "q_h", "o_n", "o_h", "N", "W"), "i32") | {"scaling": "fp32", "dropout": "fp32"}
 ATTENTION = PLACES | dict.fromkeys(("q", "k", "v", "o", "do", "dq", "dk", "dv"), BF16)
 ATTENTION |= {"lse": F32, "starts": I32, "stops": I32}
 
@@ -96,11 +96,12 @@ def main() -> None:
     found["linear_backward_weights"] = products(
         compile_loops(program, types, constants, 2 * backward.num_warps, backward.num_stages)
     )
-    for longest in (64, 128, 512):
-        constants = {"MAX_LENGTH": longest, "D": 64, "WIDE": 64, "BLOCK": 64, "HALF": 32, "INNER": 32, "HEADS": 2}
+    for low, block, high in ((0, 32, 32), (32, 64, 64), (64, 64, 128), (0, 64, 512)):
+        constants = {"MAX_LENGTH": 512, "D": 64, "WIDE": 64, "LOW": low, "BLOCK": block, "HIGH": high, "INNER": 32}
+        constants |= {"HALF": 32 if high == 512 else block}
         for name in ("attention_forward", "attention_backward"):
             dialect = compile_loops(getattr(attention_programs, name), ATTENTION, constants, 4, 1)
-            found[f"{name} {longest}"] = products(dialect)
+            found[f"{name} {low} {high}"] = products(dialect)
     print(json.dumps(found))
 
 

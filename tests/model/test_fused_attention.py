@@ -73,14 +73,22 @@ def test_bias_belongs_to_the_distance_of_key_and_query(num_distances):
     check([3, 1, 40], 40, torch.randn(HEADS, num_distances, generator=torch.Generator().manual_seed(1)))
 
 
-def test_one_program_for_a_row_equals_one_for_each_block(monkeypatch):
+@pytest.mark.parametrize("max_length", [40, 128, 200])
+def test_a_launch_for_rows_of_each_length_equals_one_for_all(monkeypatch, max_length):
+    lengths, seed = [40, 0, 33, 2, 16, 17], torch.tensor([5])
+    *qkv, _ = leaves(lengths)
+    at_once = segment_attention(*qkv, *places(lengths), None, SCALING, max_length, 0.3, seed)
     monkeypatch.setattr("inlay.model.fused_attention.PROGRAMS", 1)
-    check([40, 0, 33, 2], 128)
+    check(lengths, max_length)
+    by_length = segment_attention(*qkv, *places(lengths), None, SCALING, max_length, 0.3, seed)
+    torch.testing.assert_close(by_length, at_once)
 
 
-def test_rows_of_half_precision_are_summed_in_float32():
+@pytest.mark.parametrize("programs", [1, 2048])
+def test_rows_of_half_precision_are_summed_in_float32(monkeypatch, programs):
     """float16, as Triton's interpreter has no products in bf16; those are tested on a GPU."""
-    lengths = [70, 1, 9]
+    monkeypatch.setattr("inlay.model.fused_attention.PROGRAMS", programs)
+    lengths = [70, 1, 9, 32, 33, 64, 65]
     *inputs, do = (tensor.half() for tensor in leaves(lengths, 16))
     own = [tensor.clone().requires_grad_() for tensor in inputs]
     exact = [tensor.double().requires_grad_() for tensor in inputs]

@@ -60,3 +60,31 @@ def test_a_block_is_compiled_for_one_rung_then_for_all_others(backbone_of, toy_t
         counts.append(len(compilations))
     # For the first rung, then for any number of tokens, rows and lengths, then for larger tiles too.
     assert counts == [1, 1, 2, 2, 2, 3, 3]
+
+
+def trace(cohort, shapes):
+    """Let a cohort's steps of these shapes be compiled, as far as they are not."""
+    stepper = cohort.stepper
+    for num_tokens, num_rows in shapes:
+        lengths = np.full(num_rows, num_tokens // num_rows)
+        program = stepper._find_program(num_tokens, lengths, stepper._heads(cohort.active), None)
+        with cohort.training(), cohort.backbone.compiled(compiled.BACKEND), pytest.raises(Traced):
+            stepper._compute(program)
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "expected"),
+    [(MethodConfig(size=8, norms="encoder"), [1, 1, 2, 5], [2, 2, 3, 3]), (MethodConfig("full"), [1, 1], [2, 2])],
+    ids=["houlsby", "full"],
+)
+def test_another_cohort_compiles_nothing_but_once_for_any_number_of_slots(
+    backbone_of, toy_task, compilations, method, sizes, expected
+):
+    backbone, counts = backbone_of("bert"), []
+    for seed, num_runs in enumerate(sizes):
+        train = TrainConfig(batch_size=4, max_length=16, seed=seed)
+        tasks = [toy_task(f"{seed} {i}", num_labels=2 + i, num_rows=22, seed=seed) for i in range(num_runs)]
+        runs = [make_run(task, RunConfig(method=method, train=train), backbone) for task in tasks]
+        trace(Cohort(runs, backbone, CohortSettings(65536, 1, 100)), [(300, 8), (700, 8)])
+        counts.append(len(compilations))
+    assert counts == expected

@@ -1,10 +1,11 @@
 """Triton programs of attention inside the rows of a pack.
 
-A program takes some heads of one row, one after the other. A row that fits a block is worked on whole, in a block half
-as large where that is enough: every weight is computed once and nothing is read twice. A longer row is taken block by
-block by one program, or by several sharing the blocks. What lies outside the row is read as zero and its scores are
-replaced, not multiplied: a neighbour's NaN does not come in. Nothing is added by two programs, so there are no atomics
-and the bits are the same every time.
+A program takes one head of one row. A row that fits a block is worked on whole: every weight is computed once and
+nothing is read twice. A longer row is taken block by block by one program, or by several sharing the blocks. A launch
+may be for rows of some lengths only, from LOW to HIGH: what is compiled for those alone needs fewer registers, so more
+programs run at once. What lies outside the row is read as zero and its scores are replaced, not multiplied: a
+neighbour's NaN does not come in. Nothing is added by two programs, so there are no atomics and the bits are the same
+every time.
 
 Names: q, k, v and their kin point at the first token of the row and the head, tokens are counted from there; i are
 tokens that ask, j tokens that answer. `q_n` and `q_h` are the strides of q, k, v and their gradients between tokens and
@@ -56,26 +57,23 @@ def keep(seed, i, j, pair_place, dropout, MAX_LENGTH: tl.constexpr):
 
 @triton.jit
 def forward_whole(
-    q, k, v, o, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
+    q, k, v, o, lse, pair_place, length, bias, seed, scaling, dropout, q_n, o_n, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The heads from `head` to `last` of a row of one block."""
+    """One head of a row of one block."""
     i = tl.arange(0, BLOCK)
-    for h in range(head, last):
-        place = row_place + h * N
-        bias_h = bias if bias is None else bias + h * W
-        q_i = load_tokens(q + h * q_h, i, q_n, length, D, WIDE)
-        k_j = load_tokens(k + h * q_h, i, q_n, length, D, WIDE)
-        v_j = load_tokens(v + h * q_h, i, q_n, length, D, WIDE)
-        s = score(q_i, k_j, i[:, None], i[None, :], length, scaling, bias_h, W)
-        largest = tl.max(s, 1)
-        p = tl.exp2(s - largest[:, None])
-        total = tl.sum(p, 1)
-        if seed is not None:
-            p *= keep(seed, i[:, None], i[None, :], place * MAX_LENGTH, dropout, MAX_LENGTH)
-        out = tl.dot(p.to(v_j.dtype), v_j, input_precision="ieee")
-        store_tokens(o + h * o_h, out / total[:, None], i, o_n, length, D, WIDE)
-        tl.store(lse + place + i, largest + tl.log2(total), mask=i < length)
+    q_i = load_tokens(q, i, q_n, length, D, WIDE)
+    k_j = load_tokens(k, i, q_n, length, D, WIDE)
+    v_j = load_tokens(v, i, q_n, length, D, WIDE)
+    s = score(q_i, k_j, i[:, None], i[None, :], length, scaling, bias, W)
+    largest = tl.max(s, 1)
+    p = tl.exp2(s - largest[:, None])
+    total = tl.sum(p, 1)
+    if seed is not None:
+        p *= keep(seed, i[:, None], i[None, :], pair_place, dropout, MAX_LENGTH)
+    out = tl.dot(p.to(v_j.dtype), v_j, input_precision="ieee")
+    store_tokens(o, out / total[:, None], i, o_n, length, D, WIDE)
+    tl.store(lse + i, largest + tl.log2(total), mask=i < length)
 
 
 @triton.jit
@@ -108,40 +106,38 @@ def forward_block(
 
 @triton.jit
 def attention_forward(
-    q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W,
+    q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr, HEADS: tl.constexpr,
+    LOW: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HIGH: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Grid: groups of HEADS heads, rows, shares of a long row's blocks.
-
-    Each of the three ways has a loop over the heads of its own: what the compiler keeps from one head to the next is
-    then that way's alone, and registers are as many as the greediest way needs.
-    """
+    """Grid: heads, rows, shares of a long row's blocks. Rows of more than LOW and at most HIGH tokens."""
     start = tl.load(starts + tl.program_id(1)).to(tl.int64)
     length = tl.load(stops + tl.program_id(1)) - start.to(tl.int32)
-    q += start * q_n
-    k += start * q_n
-    v += start * q_n
-    o += start * o_n
     own = tl.program_id(2) * BLOCK
-    head = tl.program_id(0) * HEADS
-    last = tl.where(own < length, tl.minimum(head + HEADS, H), 0)
+    if (length <= tl.maximum(own, LOW)) | (length > HIGH):
+        return
+    head = tl.program_id(0)
+    q += start * q_n + head * q_h
+    k += start * q_n + head * q_h
+    v += start * q_n + head * q_h
+    o += start * o_n + head * o_h
+    place = start + head.to(tl.int64) * N
+    lse += place
+    if bias is not None:
+        bias += head * W
     if length <= HALF:
-        forward_whole(q, k, v, o, lse, start, length, head, last, bias, seed, scaling, dropout,
-                      q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
+        if LOW < HALF:
+            forward_whole(q, k, v, o, lse, place * MAX_LENGTH, length, bias, seed, scaling, dropout, q_n, o_n, W,
+                          MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
     elif length <= BLOCK:
-        if HALF < BLOCK:
-            forward_whole(q, k, v, o, lse, start, length, head, last, bias, seed, scaling, dropout,
-                          q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
+        if (HALF < BLOCK) & (LOW < BLOCK):
+            forward_whole(q, k, v, o, lse, place * MAX_LENGTH, length, bias, seed, scaling, dropout, q_n, o_n, W,
+                          MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
     else:
-        if BLOCK < MAX_LENGTH:
-            for h in range(head, last):
-                place = start + h * N
-                bias_h = bias if bias is None else bias + h * W
-                for first in range(own, length, tl.num_programs(2) * BLOCK):
-                    forward_block(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, lse + place, place * MAX_LENGTH,
-                                  length, first, bias_h, seed, scaling, dropout, q_n, o_n, W,
-                                  MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
+        if BLOCK < HIGH:
+            for first in range(own, length, tl.num_programs(2) * BLOCK):
+                forward_block(q, k, v, o, lse, place * MAX_LENGTH, length, first, bias, seed, scaling, dropout,
+                              q_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
 
 
 @triton.jit
@@ -165,30 +161,27 @@ def pair(
 
 @triton.jit
 def backward_whole(
-    q, k, v, do, dq, dk, dv, lse, row_place, length, head, last, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
+    q, k, v, do, dq, dk, dv, lse, pair_place, length, bias, seed, scaling, dropout, q_n, o_n, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the heads of a row of one block. do·o is the sum of weights times their gradients: o is not read.
+    """Gradients of one head of a row of one block. do·o is the sum of weights times their gradients: o is not read.
 
     Each gradient is stored as soon as it is there, so that no two of them hold registers at once.
     """
     i = tl.arange(0, BLOCK)
-    for h in range(head, last):
-        place = row_place + h * N
-        bias_h = bias if bias is None else bias + h * W
-        q_i = load_tokens(q + h * q_h, i, q_n, length, D, WIDE)
-        k_j = load_tokens(k + h * q_h, i, q_n, length, D, WIDE)
-        do_i = load_tokens(do + h * o_h, i, o_n, length, D, WIDE)
-        v_j = load_tokens(v + h * q_h, i, q_n, length, D, WIDE)
-        lse_i = tl.load(lse + place + i, mask=i < length, other=0.0)
-        p, met, dp = pair(q_i, k_j, do_i, v_j, i[:, None], i[None, :], lse_i[:, None],
-                          length, scaling, bias_h, W, seed, place * MAX_LENGTH, dropout, MAX_LENGTH)  # fmt: skip
-        ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scaling).to(q_i.dtype)
-        store_tokens(dq + h * q_h, tl.dot(ds, k_j, input_precision="ieee"), i, q_n, length, D, WIDE)
-        dv_j = tl.dot(tl.trans(met.to(q_i.dtype)), do_i, input_precision="ieee")
-        store_tokens(dv + h * q_h, dv_j, i, q_n, length, D, WIDE)
-        dk_j = tl.dot(tl.trans(ds), q_i, input_precision="ieee")
-        store_tokens(dk + h * q_h, dk_j, i, q_n, length, D, WIDE)
+    q_i = load_tokens(q, i, q_n, length, D, WIDE)
+    k_j = load_tokens(k, i, q_n, length, D, WIDE)
+    do_i = load_tokens(do, i, o_n, length, D, WIDE)
+    v_j = load_tokens(v, i, q_n, length, D, WIDE)
+    lse_i = tl.load(lse + i, mask=i < length, other=0.0)
+    p, met, dp = pair(q_i, k_j, do_i, v_j, i[:, None], i[None, :], lse_i[:, None],
+                      length, scaling, bias, W, seed, pair_place, dropout, MAX_LENGTH)  # fmt: skip
+    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scaling).to(q_i.dtype)
+    store_tokens(dq, tl.dot(ds, k_j, input_precision="ieee"), i, q_n, length, D, WIDE)
+    dv_j = tl.dot(tl.trans(met.to(q_i.dtype)), do_i, input_precision="ieee")
+    store_tokens(dv, dv_j, i, q_n, length, D, WIDE)
+    dk_j = tl.dot(tl.trans(ds), q_i, input_precision="ieee")
+    store_tokens(dk, dk_j, i, q_n, length, D, WIDE)
 
 
 @triton.jit
@@ -242,50 +235,49 @@ def backward_answering(
 
 @triton.jit
 def attention_backward(
-    q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, H, W,
+    q, k, v, o, lse, do, dq, dk, dv, starts, stops, bias, seed, scaling, dropout, q_n, q_h, o_n, o_h, N, W,
     MAX_LENGTH: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, INNER: tl.constexpr, HEADS: tl.constexpr,
+    LOW: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HIGH: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of some heads of one row.
+    """Gradients of one head of one row.
 
     The grid is that of forward, with twice the shares where there are several: a long row's tokens that ask (dq) and
     that answer (dk, dv) are then two programs'.
     """
     start = tl.load(starts + tl.program_id(1)).to(tl.int64)
     length = tl.load(stops + tl.program_id(1)) - start.to(tl.int32)
-    q += start * q_n
-    k += start * q_n
-    v += start * q_n
-    o += start * o_n
-    do += start * o_n
-    dq += start * q_n
-    dk += start * q_n
-    dv += start * q_n
     sides = tl.minimum(tl.num_programs(2), 2)
     side = tl.program_id(2) % sides
     own = tl.program_id(2) // sides * BLOCK
-    head = tl.program_id(0) * HEADS
-    is_mine = (own < length) & ((side == 0) | (length > BLOCK))
-    last = tl.where(is_mine, tl.minimum(head + HEADS, H), 0)
+    if (length <= tl.maximum(own, LOW)) | (length > HIGH) | ((side == 1) & (length <= BLOCK)):
+        return
+    head = tl.program_id(0)
+    q += start * q_n + head * q_h
+    k += start * q_n + head * q_h
+    v += start * q_n + head * q_h
+    dq += start * q_n + head * q_h
+    dk += start * q_n + head * q_h
+    dv += start * q_n + head * q_h
+    o += start * o_n + head * o_h
+    do += start * o_n + head * o_h
+    place = start + head.to(tl.int64) * N
+    lse += place
+    if bias is not None:
+        bias += head * W
     if length <= HALF:
-        backward_whole(q, k, v, do, dq, dk, dv, lse, start, length, head, last, bias, seed, scaling, dropout,
-                       q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
+        if LOW < HALF:
+            backward_whole(q, k, v, do, dq, dk, dv, lse, place * MAX_LENGTH, length, bias, seed, scaling, dropout,
+                           q_n, o_n, W, MAX_LENGTH, D, WIDE, HALF)  # fmt: skip
     elif length <= BLOCK:
-        if HALF < BLOCK:
-            backward_whole(q, k, v, do, dq, dk, dv, lse, start, length, head, last, bias, seed, scaling, dropout,
-                           q_n, q_h, o_n, o_h, N, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
+        if (HALF < BLOCK) & (LOW < BLOCK):
+            backward_whole(q, k, v, do, dq, dk, dv, lse, place * MAX_LENGTH, length, bias, seed, scaling, dropout,
+                           q_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK)  # fmt: skip
     else:
-        if BLOCK < MAX_LENGTH:
-            for h in range(head, last):
-                place = start + h * N
-                bias_h = bias if bias is None else bias + h * W
-                for first in range(own, length, tl.num_programs(2) // sides * BLOCK):
-                    if side == 0:
-                        backward_asking(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h, dq + h * q_h,
-                                        lse + place, place * MAX_LENGTH, length, first, bias_h, seed, scaling, dropout,
-                                        q_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
-                    if side == sides - 1:
-                        backward_answering(q + h * q_h, k + h * q_h, v + h * q_h, o + h * o_h, do + h * o_h,
-                                           dk + h * q_h, dv + h * q_h, lse + place, place * MAX_LENGTH, length, first,
-                                           bias_h, seed, scaling, dropout, q_n, o_n, W,
-                                           MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
+        if BLOCK < HIGH:
+            for first in range(own, length, tl.num_programs(2) // sides * BLOCK):
+                if side == 0:
+                    backward_asking(q, k, v, o, do, dq, lse, place * MAX_LENGTH, length, first, bias, seed, scaling,
+                                    dropout, q_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip
+                if side == sides - 1:
+                    backward_answering(q, k, v, o, do, dk, dv, lse, place * MAX_LENGTH, length, first, bias, seed,
+                                       scaling, dropout, q_n, o_n, W, MAX_LENGTH, D, WIDE, BLOCK, INNER)  # fmt: skip

@@ -15,35 +15,24 @@ Shape letters: N packed tokens, H heads, d their width, B rows, W distances.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from inlay.model.launch import block_of, chunks_of, dense, on_device_of
 
-
-class Launch(NamedTuple):
-    """How programs of rows of up to SHORT tokens are cut."""
-
-    heads: int
-    """of a row that one program takes in turn, where there are many: it learns once where the row lies"""
-    half: int
-    """rows of so many tokens take a block of this size instead of a whole one"""
-    inner: int
-    """tokens of a long row that a block meets at once; few, to leave registers for another program"""
-    num_warps: int
-    num_stages: int
-
-
-FORWARD = Launch(heads=1, half=16, inner=32, num_warps=4, num_stages=1)
-BACKWARD = Launch(heads=1, half=32, inner=32, num_warps=4, num_stages=1)
 PROGRAMS = 2048
-"""with so many heads and rows a program takes whole rows of some heads; with fewer, one block of one head"""
+"""with so many heads and rows, rows of different lengths are different launches; with fewer, one block of one head is a
+program, and all are one launch"""
 SHORT = 128
 """longer rows are always shared among programs"""
 LARGEST_BLOCK = {2: 64, 4: 16}
 """bytes of one number of q -> tokens of a block; exact float32 products use no matrix units and need the room"""
+INNER = 32
+"""tokens of a long row that a block meets at once; few, to leave registers for another program"""
+HALF_WARPS, NUM_WARPS = 2, 4
+"""of programs for rows of half a block, and of all others"""
 WIDEST = 256
 """widest head that fits the registers"""
 
@@ -126,13 +115,13 @@ def _launch_forward(qkv, given, settings):
     (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout) = qkv, given, settings
     bias = dense(bias)
     o, lse = _output_like(q)
-    grid, sizes = _cut(q, len(starts), max_length, FORWARD)
     with on_device_of(q):
-        attention_forward[grid](
-            *(q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout),
-            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1]),
-            **sizes,
-        )
+        for grid, sizes in _cut(q, len(starts), max_length):
+            attention_forward[grid](
+                *(q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout),
+                *(*q.stride()[:2], *o.stride()[:2], len(q), 0 if bias is None else bias.shape[1]),
+                **sizes,
+            )
     return o, lse
 
 
@@ -193,13 +182,13 @@ def _launch_backward(outputs, qkv, gradients, given, settings):
 
     (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout) = outputs, given, settings
     o, do, bias, q = o.contiguous(), do.contiguous(), dense(bias), qkv[0]
-    (groups, rows, shares), sizes = _cut(q, len(starts), max_length, BACKWARD)
     with on_device_of(q):
-        attention_backward[groups, rows, 2 * shares if shares > 1 else 1](
-            *(*qkv, o, lse, do, *gradients, starts, stops, bias, seed, scaling, dropout),
-            *(*q.stride()[:2], *o.stride()[:2], *q.shape[:2], 0 if bias is None else bias.shape[1]),
-            **sizes,
-        )
+        for (heads, rows, shares), sizes in _cut(q, len(starts), max_length):
+            attention_backward[heads, rows, 2 * shares if shares > 1 else 1](
+                *(*qkv, o, lse, do, *gradients, starts, stops, bias, seed, scaling, dropout),
+                *(*q.stride()[:2], *o.stride()[:2], len(q), 0 if bias is None else bias.shape[1]),
+                **sizes,
+            )
 
 
 _attention_backward.register_fake(lambda do, q, *_: tuple(q.new_empty(q.shape) for _ in range(3)))
@@ -224,16 +213,22 @@ _attention.register_autograd(_differentiate, setup_context=_keep)
 _joined.register_autograd(_differentiate_joined, setup_context=_keep)
 
 
-def _cut(q: Tensor, num_rows: int, max_length: int, launch: Launch) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """The grid and the constants of a launch. Heads are innermost: those of a row lie side by side in memory."""
+def _cut(q: Tensor, num_rows: int, max_length: int) -> Iterator[tuple[tuple[int, int, int], dict[str, int]]]:
+    """The grid and the constants of every launch. Heads are innermost: those of a row lie side by side in memory."""
     num_heads, width = q.shape[1:]
     block = block_of(max_length, LARGEST_BLOCK[q.element_size()])
-    is_whole = max_length <= SHORT and num_heads * num_rows >= PROGRAMS
-    heads = launch.heads if is_whole else 1
-    sizes = {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "HEADS": heads}
-    sizes |= {"BLOCK": block, "HALF": min(launch.half, block), "INNER": min(launch.inner, block)}
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    return (chunks_of(num_heads, heads), num_rows, 1 if is_whole else chunks_of(max_length, block)), sizes | options
+    half, shares = max(16, block // 2), chunks_of(max_length, block)
+    sizes = {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "INNER": min(INNER, block)}
+    if num_heads * num_rows < PROGRAMS:
+        lengths = {"LOW": 0, "HALF": half, "BLOCK": block, "HIGH": max_length}
+        yield (num_heads, num_rows, shares), sizes | lengths | {"num_warps": NUM_WARPS, "num_stages": 1}
+        return
+    for low, whole, high in ((0, half, half), (half, block, block), (block, block, max_length)):
+        if low < min(high, max_length):
+            lengths = {"LOW": low, "HALF": whole, "BLOCK": whole, "HIGH": high}
+            grid = (num_heads, num_rows, shares if low == block and max_length > SHORT else 1)
+            warps = HALF_WARPS if high == half else NUM_WARPS
+            yield grid, sizes | lengths | {"num_warps": warps, "num_stages": 1}
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -117,6 +117,7 @@ class CompiledStepper(Stepper):
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
+        self._is_captured = bank.backbone.device.type == "cuda"
         self._stream: Any = None
         self._pool: Any = None
         self._longest = 0
@@ -221,19 +222,32 @@ class CompiledStepper(Stepper):
         if program.graph is not None and program.views is views:
             program.graph.replay()
             return
-        num_tokens, is_cuda = program.rung.capacity.num_tokens, self._bank.backbone.device.type == "cuda"
-        # Fine-tuning adds up the gradients of embeddings by sorting, which may wait for the device.
-        is_captured = is_cuda and num_tokens <= MOST_GRAPHED and not self._bank.is_solo(0)
+        num_tokens = program.rung.capacity.num_tokens
         with self._bank.backbone.compiled(BACKEND):
             if program.views is not views:
                 self.on_compile(f"compiling steps of up to {num_tokens:,} tokens")
                 program.graph, program.views = None, views
                 self._compute(program)
-            elif is_captured:
-                program.graph = self._capture(program)
-                program.graph.replay()
-            else:
+                return
+            if self._is_captured and num_tokens <= MOST_GRAPHED:
+                program.graph = self._try_to_capture(program)
+            if program.graph is None:
                 self._compute(program)
+            else:
+                program.graph.replay()
+
+    def _try_to_capture(self, program: Program) -> Any:
+        """The step as a graph; None, from then on, if it is fine-tuning and this torch cannot: it adds up the gradients
+        of embeddings by sorting, which may wait for the device."""
+        try:
+            return self._capture(program)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if not self._bank.is_solo(0):
+                raise
+            self._is_captured = False
+            return None
 
     def _capture(self, program: Program) -> Any:
         """The step as a graph. Nothing runs meanwhile; that it ran before has loaded all that it launches."""

@@ -95,19 +95,19 @@ def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
     assert name != "multitask" or max(totals) - min(totals) < len(study.tasks), totals
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_studies_of_the_same_trained_models_have_the_same_settings(profile):
+@pytest.mark.parametrize(("profile", "backbone"), [*((each, None) for each in PROFILES), ("device", "minilm")])
+def test_studies_of_the_same_trained_models_have_the_same_settings(profile, backbone):
     """So that nothing is trained twice: the ablation's whole and the embeddings are runs of `multitask`."""
-    own = {arm: study_points("multitask", profile, arm) for arm in ("hyperformer", "hyperformer++")}
+    own = {arm: study_points("multitask", profile, arm, backbone) for arm in ("hyperformer", "hyperformer++")}
     for name, arm in (("hyper-ablation", "hyperformer"), ("embeddings", "hyperformer++")):
-        found = study_points(name, profile, arm)
+        found = study_points(name, profile, arm, backbone)
         if profile == "paper" and name == "hyper-ablation":  # published for the small model only
             found = [overlay(config, {"method": {"size": 24}}) for config in found]
         assert all(config in own[arm] for config in found), name
 
 
-def study_points(name, profile, arm):
-    study = read_study(STUDIES[name], profile)
+def study_points(name, profile, arm, backbone):
+    study = read_study(STUDIES[name], profile, backbone)
     return [dataclasses.replace(point.config, task="") for point in study.arms[arm].points()]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from inlay.config import DataConfig, MethodConfig, TrainConfig
-from inlay.model.methods import METHODS
+from inlay.config import DataConfig, JointConfig, MethodConfig, TrainConfig
+from inlay.model.methods import JOINT_METHODS, METHODS
 from inlay.model.sites import FAMILIES
 
 SECTIONS = {
@@ -15,6 +15,7 @@ SECTIONS = {
         "Which parameters a task adds. What is `auto`, empty or not set is the method's own choice.",
     ),
     "train": (TrainConfig, "How a run is trained."),
+    "joint": (JointConfig, "How several tasks are trained as one run (`inlay multitask`)."),
     "data": (DataConfig, "Where rows are and how they are read."),
 }
 
@@ -41,13 +42,14 @@ def render() -> str:
             extra = f"; one of {', '.join(f'`{choice}`' for choice in choices)}" if choices else ""
             lines.append(f"| `{section}.{item.name}` | {show(item.default)} | {text}{extra} |")
         lines.append("")
-    lines += ["## Methods", "", "| method | | size | lr | takes |", "|---|---|---|---|---|"]
-    for name, method in METHODS.items():
-        takes = ", ".join(f"`{setting}`" for setting in sorted(method.settings)) or "nothing"
-        lines.append(f"| `{name}` | {method.summary} | {method.size or '–'} | {method.lr:g} | {takes} |")
+    for title, methods in {"Methods": METHODS, "Methods that train several tasks as one run": JOINT_METHODS}.items():
+        lines += [f"## {title}", "", "| method | | size | lr | takes |", "|---|---|---|---|---|"]
+        for name, method in methods.items():
+            takes = ", ".join(f"`{setting}`" for setting in sorted(method.settings)) or "nothing"
+            lines.append(f"| `{name}` | {method.summary} | {method.size or '–'} | {method.lr:g} | {takes} |")
+        lines.append("")
     names = ", ".join(f"`{name}`" for name in FAMILIES["bert"].linears)
     lines += [
-        "",
         f"`method.layers` is written as Python slices are: `all`, `6:` (from the seventh on), `-3:` (the last three), "
         f"`2:5`, `0,2,5`. Layers are counted from 0. `method.linears` names linear layers of a block: {names} "
         "(`project` ends the attention, `expand` and `contract` are the feed-forward layers).",

@@ -39,7 +39,9 @@ class MethodConfig:
     """Which parameters a task adds to the backbone. What is `auto`, None or empty is left to the method."""
 
     name: str = setting(
-        "houlsby", "method: houlsby, mahabadi, pfeiffer, parallel, lora, ia3, bitfit, norms, head, full, top"
+        "houlsby",
+        "method: houlsby, mahabadi, pfeiffer, parallel, lora, ia3, bitfit, pal, norms, head, full, top, pal-full; of "
+        "several tasks: hyperformer, hyperformer++, mahabadi-multi, full-multi, pal-published",
     )
     size: int | None = setting(None, "bottleneck size m (64), rank r of LoRA (8)")
     init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")
@@ -51,8 +53,9 @@ class MethodConfig:
     depth: int = setting(1, "layers of the bottleneck: each beyond the first is another m × m")
     inner_norm: str = setting(
         "auto",
-        "norm inside the adapter: none, layer or batch (before its activation), output (of what it adds)",
-        choices=("auto", "none", "layer", "batch", "output"),
+        "norm inside the adapter: none, layer or batch (before its activation), output (of what it adds), alone (of "
+        "what it reads, and nothing else)",
+        choices=("auto", "none", "layer", "batch", "output", "alone"),
     )
     form: str = setting(
         "auto",
@@ -63,8 +66,24 @@ class MethodConfig:
     scale: float | None = setting(None, "factor of the update: 4 for parallel, 1 otherwise")
     alpha: float | None = setting(None, "LoRA's alpha: the factor is alpha / r")
     linears: tuple[str, ...] = setting((), "linear layers that LoRA or IA3 change: query, key, value, project, …")
+    task_size: int | None = setting(
+        None, "width of a task's embedding, which a hypernetwork reads (64; hyperformer 512)", is_later=True
+    )
+    projector: int | None = setting(
+        None,
+        "hidden width of a hypernetwork's projector (128); 0: embeddings go straight into its heads",
+        is_later=True,
+    )
+    writes: str = setting(
+        "both",
+        "what a hypernetwork writes: adapter blocks, the norms behind them, or both",
+        choices=("both", "blocks", "norms"),
+        is_later=True,
+    )
 
     def __post_init__(self) -> None:
+        _require(self.task_size is None or self.task_size >= 1, "method.task_size", self.task_size, "at least 1")
+        _require(self.projector is None or self.projector >= 0, "method.projector", self.projector, "at least 0")
         _require(self.size is None or 0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
         _require(0 < self.init_std <= 10, "method.init_std", self.init_std, "a number above 0, at most 10")
         _require(1 <= self.depth <= 8, "method.depth", self.depth, "a whole number from 1 to 8")
@@ -131,6 +150,12 @@ class TrainConfig:
         None, "texts pursued at a time while a free text is written (1: the likeliest token after each)", is_later=True
     )
     max_answer: int | None = setting(None, "tokens of a written answer at most (64)", is_later=True)
+    prompt: str | None = setting(
+        None,
+        "what stands before every text, where answers are written; default: nothing, or the task's name and a colon "
+        "where nothing else tells the tasks of a run apart (full-multi)",
+        is_later=True,
+    )
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
 
     def __post_init__(self) -> None:
@@ -159,6 +184,59 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class JointConfig:
+    """How several tasks are trained as one run. A run of one task has nothing of it."""
+
+    sampling: str = setting(
+        "temperature",
+        "how tasks are drawn: temperature (p ∝ rows^(1/T)), uniform, annealed (p ∝ rows^a, a from 1 to 0.2, as PALs)",
+        choices=("temperature", "uniform", "annealed"),
+    )
+    temperature: float = setting(10.0, "T of p ∝ rows^(1/T); 1 draws tasks by their rows")
+    batches: str = setting(
+        "homogeneous", "rows of a batch: homogeneous (all of one task), or mixed", choices=("homogeneous", "mixed")
+    )
+    weights: tuple[str, ...] = setting((), "what a task's loss counts, if not 1: cola=2,sst2=0.5")
+    steps: int | None = setting(
+        None, "steps in all, cut into `train.epochs` equal parts; default: as many as rows need"
+    )
+    trained: str = setting(
+        "all", "all, or task: nothing but what a task has of its own, all else as it started", choices=("all", "task")
+    )
+    start: str | None = setting(None, "run (of several tasks) whose shared parameters this one starts from")
+    like: tuple[str, ...] = setting((), "tasks whose own parameters start as those of one of that run: new=old")
+
+    def __post_init__(self) -> None:
+        fits = math.isfinite(self.temperature) and self.temperature > 0
+        _require(fits, "joint.temperature", self.temperature, "a number above 0")
+        _require(self.steps is None or self.steps >= 1, "joint.steps", self.steps, "a whole number of at least 1")
+        _check_choices(self, "joint")
+
+    def weight_of(self, task: str) -> float:
+        """What the loss of a task counts."""
+        return self._weights().get(task, 1.0)
+
+    def check_tasks(self, names: Iterable[str]) -> None:
+        """Refuse weights of tasks that are not there."""
+        known = list(names)
+        for name in self._weights():
+            _require(name in known, "joint.weights", name, f"for one of the tasks: {', '.join(known)}")
+
+    def _weights(self) -> dict[str, float]:
+        found = {}
+        for item in self.weights:
+            name, _, number = item.partition("=")
+            try:
+                found[name.strip()] = float(number)
+            except ValueError:
+                raise BadConfig(
+                    f"`joint.weights` has `{item}`", "write `--set joint.weights=cola=2,sst2=0.5`"
+                ) from None
+            _require(found[name.strip()] > 0, "joint.weights", item, "numbers above 0")
+        return found
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where a task's rows are and how they are read. The digest of what was read counts, not these settings."""
 
@@ -178,6 +256,11 @@ class DataConfig:
     split: str | None = setting(None, "column that says train, dev or test")
     dev_share: float = setting(0.1, "share split off for dev where none is given")
     test_share: float = setting(0.0, "share split off for test where none is given")
+    test_from: str = setting(
+        "train",
+        "rows that the share for test is split off: train, or dev, which must be given",
+        choices=("train", "dev"),
+    )
     split_seed: int = setting(0, "seed of the split")
     on_bad_row: str = setting("refuse", "what a bad row does", choices=("refuse", "skip"))
     limit: int | None = setting(None, "use at most this many training rows")
@@ -201,13 +284,14 @@ class RunConfig:
     method: MethodConfig = field(default_factory=MethodConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    joint: JointConfig = field(default_factory=JointConfig)
 
     def identify(self, data_digest: str, fingerprint: str) -> str:
         """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device."""
         return digest(
             {
-                "method": _identity(self.method),
-                "train": _identity(self.train),
+                "method": settled(self.method),
+                "train": settled(self.train),
                 "data": data_digest,
                 "backbone": fingerprint,
             }
@@ -225,7 +309,7 @@ class RunConfig:
         return from_tree(type(self), tree)
 
 
-def _identity(config: Any) -> dict[str, Any]:
+def settled(config: Any) -> dict[str, Any]:
     """The settings that name a run: all but those that came later and are left open."""
     later = {item.name: item.default for item in dataclasses.fields(config) if item.metadata.get("is_later")}
     settings = dataclasses.asdict(config)
@@ -356,7 +440,7 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
     *sections, name = key.split(".")
     for section in sections:
         if not isinstance(tree.get(section), dict):
-            raise BadConfig(f"no section named `{section}` in `{key}`", "sections: method, train, data")
+            raise BadConfig(f"no section named `{section}` in `{key}`", "sections: method, train, data, joint")
         tree = tree[section]
     tree[name] = value
 

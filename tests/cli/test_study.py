@@ -48,6 +48,16 @@ def test_every_study_runs_whole_in_its_tiny_profile_within_ten_seconds(name: str
     assert not (tmp_path / "results").exists(), "a tiny result stays away from those that are committed"
 
 
+@pytest.mark.usefixtures("imported")
+@pytest.mark.parametrize("name", ["multitask", "fewshot", "lowresource"])
+def test_studies_of_several_tasks_run_on_a_backbone_that_writes(name: str, inlay: Inlay, backbone_folder) -> None:
+    ended = inlay("study", name, "--profile", "tiny", "--backbone", backbone_folder("t5"), "--json")
+    assert ended.status == 0, ended.err
+    (report,) = ended.data["studies"]
+    assert report["missing"] == {}
+    assert report["failed"] == []
+
+
 def test_a_study_is_planned_conducted_and_found_done(inlay: Inlay, tmp_path: Path) -> None:
     command = ("study", "uva", "--profile", "tiny", "--out", tmp_path / "out")
     planned = inlay(*command, "--dry-run")
@@ -75,6 +85,7 @@ def test_the_list_names_every_study_with_its_runs(inlay: Inlay) -> None:
     listed = {item["study"]: item for item in inlay("study", "list", "--profile", "paper", "--json").data["studies"]}
     assert set(listed) == set(STUDIES)
     assert listed["glue"]["runs"] == 10 * (6 + 18 + 6) * 5
+    assert listed["multitask"]["runs"] == 4 + 2 * 8, "of all tasks together, or of each"
     assert "To tune or not to tune" in inlay("study", "list").out
 
 

@@ -75,7 +75,7 @@ def method_of(family, method, size=None, **more):
 PAIRS = [(f, m) for f in FAMILIES for m in METHODS if (f, m) not in UNSUPPORTED]
 PAIRS += [(f, v) for f in ("bert", "distilbert", "modernbert", "t5") for v in VARIANTS]
 every_pair = pytest.mark.parametrize(("family", "method"), PAIRS)
-without_own = [(f, m) for f, m in PAIRS if m not in ("full", "top")]
+without_own = [(f, m) for f, m in PAIRS if m not in ("full", "top", "pal-full")]
 
 
 def make_bank(backbone, method, sizes=(8, 3, 16), trainable=False, std=0.3):
@@ -161,7 +161,8 @@ def test_fresh_adapter_leaves_the_backbone_unchanged(backbone_of, family, method
         plain = states_of(backbone, batch)
         # A norm inside the bottleneck makes its values large again; the way up still starts near zero.
         usual = 0.02 if config.inner_norm == "none" else 0.1
-        for std, share in [(1e-7, 1e-5), (1e-2, usual)] if takes_std else [(1e-2, 1e-6)]:
+        fixed = 0.02 if config.name.startswith("pal") else 1e-6
+        for std, share in [(1e-7, 1e-5), (1e-2, usual)] if takes_std else [(1e-2, fixed)]:
             bank = Bank(backbone, 1)
             own = dataclasses.replace(config, init_std=std) if takes_std else config
             bank.initialise(0, SlotSpec(own, head_of(backbone, 2)), seed=0)
@@ -265,6 +266,7 @@ def spell_count(model, method, family):
         norms.remove(model.encoder.LayerNorm)  # it normalises positions, not tokens
     adapter = 2 * width * 8 + 8 + width
     narrow = 8 * (width + inner)
+    pal = 2 * width * 8 + layers * 3 * 8 * 8  # 0.266 of 32, in heads of two
     in_norms = sum(parameter.numel() for norm in norms for parameter in norm.parameters())
     blocks = FAMILIES[family].stacks[-1].blocks
     last = f"{blocks}.{len(model.get_submodule(blocks)) - 1}."
@@ -281,6 +283,8 @@ def spell_count(model, method, family):
         + sum(norm.bias.numel() for norm in norms if getattr(norm, "bias", None) is not None),
         "norms": in_norms,
         "head": 0,
+        "pal": pal,
+        "pal-full": sum(own.values()) + pal,
         "full": sum(own.values()),
         "top": sum(size for name, size in own.items() if name.startswith(above)),
     }[method]
@@ -434,9 +438,34 @@ def plain_model(backbone, config, tensors):
     return model
 
 
+def hook_pals(model, anatomy, tensors, mask):
+    """Projected attention of what each block reads, added to what its feed-forward layer gives."""
+    paths = {site.layer: site.path for site in anatomy.sites if site.place == "feedforward"}
+    read = {}
+    for layer, block in enumerate(anatomy.blocks):
+
+        def note(m, args, kwargs, layer=layer):
+            read[layer] = args[0] if args else kwargs["hidden_states"]
+
+        def add(m, args, out, layer=layer):
+            z = read[layer] @ tensors["pal.encode"]
+            q, k, v = (z @ tensors[f"pal.{layer}.{name}"] for name in ("query", "key", "value"))
+            heads = []
+            for own in torch.arange(z.shape[-1]).chunk(anatomy.num_heads):
+                scores = q[..., own] @ k[..., own].transpose(1, 2) / math.sqrt(len(own))
+                weights = scores.masked_fill(mask.unsqueeze(1) == 0, -torch.inf).softmax(-1)
+                heads.append(weights @ v[..., own])
+            return out + torch.cat(heads, -1) @ tensors["pal.decode"]
+
+        model.get_submodule(block).register_forward_pre_hook(note, with_kwargs=True)
+        model.get_submodule(paths[layer]).register_forward_hook(add)
+
+
 def spell_logits(backbone, batch, config, tensors):
     """A mean-pooled linear head on the plain model's states, or the logits of every token of the answers."""
     model, weights = plain_model(backbone, config, tensors), merged_weights(backbone, config, tensors)
+    if "pal.encode" in tensors:
+        hook_pals(model, backbone.anatomy, tensors, batch.mask_BT)
     inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
     if backbone.writes:
         return functional_call(model, weights, kwargs=inputs | {"labels": batch.written_BT}).logits

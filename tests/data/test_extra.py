@@ -113,6 +113,14 @@ def test_sets_with_sides_of_their_own_keep_them(tmp_path):
     films = load(tmp_path, "imdb")
     assert (len(films.train), len(films.dev), len(films.test)) == (18, 2, 20)
     assert films.labels == ("negative", "positive")
+    (tmp_path / "yelp_polarity").mkdir()
+    for side in ("train", "test"):  # as published: no header, 1 is bad
+        lines = [f'"{1 + row % 2}","{side}, place {row}"' for row in range(20)]
+        (tmp_path / "yelp_polarity" / f"{side}.csv").write_text("\n".join(lines) + "\n")
+    places = load(tmp_path, "yelp-polarity")
+    assert (len(places.train), len(places.dev), len(places.test)) == (18, 2, 20)
+    assert places.labels[places.test.targets[0]] == "negative"
+    assert places.test.texts[0] == "test, place 0"
 
 
 def test_a_set_of_test_rows_alone_is_for_evaluation(tmp_path):

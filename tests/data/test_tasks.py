@@ -12,6 +12,7 @@ import pytest
 from inlay.config import DataConfig
 from inlay.data import load_task, make_task, read_split
 from inlay.data.splits import group_keys
+from inlay.data.tasks import cut_task, take_sample
 from inlay.errors import BadConfig, BadData, Missing
 
 SPAM = [f"win prize number {n},spam" for n in range(10)] + [f"see you at {n},ham" for n in range(30)]
@@ -347,3 +348,35 @@ def test_importing_the_data_room_stays_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_sample_is_drawn_by_its_seed_and_is_another_task(tmp_path):
+    task = load(write(tmp_path, "a.csv", SPAM))
+    first, again, other = (take_sample(task, 10, seed) for seed in (0, 0, 1))
+    assert len(first.train) == 10
+    assert first.train.texts == again.train.texts
+    assert first.train.texts != other.train.texts
+    assert first.digest == again.digest != other.digest
+    assert first.dev_digest == task.dev_digest
+    assert set(first.train.texts) <= set(task.train.texts)
+    assert take_sample(task, 10_000, 0) is task
+
+
+def test_dev_and_test_rows_may_be_cut_and_that_is_noted(tmp_path):
+    task = load(write(tmp_path, "a.csv", SPAM), test_share=0.2)
+    few = cut_task(task, {"dev": 3, "test": 4})
+    assert (len(few.dev), len(few.test), len(few.train)) == (3, 4, len(task.train))
+    assert few.notes[-1] == f"3 of {len(task.dev)} dev rows, 4 of {len(task.test)} test rows"
+    assert few.dev_digest != task.dev_digest
+    assert cut_task(task, {"dev": 10_000}) is task
+
+
+def test_test_rows_may_be_cut_from_given_dev_rows(tmp_path):
+    dev = write(tmp_path, "d.csv", [f"new text {row},{'ham' if row % 2 else 'spam'}" for row in range(20)])
+    source = write(tmp_path, "a.csv", SPAM)
+    task = load(source, dev=dev, test_share=0.5, test_from="dev")
+    assert (len(task.dev), len(task.test)) == (10, 10)
+    assert len(task.train) == len(load(source, dev=dev).train)
+    assert not set(task.dev.texts) & set(task.test.texts)
+    with pytest.raises(BadConfig, match=r"`data\.test_from` is `dev`"):
+        load(source, test_share=0.5, test_from="dev")

@@ -161,3 +161,19 @@ def test_a_question_longer_than_half_a_window_is_cut(tokenizer):
     assert max(encoded.lengths) <= 32
     assert len(encoded) > 1
     assert (encoded.places[0][:, 0] >= 0).sum() >= 12
+
+
+@pytest.mark.parametrize("pairs", [None, ["a dog ."]])
+def test_a_prompt_stands_before_a_text_and_before_a_pair_that_is_read_as_one(pairs):
+    t5 = make_tokenizer("t5")
+    encoded = encode_split(t5, Split(["the cat sat"], pairs, None, [1]), Reading("text", 64, prompt="two: "))
+    whole = "two: the cat sat" if pairs is None else "two: sentence1: the cat sat sentence2: a dog ."
+    assert encoded.ids[0].tolist() == t5(whole)["input_ids"]
+
+
+def test_what_stands_before_the_texts_makes_another_set_of_tokens(tokenizer):
+    from inlay.data.once import _name_set
+
+    split = Split(["the cat"], None, None, [1])
+    names = {_name_set(tokenizer, split, Reading("classify", 8, prompt=prompt)) for prompt in ("", "a: ", "b: ")}
+    assert len(names) == 3

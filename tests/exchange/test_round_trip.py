@@ -68,7 +68,7 @@ def test_export_and_import_give_equal_tensors(format_name, family, case, head, b
 def test_every_method_is_expressible_in_some_format_or_refused():
     written = {METHOD_CASES[case].name for _, _, case, _ in EXPRESSIBLE}
     assert written == {"houlsby", "pfeiffer", "parallel", "lora", "ia3", "norms"}
-    assert written | {"bitfit", "head", "full", "top", "mahabadi"} == METHODS.keys()
+    assert written | {"bitfit", "head", "full", "top", "mahabadi", "pal", "pal-full"} == METHODS.keys()
 
 
 @pytest.fixture

@@ -153,6 +153,8 @@ METHODS = (
     MethodConfig("lora", 8),
     MethodConfig("ia3"),
     MethodConfig("bitfit"),
+    MethodConfig("mahabadi", 8),
+    MethodConfig("pal"),
 )
 
 

@@ -9,8 +9,9 @@ import transformers
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName
 from inlay.model.heads import HeadSpec
-from inlay.model.methods import METHODS, adapted_layers, layout, resolve_method
+from inlay.model.methods import METHODS, layout, resolve_method
 from inlay.model.sites import survey
+from inlay.model.tensors import adapted_layers
 
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
@@ -201,3 +202,18 @@ def test_lora_scales_by_alpha_over_rank():
     for value in (0.0, float("nan"), float("inf")):
         with pytest.raises(BadConfig, match=r"`method\.alpha`"):
             MethodConfig("lora", alpha=value)
+
+
+def test_pals_have_the_published_number_of_parameters(bert_base):
+    assert count(bert_base, ["adapters"], name="pal") == 1_811_520
+    whole = sum(parameter.numel() for parameter in bert_base.parameters())
+    assert round(1 + 8 * 1_811_520 / whole, 2) == 1.13
+
+
+@pytest.mark.parametrize(("width", "heads", "size"), [(768, 12, 204), (384, 12, 108), (1024, 16, 272), (32, 4, 8)])
+def test_projected_attention_is_as_wide_as_heads_allow(width, heads, size):
+    model = shape_of(hidden_size=width, num_hidden_layers=1, num_attention_heads=heads)
+    shapes = {item.name: item.shape for item in layout(survey(model), MethodConfig("pal"))}
+    assert shapes["pal.encode"] == (width, size)
+    assert size % heads == 0
+    assert abs(size - 0.266 * width) <= heads / 2

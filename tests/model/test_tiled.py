@@ -17,7 +17,7 @@ ROWS = [(3, 2), (21, 0), (1, 0), (17, 2), (17, 2), (2, 1), (5, 1)]
 METHODS = [
     *[{"name": name} for name in ("houlsby", "pfeiffer", "parallel", "lora", "ia3", "bitfit", "norms", "head")],
     *[{"depth": 3}, {"inner_norm": "layer"}, {"combine": "multiply"}, {"activation": "swish"}, {"scale": 0.3}],
-    *[{"size": 200}, {"form": "parallel"}, {"sharing": "all"}, {"name": "mahabadi"}],
+    *[{"size": 200}, {"form": "parallel"}, {"sharing": "all"}, {"name": "mahabadi"}, {"name": "pal"}],
 ]
 
 
@@ -62,7 +62,7 @@ PAIRS = [
 @pytest.mark.parametrize(("family", "kind"), PAIRS, ids=str)
 def test_a_trained_batch_in_tiles_equals_the_loop(backbone_of, monkeypatch, family, kind):
     backbone = backbone_of(family)
-    has_size = kind.get("name", "houlsby") not in ("ia3", "bitfit", "norms", "head")
+    has_size = kind.get("name", "houlsby") not in ("ia3", "bitfit", "norms", "head", "pal")
     methods = [MethodConfig(**({"size": size} if has_size else {}) | kind) for size in (8, 3, 16)]
     tiled, grads = run(backbone, methods, trainable=True)
     monkeypatch.setattr(launch, "is_available", lambda device: False)
@@ -108,3 +108,34 @@ def test_gated_slots_that_share_tensors_equal_the_loop(backbone_of, monkeypatch,
     loop = answer()
     torch.testing.assert_close(tiled, loop, atol=2e-5, rtol=1e-4)
     assert len({tuple(row) for row in (1e3 * loop).round().tolist()}) == 4
+
+
+@pytest.mark.parametrize("method", ["hyperformer", "hyperformer++", "mahabadi-multi"])
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_tasks_of_one_run_in_tiles_equal_the_loop(backbone_of, monkeypatch, family, method):
+    backbone = backbone_of(family)
+
+    def compute():
+        bank = Bank(backbone, 6, trainable=True, slots_per_run=3)
+        for slot in range(6):
+            head = HeadSpec("classify", 2, WRITTEN, texts=("no", "good")) if backbone.writes else None
+            spec = SlotSpec(MethodConfig(method, 3), head or HeadSpec("classify", 2, "mean"))
+            bank.initialise(slot, spec, slot // 3, f"task-{slot % 3}")
+        flats = [bank.flatten(), bank.flatten(shared=True)]
+        rows = [Row([5 + i for i in range(length)], slot, written=[9, 10] if backbone.writes else None)
+                for length, slot in [(3, 5), (9, 0), (4, 3), (2, 5)]]  # fmt: skip
+        found = []
+        for _ in range(2):  # the second takes what follows from shapes from the first
+            batch = backbone.collate(rows)
+            with bank.routed(batch.route):
+                logits = torch.cat([part.flatten() for part in bank.logits(batch)])
+                logits.square().sum().backward()
+            found.append([logits.detach(), *(flat.take_grads() for flat in flats)])
+        return found
+
+    tiled = compute()
+    monkeypatch.setattr(launch, "is_available", lambda device: False)
+    for ours, theirs in zip(tiled, compute(), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            scale = other.abs().max()
+            torch.testing.assert_close(one / scale, other / scale, atol=1e-5, rtol=1e-3)

@@ -330,5 +330,88 @@ def uva() -> tuple[FakeStudy, list[Record]]:
     return study("uva", ["glue/mrpc", "glue/cola"], arms, title="The student reproduction"), bench.records
 
 
-_MAKERS = (glue, extra, tradeoff, squad, ablation, init, sizes, extensions, sharing, stream, methods, features, uva)
-STUDIES = {make.__name__: make for make in _MAKERS}
+def _fill_joint(bench: Bench, arm: str, tasks: Any, shift: float, **more: Any) -> None:
+    """Three seeds of a run of all tasks, with the other metrics that were published and an embedding of each task."""
+    total, embeds = more.pop("total", 2_400_000), more.pop("embeds", False)
+    for seed in range(3):
+        draw = random.Random(f"{bench.study}/{arm}/{seed}")
+        for number, task in enumerate(tasks):
+            metric, level = LEVELS[task]
+            score = level + shift + draw.gauss(0, 0.003)
+            others = {"glue/mrpc": {"accuracy": score - 0.04}, "glue/stsb": {"pearson": score + 0.01}}
+            kind = {"glue/mnli": 1, "glue/rte": 1, "glue/mrpc": 2, "glue/stsb": 2}.get(task, 3 + number)
+            vector = [draw.gauss(0, 0.3) + (place == kind) * 3 for place in range(8)]
+            extra = {"joint": {"run": f"{arm}-{seed}", "tasks": list(tasks), "is_copy": more.get("is_copy", False)}}
+            extra |= {"embedding": vector} if embeds else {}
+            dev = {metric: score, **others.get(task, {})}
+            count = round(total / len(tasks))
+            own = {key: value for key, value in more.items() if key != "is_copy"}
+            bench.add(arm, task, score, seed=seed, extra=extra, dev=dev, trained_parameters=count, **own)
+
+
+JOINT_TASKS = ("glue/cola", "glue/sst2", "glue/mrpc", "glue/stsb", "glue/rte", "glue/mnli")
+
+
+def multitask() -> tuple[FakeStudy, list[Record]]:
+    """Several tasks as one run."""
+    bench = Bench("multitask", backbone="flan-t5-small")
+    arms = {
+        "single-adapters": -0.02, "adapters-multi": -0.01, "hyperformer": 0.005, "hyperformer++": 0.004,
+        "multi-full": -0.002,
+    }  # fmt: skip
+    totals = {"hyperformer": 28_000_000, "hyperformer++": 2_400_000, "multi-full": BACKBONE}
+    for arm, shift in arms.items():
+        _fill_joint(bench, arm, JOINT_TASKS, shift, total=totals.get(arm, 3_000_000), is_copy=arm == "multi-full")
+    return study("multitask", JOINT_TASKS, {arm: arm for arm in arms}, title="Several tasks"), bench.records
+
+
+def fewshot() -> tuple[FakeStudy, list[Record]]:
+    """Few samples of new tasks."""
+    bench, arms = Bench("fewshot", backbone="flan-t5-small"), {}
+    for method, shift in {"multi-full": 0.0, "adapters-multi": -0.01, "hyperformer++": 0.02}.items():
+        for number in (4, 16, 250, 2000):
+            arms[f"{method}-{number}"] = f"{method}, {number} samples"
+            for task in ("cb", "imdb") if number < 250 else ("cb",) if number == 250 else ("imdb",):
+                for seed in range(3):
+                    draw = random.Random(f"{method}/{number}/{task}/{seed}")
+                    score = 0.6 + 0.03 * math.log(number) + shift + draw.gauss(0, 0.004)
+                    bench.add(f"{method}-{number}", task, score, seed=seed, test={"accuracy": score}, metric="accuracy")
+    made = study("fewshot", ("cb", "imdb"), arms, report_on="test", title="Few samples")
+    return made, bench.records
+
+
+def lowresource() -> tuple[FakeStudy, list[Record]]:
+    """Few rows a task."""
+    bench, arms = Bench("lowresource", backbone="flan-t5-small"), {}
+    for method, shift in {"multi-full": 0.0, "adapters-multi": -0.01, "hyperformer++": 0.02}.items():
+        for number in (100, 1000):
+            arms[f"{method}-{number}"] = f"{method}, {number} samples a task"
+            _fill_joint(bench, f"{method}-{number}", JOINT_TASKS, shift - 10 / number)
+    return study("lowresource", JOINT_TASKS, arms, published="", title="Few rows a task"), bench.records
+
+
+def hyper_ablation() -> tuple[FakeStudy, list[Record]]:
+    """Parts taken out."""
+    bench = Bench("hyper-ablation", backbone="flan-t5-small")
+    arms = {
+        "hyperformer": 0.0, "without-blocks": -0.12, "without-conditional-norm": -0.03, "without-projector": -0.02,
+        "without-backbone-norms": -0.015, "without-norms": -0.04,
+    }  # fmt: skip
+    for arm, shift in arms.items():
+        _fill_joint(bench, arm, JOINT_TASKS, shift)
+    return study("hyper-ablation", JOINT_TASKS, {arm: arm for arm in arms}, title="Parts"), bench.records
+
+
+def embeddings() -> tuple[FakeStudy, list[Record]]:
+    """Tasks of a kind lie together."""
+    bench = Bench("embeddings", backbone="flan-t5-small")
+    _fill_joint(bench, "hyperformer++", JOINT_TASKS, 0.0, embeds=True)
+    arms, more = {"hyperformer++": "HyperFormer++"}, {"figures": ("embeddings",), "title": "Embeddings"}
+    return study("embeddings", JOINT_TASKS, arms, published="", **more), bench.records
+
+
+_MAKERS = (
+    *(glue, extra, tradeoff, squad, ablation, init, sizes, extensions, sharing, stream, methods, features, uva),
+    *(multitask, fewshot, lowresource, hyper_ablation, embeddings),
+)
+STUDIES = {make.__name__.replace("_", "-"): make for make in _MAKERS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,42 @@ def test_agreement_is_about_the_difference_to_full_fine_tuning():
     small, usual = describe_agreement(scored)
     assert "ours −0.3 ± 0.0, published −0.3: as published" in usual
     assert "ours −6.0 ± 0.0, published −0.8: not as published (5.2 points apart)" in small
+
+
+def test_what_hypernetworks_are_claimed_to_do_is_judged_by_paired_runs():
+    for name, wanted in {
+        "multitask": ("hyper-adapters", "hyper-plus-adapters", "multi-single", "hyper-plus-close"),
+        "fewshot": ("few-shot-adapters", "few-shot-full"),
+        "lowresource": ("low-resource-adapters", "low-resource-full"),
+        "hyper-ablation": ("hyper-parts", "hyper-blocks"),
+        "embeddings": ("embeddings",),
+    }.items():
+        study, records = synthetic.STUDIES[name]()
+        found = verdicts(study, records)
+        assert {found[claim] for claim in wanted} == {"confirmed"}, name
+        turned = {"hyperformer++": "adapters-multi", "adapters-multi": "hyperformer++"}
+        swapped = [dataclasses.replace(item, arm=_swap(item.arm, turned)) for item in records]
+        if name in ("multitask", "fewshot", "lowresource"):
+            assert verdicts(study, swapped)[wanted[min(1, name == "multitask")]] == "not confirmed"
+
+
+def _swap(arm: str, turned: dict[str, str]) -> str:
+    method, dash, number = arm.rpartition("-")
+    is_series = number.isdigit()
+    return f"{turned.get(method, method)}{dash}{number}" if is_series else turned.get(arm, arm)
+
+
+def test_a_hypernetwork_that_is_as_large_as_the_other_is_not_close_at_a_fraction():
+    study, records = synthetic.multitask()
+    large = [
+        dataclasses.replace(item, trained_parameters=4_000_000) if item.arm == "hyperformer++" else item
+        for item in records
+    ]
+    assert verdicts(study, large)["hyper-plus-close"] == "not confirmed"
+
+
+def test_embeddings_that_know_no_kinds_confirm_nothing():
+    study, records = synthetic.embeddings()
+    turned = {"glue/rte": "glue/cola", "glue/cola": "glue/rte", "glue/stsb": "glue/sst2", "glue/sst2": "glue/stsb"}
+    mixed = [dataclasses.replace(item, task=turned.get(item.task, item.task)) for item in records]
+    assert verdicts(study, mixed)["embeddings"] == "not confirmed"

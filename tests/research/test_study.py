@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
-from inlay.config import RunConfig
+from inlay.config import RunConfig, overlay
 from inlay.errors import BadConfig, UnknownName
 from inlay.model.methods import resolve_method
 from inlay.research.study import PROFILES, find_study, list_differences, list_studies, read_study, study_folders
 
 STUDIES = list_studies([Path(__file__).parents[2] / "studies"])
-NAMES = ("ablation extensions extra features glue init methods sharing sizes squad stream tradeoff uva").split()
+ONE_TASK = "ablation extensions extra features glue init methods sharing sizes squad stream tradeoff uva".split()
+SEVERAL_TASKS = ["embeddings", "fewshot", "hyper-ablation", "lowresource", "multitask"]
+NAMES = sorted([*ONE_TASK, *SEVERAL_TASKS])
 
 SMALL = """
 title = "small"
@@ -63,7 +66,7 @@ def test_every_study_reads_under_every_profile_and_its_methods_exist(name, profi
 
 
 @pytest.mark.parametrize("backbone", [None, "minilm"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ONE_TASK)
 def test_a_device_profile_keeps_its_promises(name, backbone):
     """At least 3 seeds (2 of a copy of the backbone), 2 learning rates a method, 10 epochs at most, SST-2 3."""
     study = read_study(STUDIES[name], "device", backbone)
@@ -76,6 +79,77 @@ def test_a_device_profile_keeps_its_promises(name, backbone):
         assert point.config.train.epochs <= (3 if task == "glue/sst2" else 10), (arm.name, task)
         rates.setdefault(arm.name, set()).add(point.config.train.lr)
     assert all(len(found) >= 2 for found in rates.values()), rates
+
+
+@pytest.mark.parametrize("backbone", [None, "minilm"])
+@pytest.mark.parametrize("name", SEVERAL_TASKS)
+def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
+    """At least 3 seeds (2 of a copy of the backbone), one number of steps for all arms that share their tasks."""
+    study = read_study(STUDIES[name], "device", backbone)
+    for arm, _, point in study.points():
+        assert arm.seeds >= (2 if point.config.method.name == "full-multi" else 3), arm.name
+        assert point.config.train.epochs <= 4, "that often dev rows are scored"
+    steps = {arm.kind: {point.config.joint.steps for point in arm.points()} for arm in study.arms.values()}
+    totals = {number * (len(study.tasks) if kind == "single" else 1) for kind, own in steps.items() for number in own}
+    assert max(totals) <= 2000
+    assert name != "multitask" or max(totals) - min(totals) < len(study.tasks), totals
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_studies_of_the_same_trained_models_have_the_same_settings(profile):
+    """So that nothing is trained twice: the ablation's whole and the embeddings are runs of `multitask`."""
+    own = {arm: study_points("multitask", profile, arm) for arm in ("hyperformer", "hyperformer++")}
+    for name, arm in (("hyper-ablation", "hyperformer"), ("embeddings", "hyperformer++")):
+        found = study_points(name, profile, arm)
+        if profile == "paper" and name == "hyper-ablation":  # published for the small model only
+            found = [overlay(config, {"method": {"size": 24}}) for config in found]
+        assert all(config in own[arm] for config in found), name
+
+
+def study_points(name, profile, arm):
+    study = read_study(STUDIES[name], profile)
+    return [dataclasses.replace(point.config, task="") for point in study.arms[arm].points()]
+
+
+def test_an_arm_may_go_on_from_another_studys_run(tmp_path):
+    (tmp_path / "first.toml").write_text(FIRST)
+    path = tmp_path / "second.toml"
+    path.write_text(SECOND)
+    study = read_study(path, "device", "/data/some-t5")
+    assert study.sources["first"].backbone == "/data/some-t5"
+    assert study.arms["few-4"].sample == 4
+    for old, new, reason in [
+        ("first/both", "first/alone", "no arm of several tasks .* named `alone`"),
+        ("first/both", "both", "write `from = "),
+        ('kind = "single"', 'kind = "joint"', "write `from = "),
+        ('kind = "single"', 'kind = "single"\njoint = { step = 4 }', "did you mean `joint.steps`"),
+        ("sample = 4", "sample = 0", "`arms.few-4.sample` is `0`"),
+        ('title = "s"', 'title = "s"\nmost_rows = { train = 3 }', "no setting named `most_rows.train`"),
+    ]:
+        path.write_text(SECOND.replace(old, new))
+        with pytest.raises(BadConfig, match=re.compile(reason, re.DOTALL)):
+            read_study(path, "device")
+
+
+FIRST = """
+title = "f"
+tasks = ["glue/cola", "glue/rte"]
+joint = { steps = 3 }
+arms.both = { kind = "joint", method = { name = "hyperformer++" } }
+arms.alone = { kind = "single", method = { name = "hyperformer++" } }
+profiles.device = { backbone = "small" }
+"""
+SECOND = """
+title = "s"
+tasks = ["cb"]
+[arms.few-4]
+kind = "single"
+from = "first/both"
+sample = 4
+method = { name = "hyperformer++" }
+[profiles.device]
+backbone = "small"
+"""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -176,3 +176,42 @@ def test_what_was_chosen_is_shown_for_every_row_and_task():
     table = settings_table(scored_of("glue"))
     assert line_of(table, "adapters (64)")["RTE"] == "lr 3e-4, size 64"
     assert line_of(table, "adapters (8–256)")["of"] == "6"
+
+
+def test_the_average_over_all_printed_columns_stands_beside_the_mean_over_tasks():
+    scored = scored_of("multitask")
+    first, average = study_tables(scored)
+    printed = [53.96, 90.59, 84.24, 88.81, 87.73, 87.26, 80.69, 71.01]  # of HyperFormer++-small, without QQP and QNLI
+    line = line_of(average, "HyperFormer++-small (multi), published")
+    assert line["avg of 8"] == f"{statistics.fmean(printed):.1f}"
+    once = [53.96, 90.59, 88.81, 87.26, 71.01, 80.69]
+    assert line_of(first, "HyperFormer++-small (multi), published")["mean of 6"] == f"{statistics.fmean(once):.1f}"
+    cells = scored.rows["hyperformer++"]
+    ours = [statistics.fmean(cells[task].by_metric[metric].values()) for task, metric in [
+        ("glue/cola", "matthews"), ("glue/sst2", "accuracy"), ("glue/mrpc", "accuracy"), ("glue/mrpc", "f1"),
+        ("glue/stsb", "pearson"), ("glue/stsb", "spearman"), ("glue/mnli", "accuracy"), ("glue/rte", "accuracy"),
+    ]]  # fmt: skip
+    assert line_of(average, "hyperformer++")["avg of 8"].split(" ±")[0] == f"{statistics.fmean(ours):.1f}"
+
+
+def test_what_tasks_share_counts_once_in_the_total():
+    table = study_tables(scored_of("multitask"))[0]
+    assert line_of(table, "multi-full")["total, 6 tasks"] == "1.00×"
+    assert line_of(table, "multi-full")["% of backbone"] == f"{100 / 6:.2f}"
+    whole = 1 + 28_000_000 / synthetic.BACKBONE
+    assert line_of(table, "hyperformer")["total, 6 tasks"] == f"{whole:.2f}×"
+
+
+def test_a_run_of_several_tasks_has_one_setting_for_all_of_them():
+    study, records = synthetic.multitask()
+    other = [
+        dataclasses.replace(
+            item, id=f"b{item.id[1:]}", axes={"lr": 1.0}, config={"method": {}, "train": {"lr": 1.0}},
+            dev={**item.dev, item.metric: item.dev[item.metric] + (0.1 if item.task == "glue/rte" else -0.1)},
+        )
+        for item in records
+    ]  # fmt: skip
+    scored = score_study(study, [*records, *other], Published(""))
+    for row in scored.rows.values():
+        assert {str(cell.setting) for cell in row.values()} == {"{}"}, "better on RTE alone is not better"
+        assert {cell.num_settings for cell in row.values()} == {2}

@@ -34,7 +34,7 @@ class Ear(Watcher):
         self.told, self.seen = [], []
 
     def on_start(self, cohort):
-        self.seen.append((cohort.num_slots, cohort.settings.token_budget))
+        self.seen.append((cohort.num_seats, cohort.settings.token_budget))
 
     def on_fallback(self, message):
         self.told.append(message)
@@ -97,7 +97,7 @@ def test_a_cohort_whose_row_does_not_fit_is_halved_and_its_runs_keep_their_steps
 
     class Shrinking(Ear):
         def on_step(self, cohort, num_rows):
-            steps.append((cohort.num_steps, cohort.num_slots))
+            steps.append((cohort.num_steps, cohort.num_seats))
             if len(steps) == 3:  # now memory is taken by somebody else
                 small_memory(slots=1)
 

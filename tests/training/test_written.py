@@ -140,9 +140,10 @@ def test_what_does_not_go_with_the_backbone_is_refused_by_name(backbone_of, toy_
 def test_settings_of_writing_leave_the_ids_of_other_runs_as_they_were(tiny_bert, toy_task):
     run = make(tiny_bert, toy_task())
     train = dataclasses.asdict(run.config.train)
-    for name in ("label_smoothing", "beams", "max_answer"):
+    for name in ("label_smoothing", "beams", "max_answer", "prompt"):
         assert train.pop(name) is None
     method = dataclasses.asdict(run.config.method)
+    assert [method.pop(name) for name in ("task_size", "projector", "writes")] == [None, None, "both"]
     known = {"method": method, "train": train, "data": run.task.digest, "backbone": run.fingerprint}
     assert run.id == digest(known)[:16]
     assert make(tiny_bert, toy_task()).id == run.id

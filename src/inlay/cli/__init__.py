@@ -23,6 +23,10 @@ COMMANDS = {
     "sweep": Command(
         "Train", "sweep", "sweep", "Train a grid of settings as one cohort and publish the best.", takes_several=True
     ),
+    "multitask": Command(
+        "Train", "multitask", "multitask", "Train several tasks as one run that shares parameters.", takes_several=True
+    ),
+    "materialize": Command("Train", "multitask", "materialize", "Turn the tasks of such a run into ordinary ones."),
     "plan": Command("Train", "train", "plan", "Tell what a run would cost, beside full fine-tuning."),
     "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),
     "baseline": Command(

@@ -36,10 +36,23 @@ FLAGS: dict[str, tuple[str, ...]] = {
         *("train.patience", "train.class_weights", "train.start"),
     ),
 }
+USUAL = tuple(FLAGS)
+# Of commands that train several tasks as one run.
+FLAGS |= {
+    "Rows": ("data.limit", "data.on_bad_row", "data.root"),
+    "Tasks": (
+        *("joint.sampling", "joint.temperature", "joint.batches", "joint.weights", "joint.steps"),
+        *("joint.start", "joint.like", "joint.trained"),
+    ),
+}
 SHARED = ("data", "task", "backbone", "preset", "config", "set_")
 _FIELDS = {name: name for name in SHARED} | {"set_": "assignments"}
-_FLAG_NAMES = {"method.name": "method", "data.root": "data_root"}  # others are called as their field is
-_FLAGS = {"train.start": "--from"}  # others are called as their parameter is
+_FLAG_NAMES = {
+    "method.name": "method",
+    "data.root": "data_root",
+    "joint.start": "from_run",
+}  # others are called as their field is
+_FLAGS = {"train.start": "--from", "joint.start": "--from-run"}  # others are called as their parameter is
 _MORE_HELP = {"method.size": "; not for ia3, bitfit, norms, head, full, top"}
 _METAVARS = {"data.labels": "A,B,…", "data.dev": "FILE", "data.test": "FILE", "train.start": "TASK[,TASK…]"}
 
@@ -98,7 +111,7 @@ class RunOptions:
             inherited = inherit(config.train.start, store)
             config = self._lay(inherited)
             check_method(config.method, inherited.method, config.train.start[0])
-        task = self.task or (config.task if config.task != RunConfig().task else _name_of(config.data.source))
+        task = self.task or (config.task if config.task != RunConfig().task else name_of(config.data.source))
         return dataclasses.replace(config, task=task)
 
     def words(self) -> list[str]:
@@ -135,7 +148,7 @@ def _read_config(path: Path, config: RunConfig) -> RunConfig:
 
 
 def run_options(
-    *, without: Sequence[str] = (), panels: Sequence[str] = tuple(FLAGS), shared: Sequence[str] = SHARED
+    *, without: Sequence[str] = (), panels: Sequence[str] = USUAL, shared: Sequence[str] = SHARED
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a run, as its first parameter `run`: the flags of `panels` except those in
     `without`, and the options in `shared`."""
@@ -255,7 +268,7 @@ def _read(key: str, value: Any) -> Any:
     return split_list(value) if is_list and value is not None else value
 
 
-def _name_of(source: str) -> str:
+def name_of(source: str) -> str:
     """What a task is called when nobody named it: `mail` for `data/Mail.csv`, `cola` for `glue/cola`."""
     last = source.removeprefix("hub:").rstrip("/").rpartition("/")[2]
     return Store.legal_name(Path(last).stem)

@@ -330,7 +330,7 @@ def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
             "source": item.source,
             "tasks": list(item.tasks),
             "arms": list(item.arms),
-            "runs": sum(arm.seeds for arm, _, _ in item.points()),
+            "runs": item.num_runs,
         }
         for item in studies
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.training import FitSettings, Result, Run
+    from inlay.training.joint import AnyRun
     from inlay.training.plan import Plan
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
@@ -57,6 +58,16 @@ ReuseOption = Annotated[
     bool,
     typer.Option("--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep that"),
 ]
+
+
+class Ready(Protocol):
+    """Where runs are trained, and on what."""
+
+    @property
+    def backbone(self) -> Backbone: ...
+
+    @property
+    def runs_folder(self) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -185,7 +196,7 @@ def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dic
     return [example.to_json() for example in examples]
 
 
-def fit_runs(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> list[Result]:
+def fit_runs(runs: Sequence[AnyRun], ready: Ready, settings: FitSettings) -> list[Result]:
     """The results of the runs; those that are not finished yet are trained, with progress."""
     from inlay.cli.watch import ScreenWatcher
     from inlay.training import fit
@@ -200,7 +211,7 @@ def fit_runs(runs: Sequence[Run], ready: Prepared, settings: FitSettings) -> lis
         return fit(runs, ready.backbone, ready.runs_folder, settings, watch)
 
 
-def is_finished(run: Run, ready: Prepared) -> bool:
+def is_finished(run: AnyRun, ready: Ready) -> bool:
     """Whether a run was trained to its end before."""
     from inlay.training.run import read_result
 

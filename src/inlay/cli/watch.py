@@ -11,6 +11,7 @@ from typing import Any
 
 from inlay.cli import screen
 from inlay.training.cohort import Cohort, Watcher
+from inlay.training.joint import AnyMember
 from inlay.training.member import Member
 from inlay.training.run import DIVERGED, STOPPED_EARLY
 
@@ -54,10 +55,11 @@ class ScreenWatcher(Watcher):
         self._meter.say(_describe_cohort(cohort))
         self._draw(cohort)
 
-    def on_enter(self, member: Member) -> None:
-        if member.run.task.digest not in self._noted:
-            self._noted.add(member.run.task.digest)
-            _note_truncation(member, self._meter)
+    def on_enter(self, member: AnyMember) -> None:
+        for part in member.parts:
+            if part.run.task.digest not in self._noted:
+                self._noted.add(part.run.task.digest)
+                _note_truncation(part, self._meter)
 
     def on_fallback(self, message: str) -> None:
         self._fell_back = True
@@ -67,19 +69,19 @@ class ScreenWatcher(Watcher):
         self._num_rows += num_rows
         self._draw(cohort)
 
-    def on_epoch(self, member: Member, record: dict[str, Any]) -> None:
-        task, epochs = member.run.task, member.run.config.train.epochs
-        value = record["dev"][task.metric]
+    def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
+        metric, epochs = member.run.metric, member.run.config.train.epochs
+        value = record["dev"][metric]
         self._best = f"dev {member.progress.best_metric:.4f}"
         if self._is_alone:
             digits = len(str(epochs))
             is_best = " *" if member.progress.best_epoch == record["epoch"] else ""
             self._meter.say(
                 f"epoch {record['epoch']:>{digits}}/{epochs}  loss {record['train_loss']:.4f}  "
-                f"dev {task.metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
+                f"dev {metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
             )
 
-    def on_end(self, member: Member) -> None:
+    def on_end(self, member: AnyMember) -> None:
         progress = member.progress
         if progress.status == DIVERGED:
             self._meter.say(f"run {member.run.id} {progress.message}", "yellow")
@@ -87,7 +89,7 @@ class ScreenWatcher(Watcher):
             self._meter.say(f"stopped after epoch {progress.epoch}: {progress.message}")
         elif not self._is_alone:
             self._meter.say(
-                f"{_describe(member)}  dev {member.run.task.metric} {screen.score(progress.best_metric)}  "
+                f"{_describe(member)}  dev {member.run.metric} {screen.score(progress.best_metric)}  "
                 f"epoch {progress.best_epoch}"
             )
 
@@ -112,18 +114,18 @@ class ScreenWatcher(Watcher):
 
 def _describe_cohort(cohort: Cohort) -> str:
     """What fits in the memory: `4 runs together, 2 waiting, up to 16,384 tokens a forward pass`."""
-    many = f"{screen.count(cohort.num_slots, 'run')} together, {len(cohort.queue.waiting)} waiting, "
+    many = f"{screen.count(cohort.num_seats, 'run')} together, {len(cohort.queue.waiting)} waiting, "
     again = ", activations computed again" if cohort.settings.checkpointing else ""
     tokens = f"up to {cohort.settings.token_budget:,} tokens a forward pass"
     return f"{many if len(cohort.queue.runs) > 1 else ''}{tokens}{again}"
 
 
-def _describe(member: Member) -> str:
+def _describe(member: AnyMember) -> str:
     method, train = member.run.config.method, member.run.config.train
     return f"{screen.name_method(method.name, method.size)}  lr {train.lr:g}  seed {train.seed}"
 
 
-def _mean_loss(members: Sequence[Member]) -> str:
+def _mean_loss(members: Sequence[AnyMember]) -> str:
     losses = [member.progress.losses[-1] for member in members if member.is_active and member.progress.losses]
     return f"{sum(losses) / len(losses):.3f}" if losses else "-"
 

@@ -3,7 +3,7 @@
 Houlsby et al. 2019 (section 3.3) take 17 classification sets, each cut at random into 80% training, 10% dev and 10%
 test rows; 13 of them are known here, cut the same way by the seed of the config (same texts on one side, which the
 paper does not say). Files are read as they were published: their labels are merged or left out as `labels` says.
-Further sets that studies read by name (IMDB, CommitmentBank, SciTail, SQuAD) come with sides of their own.
+Further sets that studies read by name (IMDB, CommitmentBank, SciTail, Yelp, SQuAD) come with sides of their own.
 """
 
 from __future__ import annotations
@@ -100,6 +100,13 @@ EXTRA: dict[str, ExtraSet] = {
         is_cut=False,
     ),
     "scitail": ExtraSet("SciTail", {"test": ("test.jsonl",)}, "premise", pair="hypothesis", is_cut=False),
+    "yelp-polarity": ExtraSet(
+        "yelp_polarity",
+        {"train": ("train.csv",), "test": ("test.csv",)},
+        labels={"1": "negative", "2": "positive"},
+        names=("label", "text"),
+        is_cut=False,
+    ),
     "squad": ExtraSet(
         "SQuAD", {"train": ("train-v1.1.json",), "dev": ("dev-v1.1.json",)}, kind="span", label="", is_cut=False
     ),

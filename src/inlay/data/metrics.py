@@ -136,6 +136,8 @@ class Metric:
     needs_entities: bool = False  # only for tags that are parts of entities
 
 
+MEAN = "mean"
+"""What a run of several tasks is judged by: the mean of their own metrics, each task once."""
 METRICS = {
     "accuracy": Metric(accuracy, ("classify", "multilabel")),
     "f1": Metric(f1, ("classify",), is_binary=True),
@@ -262,7 +264,7 @@ def is_better(metric: str, value: float, best: float | None) -> bool:
     """Whether a score beats the best so far; NaN beats nothing."""
     if best is None or best != best:
         return value == value
-    return value > best if METRICS[metric].higher_is_better else value < best
+    return value > best if metric == MEAN or METRICS[metric].higher_is_better else value < best
 
 
 def evaluate_report(

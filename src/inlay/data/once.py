@@ -96,7 +96,8 @@ def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
     words = LAYOUTS[reading.kind].words
     asked = {
         "format": _FORMAT,
-        "reading": dataclasses.asdict(reading),
+        # A prompt came later: without one, what earlier processes kept is still what is asked for.
+        "reading": {key: value for key, value in dataclasses.asdict(reading).items() if key != "prompt" or value},
         "tokenizer": _identify(tokenizer),
         "tokenizers": importlib.metadata.version("tokenizers"),
         "inputs": list(tokenizer.model_input_names),

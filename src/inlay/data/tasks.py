@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,6 +145,10 @@ def _build_task(source: Source, name: str) -> Task:
     if "dev" not in parts and not config.dev_share:
         raise BadConfig("no dev rows", "give a file with `--dev`, or set `data.dev_share` above 0")
     scheme = find_scheme(parts["train"].labels or [], config)
+    if shares[1] and config.test_from == "dev" and "dev" not in parts:
+        raise BadConfig(
+            "`data.test_from` is `dev`, but no dev rows are given", "give them with `--dev`, or leave it out"
+        )
     if scheme.kind == "classify" and any(shares):
         labelled, _ = read_targets(parts["train"], scheme, bad)
         parts["train"] = drop_single_rows(labelled, bad)
@@ -154,7 +158,8 @@ def _build_task(source: Source, name: str) -> Task:
     _check_labels(scheme, splits["train"])
     notes += _describe_repeats(splits)
     if any(shares):
-        splits = _cut_sides(splits, scheme.kind, shares, config)
+        is_halved = config.test_from == "dev" and bool(shares[1])
+        splits = (_cut_dev if is_halved else _cut_sides)(splits, scheme.kind, shares, config)
         notes.append(_describe_split(splits, shares, config))
     train, dev, test = splits["train"], splits["dev"], splits.get("test")
     if config.limit is not None and config.limit < len(train):
@@ -257,6 +262,47 @@ def _cut_sides(
         if share:
             cut[name] = train.take(np.flatnonzero(sides == side))
     return splits | cut
+
+
+def _cut_dev(splits: dict[str, Split], kind: str, shares: tuple[float, float], config: DataConfig) -> dict[str, Split]:
+    """The splits with test cut from the dev rows: for sets whose own test rows have no labels."""
+    dev = splits["dev"]
+    cut = _cut_sides({"train": dev}, kind, (0.0, shares[1]), config)
+    return splits | {"dev": cut["train"], "test": cut["test"]}
+
+
+def take_sample(task: Task, num_rows: int, seed: int) -> Task:
+    """The task with so many of its training rows, drawn by `seed`; all of them where it has no more."""
+    if num_rows >= len(task.train):
+        return task
+    order = np.random.default_rng(seed % 2**63).permutation(len(task.train))
+    train = task.train.take(np.sort(order[:num_rows]))
+    note = f"training on {num_rows} of {len(task.train)} rows, drawn by the run's seed"
+    return _with_sides(task, {"train": train, "dev": task.dev, "test": task.test}, note)
+
+
+def cut_task(task: Task, most: Mapping[str, int], seed: int = 0) -> Task:
+    """The task with at most so many dev and test rows, drawn by `seed`."""
+    sides: dict[str, Split | None] = {"train": task.train, "dev": task.dev, "test": task.test}
+    notes = []
+    for side, number in most.items():
+        split = sides[side]
+        if split is not None and len(split) > number:
+            order = np.random.default_rng(seed % 2**63).permutation(len(split))
+            sides[side] = split.take(np.sort(order[:number]))
+            notes.append(f"{number} of {len(split)} {side} rows")
+    return _with_sides(task, sides, ", ".join(notes)) if notes else task
+
+
+def _with_sides(task: Task, sides: Mapping[str, Split | None], note: str) -> Task:
+    train, dev, test = sides["train"], sides["dev"], sides["test"]
+    assert train is not None
+    assert dev is not None
+    head = [task.kind, *task.labels, task.metric]
+    digest = _digest_rows(head, {"train": train, "dev": dev} | ({"test": test} if test else {}))
+    dev_digest = _digest_rows(head, {"dev": dev})
+    notes = (*task.notes, note)
+    return replace(task, train=train, dev=dev, test=test, digest=digest, dev_digest=dev_digest, notes=notes)
 
 
 def _describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:

@@ -34,6 +34,8 @@ class Reading:
     max_length: int
     stride: int = 128
     """tokens that neighbouring windows of one context share"""
+    prompt: str = ""
+    """what stands before every text or pair that is read whole"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def align_targets(kind: str, encoded: Encoded, targets: np.ndarray) -> list[np.n
 
 
 def _encode_whole(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
-    return encode(tokenizer, split.texts, split.pairs, reading.max_length, progress=progress)
+    texts = [reading.prompt + text for text in split.texts] if reading.prompt else split.texts
+    return encode(tokenizer, texts, split.pairs, reading.max_length, progress=progress)
 
 
 def _encode_words(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
@@ -191,7 +194,7 @@ def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Pro
     first, second = PAIR_WORDS
     pile, cut, num_truncated = Pile(tokenizer), Cut(reading.max_length), 0
     for start in range(0, len(split), CHUNK_ROWS):
-        texts = [first + text for text in split.texts[start : start + CHUNK_ROWS]]
+        texts = [reading.prompt + first + text for text in split.texts[start : start + CHUNK_ROWS]]
         pairs = [second + pair for pair in split.pairs[start : start + CHUNK_ROWS]]
         rows = tokenize(tokenizer, texts, pairs, cut, with_offsets=True)
         pile.add([_without_middle(row) for row in rows])

@@ -23,8 +23,9 @@ from inlay.exchange.heads import check_classifier, read_labels, take_classifier,
 from inlay.exchange.parts import Bottleneck, LowRank, join_bottlenecks, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
 from inlay.model.heads import HeadSpec
-from inlay.model.methods import adapted_linears, resolve_method
+from inlay.model.methods import resolve_method
 from inlay.model.sites import Anatomy, find_family
+from inlay.model.tensors import adapted_linears
 
 CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")

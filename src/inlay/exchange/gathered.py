@@ -83,7 +83,8 @@ class GatheredBank(RoutedBank):
             is_deep = [None if shape is None else shape.depth > index for shape in shapes]
             z = choice.pick(is_deep, lambda deep, deeper=deeper, z=z: deeper if deep else z)  # type: ignore[misc]
         update = _plus(z @ choice.own(weights.up_SRE), weights.up_bias_SE, choice)
-        update = choice.pick(norms, lambda norm: self._out_norm(update, weights) if norm == "output" else update)
+        behind = {"output": lambda: self._out_norm(update, weights), "alone": lambda: self._out_norm(h, weights)}
+        update = choice.pick(norms, lambda norm: behind[norm]() if norm in behind else update)
         scales = [0.0 if shape is None else shape.scale for shape in shapes]
         update = update if set(scales) == {1.0} else update * choice.value(scales, update)
         multiplies = [None if shape is None else shape.multiplies for shape in shapes]
@@ -136,6 +137,7 @@ _INNER_NORMS: dict[str, Callable[[Tensor, Bottleneck, Choice], Tensor]] = {
     "layer": _layer_norm_inside,
     "batch": _batch_norm_inside,
     "output": lambda z, weights, choice: z,
+    "alone": lambda z, weights, choice: z,
 }
 
 

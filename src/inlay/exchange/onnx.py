@@ -32,7 +32,9 @@ from inlay.exchange.gathered import TaskGraph
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, SlotSpec
 from inlay.model.inference import canonical_backbone
+from inlay.model.methods import find_method
 from inlay.model.route import Row, collate
+from inlay.model.tensors import pals
 from inlay.serving.engine import check_backbone
 from inlay.store import Manifest, Store, Version
 from inlay.store.files import DRAFT_PREFIX, sync_directory
@@ -130,6 +132,11 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
         raise Unsupported(
             f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
             "such a task shares no graph with others: leave it out, or train it with another method",
+        )
+    if pals in find_method(spec.method.name).builders:
+        raise Unsupported(
+            f"`{reference}` has attention of its own beside every block (method `{spec.method.name}`)",
+            "no graph holds it: leave it out, or train it with an adapter method",
         )
     if spec.head.is_written:
         raise Unsupported(

@@ -25,8 +25,9 @@ from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
 from inlay.model.heads import HeadSpec
-from inlay.model.methods import adapted_linears, resolve_method, scales_input, trained_norms
+from inlay.model.methods import resolve_method
 from inlay.model.sites import CLASSIFIERS, Anatomy, LinearSite, find_family
+from inlay.model.tensors import adapted_linears, scales_input, trained_norms
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

@@ -5,6 +5,10 @@ site's identity (no adapter, the backbone's own norm). `Bank.routed` binds a rou
 forward passes inside the block. Training banks have gradients, and their slots are of one structure: sites that share
 an adapter read one stack. Serving banks grow as versions come in and may mix methods: what is shared is expanded.
 
+A run may own several slots, one for each of its tasks, that share parameters (a hypernetwork, norms, a copy of the
+backbone): those are stacked by run. What such slots read is expanded for every pass (`expand.py`); only training banks
+have them, since a trained task becomes an ordinary slot.
+
 A slot with its own copy of the backbone's weights (full and top-k fine-tuning) shares no forward pass with another:
 `is_solo` tells, and a batch for it goes alone.
 
@@ -29,11 +33,13 @@ from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model import kernels, launch, writing
 from inlay.model.backbone import Backbone
+from inlay.model.expand import Expander, renumber
 from inlay.model.heads import HeadSpec
-from inlay.model.methods import TensorSpec, adapter_groups, find_method, layout, resolve_method
+from inlay.model.methods import find_method, layout, resolve_method, written_method
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.sites import Anatomy
-from inlay.model.views import Gated, RoutedBank, Views, build_views, site_shapes
+from inlay.model.tensors import TensorSpec, adapter_groups
+from inlay.model.views import Gated, Molds, RoutedBank, Views, build_views, site_shapes
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 _OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
@@ -55,6 +61,11 @@ class SlotSpec:
         return sum(item.num_parameters for item in self.layout(anatomy))
 
     @property
+    def is_joint(self) -> bool:
+        """Whether it is one of several tasks of a run that share parameters."""
+        return find_method(self.method.name).is_joint
+
+    @property
     def is_solo(self) -> bool:
         """Whether it has its own copy of backbone weights."""
         return find_method(self.method.name).has_own_weights
@@ -72,7 +83,10 @@ class SlotSpec:
 
 @dataclass(frozen=True)
 class FlatBank:
-    """All parameters of a bank side by side, a row per slot. The bank's stacks are views into `values_SP`."""
+    """Parameters of a bank side by side: a row per slot, or per run where its slots share them.
+
+    The bank's stacks are views into `values_SP`.
+    """
 
     values_SP: Tensor
     decays_P: Tensor
@@ -85,7 +99,7 @@ class FlatBank:
         # Gradients that are views of one tensor would save this copy, but autograd wants them dense like the stacks.
         grads = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self.stacks]
         self.drop_grads()
-        return torch.cat([grad.flatten(1) for grad in grads], 1)
+        return torch.cat([grad.flatten(1) for grad in grads], 1) if grads else torch.zeros_like(self.values_SP)
 
     def drop_grads(self) -> None:
         """Forget the gradients."""
@@ -97,10 +111,21 @@ class Bank:
     """Stacked parameters of the slots of one backbone. `stacks[name]` is [S, …]; `specs[s]` is None for a free slot."""
 
     def __init__(
-        self, backbone: Backbone, num_slots: int, *, trainable: bool = False, dtype: torch.dtype = torch.float32
+        self,
+        backbone: Backbone,
+        num_slots: int,
+        *,
+        trainable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        slots_per_run: int = 1,
     ) -> None:
-        """`dtype` is what the matrices of adapters are held in while they serve; all else is float32."""
+        """`dtype` is what the matrices of adapters are held in while they serve; all else is float32.
+
+        In training so many neighbouring slots belong to one run.
+        """
+        assert num_slots % slots_per_run == 0
         self.backbone = backbone
+        self.slots_per_run = slots_per_run
         self._dtype = torch.float32 if trainable else dtype
         self.anatomy = backbone.anatomy
         self.is_trainable = trainable
@@ -110,9 +135,13 @@ class Bank:
         self._own_weights: list[dict[str, Tensor]] = [{} for _ in range(num_slots)]
         self._removed: list[frozenset[int]] = [frozenset()] * num_slots
         self._is_repeated = False
+        self._items: dict[str, TensorSpec] = {}
+        self._expander: Expander | None = None
+        self._known_views: tuple[Any, Views] | None = None
+        self._molds: dict[tuple[Gated, ...], Molds] = {}
         self._texts: dict[tuple[str, ...], list[list[int]]] = {}
         self._views: Views | None = None
-        self._no_views = Views()
+        self._no_views = Views()  # of a slot with its own weights
         self.num_changes = 0
         """how often a slot changed hands"""
 
@@ -134,6 +163,10 @@ class Bank:
     def num_slots(self) -> int:
         return len(self.specs)
 
+    def run_of(self, slot: int) -> int:
+        """Which run a slot belongs to."""
+        return slot // self.slots_per_run
+
     def is_solo(self, slot: int) -> bool:
         """Whether rows of this slot must go through the backbone alone, in a copy of their own."""
         spec = self.specs[slot]
@@ -143,7 +176,13 @@ class Bank:
         """Set a slot to `tensors`, growing the bank where they do not fit. Refuses missing, extra or misshapen ones."""
         expected = {item.name: item for item in spec.layout(self.anatomy)}
         _check_tensors(expected, tensors)
-        assert not (self.is_trainable and spec.is_solo and self.num_slots > 1), "such a slot trains in a bank of one"
+        is_one_run = self.num_slots == self.slots_per_run
+        assert not (self.is_trainable and spec.is_solo and not is_one_run), "such a slot trains in a bank of one run"
+        if spec.is_joint and not self.is_trainable:
+            raise Unsupported(
+                f"a slot of the method `{spec.method.name}` answers nothing: its tasks share parameters",
+                "make it an ordinary one: `inlay materialize`",
+            )
         self.free(slot)
         self.specs[slot], self._layouts[slot] = spec, expected
         with torch.no_grad():
@@ -153,7 +192,9 @@ class Bank:
                     continue
                 for place in self._places(spec, name):
                     stack = self._stack_for(place, item)
-                    stack[slot][_corner(item.shape)] = tensors[name].to(stack)
+                    stack[self._row(item, slot)][_corner(item.shape)] = tensors[name].to(stack)
+        if spec.is_joint:
+            self._expander = Expander(self.anatomy, resolve_method(spec.method), self.slots_per_run)
         self._tell_views(slot)
 
     def reserve(self, spec: SlotSpec) -> None:
@@ -163,9 +204,13 @@ class Bank:
                 for place in self._places(spec, item.name):
                     self._stack_for(place, item)
 
-    def initialise(self, slot: int, spec: SlotSpec, seed: int) -> None:
-        """Set a slot to fresh values, which depend on the seed, the site and the slot's own size only."""
-        self.put(slot, spec, {item.name: self._initial(item, seed) for item in spec.layout(self.anatomy)})
+    def initialise(self, slot: int, spec: SlotSpec, seed: int, task: str = "") -> None:
+        """Set a slot to fresh values, which depend on the seed, the site and the slot's own size only.
+
+        Where a run has several tasks, what each has of its own also depends on the name of the task.
+        """
+        items = spec.layout(self.anatomy)
+        self.put(slot, spec, {item.name: self._initial(item, seed, "" if item.is_shared else task) for item in items})
 
     def free(self, slot: int) -> None:
         """Empty a slot: whatever was in it becomes the identity again."""
@@ -175,7 +220,7 @@ class Bank:
         with torch.no_grad():
             for place in places:
                 if place in self.stacks:  # a slot's own weights are not
-                    self.stacks[place][slot] = self._neutral(place)
+                    self.stacks[place][self._row(self._items[place], slot)] = self._neutral(place)
         self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
         self._removed[slot] = frozenset()
         self._tell_views(slot)
@@ -206,22 +251,35 @@ class Bank:
             if name in self._own_weights[slot]:
                 stored = self._own_weights[slot][name]
             else:
-                stored = self.stacks[self._places(spec, name)[0]][slot][_corner(item.shape)]
+                stored = self.stacks[self._places(spec, name)[0]][self._row(item, slot)][_corner(item.shape)]
             tensors[name] = stored.detach().to("cpu", torch.float32, copy=True).contiguous()
         return tensors
 
-    def flatten(self) -> FlatBank:
-        """Lay the stacks out for training. The bank must not grow after it: what its slots will hold is reserved."""
-        names, stacks = list(self.stacks), list(self.stacks.values())
-        values = torch.cat([stack.detach().flatten(1) for stack in stacks], 1)
-        decays = [torch.full(stack[0].shape, stack.dim() > 2).flatten() for stack in stacks]
+    def flatten(self, *, shared: bool = False) -> FlatBank:
+        """Lay the slots' own stacks out for training, or those of the runs, if they share any.
+
+        The bank must not grow after it: what its slots will hold is reserved.
+        """
+        names = [name for name, item in self._items.items() if item.is_shared == shared]
+        stacks, device = [self.stacks[name] for name in names], self.backbone.device
+        none = torch.zeros(self.num_slots // (self.slots_per_run if shared else 1), 0, device=device)
+        values = torch.cat([none, *(stack.detach().flatten(1) for stack in stacks)], 1)
+        decays_P = [
+            torch.full(stack[0].shape, self._items[n].decays).flatten() for n, stack in zip(names, stacks, strict=True)
+        ]
         start = 0
         for name, stack in zip(names, stacks, strict=True):
             stop = start + stack[0].numel()
             self.stacks[name] = values[:, start:stop].view(stack.shape).requires_grad_()
             start = stop
         self._views = None
-        return FlatBank(values, torch.cat(decays).to(values.device), tuple(self.stacks.values()))
+        flat = tuple(self.stacks[name] for name in names)
+        return FlatBank(values, torch.cat([torch.zeros(0, dtype=torch.bool), *decays_P]).to(device), flat)
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether slots of a run share parameters."""
+        return any(item.is_shared for item in self._items.values())
 
     @contextmanager
     def routed(self, route: Route) -> Iterator[None]:
@@ -233,12 +291,16 @@ class Bank:
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
         is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
         is_solo = is_solo and (bool(route.segments) or self.num_slots == 1)
-        views = self._no_views if is_solo else self.views
         device = self.backbone.device
+        if self._expander is not None and not is_solo:
+            views, route = self._expand(self._expander, route)
+        else:
+            views = self._beside_own_weights() if is_solo else self.views
         if launch.is_available(device) and route.tiling is None:
-            route = self._tiled(route)
+            num_slots = views.num_slots or self.num_slots
+            route = self._tiled(route, num_slots)
             if route.decoder is not None:
-                route = replace(route, decoder=self._tiled(route.decoder))
+                route = replace(route, decoder=self._tiled(route.decoder, num_slots))
         views.renew_copies()
         seeds = None
         if is_training and route.tiling is not None:
@@ -251,9 +313,15 @@ class Bank:
             yield
         operations.settle()
 
-    def _tiled(self, route: Route) -> Route:
+    def _beside_own_weights(self) -> Views:
+        """What slots with their own weights have besides: the same object while the views are the same."""
+        if self._no_views.pals is not self.views.pals and self.views.pals:
+            self._no_views = Views(pals=self.views.pals)
+        return self._no_views
+
+    def _tiled(self, route: Route, num_slots: int) -> Route:
         width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
-        return route.tiled(self.num_slots, width, self.backbone.device)
+        return route.tiled(num_slots, width, self.backbone.device)
 
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
@@ -263,7 +331,8 @@ class Bank:
         rate on the vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
         """
         slots = [segment.slot for segment in batch.route.segments]
-        assert len(slots) == 1 or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
+        is_one_run = len({self.run_of(slot) for slot in slots}) == 1
+        assert is_one_run or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
         weights = self.weights_of(slots[0])
         heads = [self.head_of(slot) for slot in slots]
         if heads[0].is_written:
@@ -344,17 +413,38 @@ class Bank:
         names = [name for name in self._layouts[slot] if name.startswith(_OWN)]
         return {name.removeprefix(_OWN): self.stacks[name].view(self.stacks[name].shape[1:]) for name in names}
 
-    def _initial(self, item: TensorSpec, seed: int) -> Tensor:
+    def _expand(self, expander: Expander, route: Route) -> tuple[Views, Route]:
+        """What the slots of a route read, computed from what their runs share, and the route among them alone."""
+        used = [segment.slot for segment in route.segments]
+        if not torch.is_grad_enabled():  # the same for all passes until something is trained: once for all slots
+            used = [slot for slot, spec in enumerate(self.specs) if spec is not None]
+        slots = tuple(used) if expander.is_generated else tuple(range(self.num_slots))
+        key = (slots, torch.is_inference_mode_enabled(), *(stack._version for stack in self.stacks.values()))
+        if torch.is_grad_enabled() or self._known_views is None or self._known_views[0] != key:
+            stacks, gated = expander.expand(self.stacks, slots), tuple(self._gated(slot) for slot in slots)
+            views = build_views(self.anatomy, stacks, gated, is_expanded=False)
+            if launch.is_available(self.backbone.device):
+                views = views.in_tiles(self.backbone.dtype, self._molds.get(gated))
+                if gated not in self._molds:
+                    self._molds[gated] = views.molds
+            self._known_views = None if torch.is_grad_enabled() else (key, views)
+        else:
+            views = self._known_views[1]
+        return views, renumber(route, slots)
+
+    def _initial(self, item: TensorSpec, seed: int, task: str) -> Tensor:
         if item.start == "backbone":
             return self.backbone.own_tensor(item.name)
         if item.start in ("zeros", "ones"):
             return torch.full(item.shape, float(item.start == "ones"))
-        words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}"
+        words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}" + (f"/{task}" if task else "")
         generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
         tensor = torch.zeros(item.shape)
         if item.start == "uniform":
             bound = 1 / math.sqrt(item.shape[0])
             return tensor.uniform_(-bound, bound, generator=generator)
+        if item.start == "gaussian":
+            return tensor.normal_(0.0, item.std, generator=generator)
         return nn.init.trunc_normal_(tensor, std=item.std, a=-2 * item.std, b=2 * item.std, generator=generator)
 
     def _places(self, spec: SlotSpec, name: str) -> list[str]:
@@ -364,6 +454,10 @@ class Bank:
         group, _, part = name.removeprefix("adapter.").rpartition(".")
         groups = adapter_groups(self.anatomy, resolve_method(spec.method))
         return [f"adapter.{site}.{part}" for site, owner in groups.items() if owner == group]
+
+    def _row(self, item: TensorSpec, slot: int) -> int:
+        """Which row of its stack a slot's tensor is."""
+        return self.run_of(slot) if item.is_shared else slot
 
     def _neutral(self, name: str) -> Tensor | float:
         if name.startswith(("norm.", "bias.")):
@@ -379,10 +473,11 @@ class Bank:
         if old is not None:
             shape = tuple(max(have, want) for have, want in zip(old.shape[1:], shape, strict=True))
         dtype = self._dtype if name.startswith(("adapter.", "lora.")) and len(shape) > 1 else torch.float32
-        new = torch.zeros(self.num_slots, *shape, dtype=dtype, device=self.backbone.device)
+        num_rows = self.num_slots // self.slots_per_run if item.is_shared else self.num_slots
+        new = torch.zeros(num_rows, *shape, dtype=dtype, device=self.backbone.device)
         if old is not None:
             new[_corner(tuple(old.shape))] = old.detach()
-        self.stacks[name], self._views = new, None
+        self.stacks[name], self._views, self._items[name] = new, None, item
         if old is None:
             new[:] = self._neutral(name)
         return new.requires_grad_(self.is_trainable)
@@ -396,7 +491,7 @@ class Bank:
 
     def _gated(self, slot: int) -> Gated:
         spec = self.specs[slot]
-        return None if spec is None else resolve_method(spec.method), self._removed[slot]
+        return None if spec is None else written_method(spec.method), self._removed[slot]
 
 
 def _as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:

@@ -49,6 +49,8 @@ class HeadSpec:
     """texts that are pursued at a time while a free text is written"""
     max_answer: int = 64
     """tokens of a free text at most"""
+    prompt: str = ""
+    """where answers are written: what stands before every text, so that one backbone can tell its tasks apart"""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "texts", tuple(self.texts))  # a manifest's JSON has lists

@@ -102,8 +102,13 @@ class Moments(NamedTuple):
     var_R: Tensor
 
 
-def in_tiles(weights: Bottleneck) -> Bottleneck:
-    """Bottlenecks ready for routes that have a tiling."""
+def in_tiles(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None) -> Bottleneck:
+    """Bottlenecks ready for routes that have a tiling; `mold` has what follows from their shapes, if it is known."""
+    if mold is not None:
+        ends, biases = (weights.down_SDR, weights.up_SRE), (weights.down_bias_SR, weights.up_bias_SE)
+        stacks = tiled.fused.Stacks(*ends, mold.stacks.scale_S, *biases, weights.copies)
+        own = {name: getattr(weights, name) for name in ("hidden", "norm", "running", "out_norm")}
+        return replace(weights, tiled=replace(mold, stacks=stacks, **own))
     device, shapes = weights.down_SDR.device, weights.shapes
     by_slot = [None if shape is None else _kinds_of(shape) for shape in shapes]
     activations, depths, inner_norms, multiplies = (
@@ -136,6 +141,20 @@ def in_tiles(weights: Bottleneck) -> Bottleneck:
         weights.out_norm,
     )
     return replace(weights, tiled=found)
+
+
+def make_mold(weights: Bottleneck) -> tiled.TiledBottleneck:
+    """What bottlenecks in tiles have besides their stacks: it holds none of those."""
+    assert weights.tiled is not None
+    scale_S = weights.tiled.stacks.scale_S
+    return replace(
+        weights.tiled,
+        stacks=tiled.fused.Stacks(scale_S, scale_S, scale_S),
+        hidden=(),
+        norm=None,
+        running=None,
+        out_norm=None,
+    )
 
 
 def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None) -> Tensor:
@@ -191,6 +210,8 @@ class _BySlot:
         self._out_norm = None if weights.out_norm is None else tuple(_by_slot(tensor) for tensor in weights.out_norm)
 
     def update(self, h: Tensor, slot: int, shape: Shape, real: Tensor | None, moments: list[Moments] | None) -> Tensor:
+        if shape.inner_norm == "alone":
+            return self._behind(h, slot, shape)
         size, activate = shape.size, ACTIVATIONS.get(shape.activation or "")
         bias = None if self._down_bias is None else _columns(self._down_bias[slot], 0, size)
         z = _linear(h, _columns(self._down[slot], 1, size), bias)
@@ -200,7 +221,11 @@ class _BySlot:
             z = _linear(z, _columns(_columns(w[slot], 0, size), 1, size), _columns(b[slot], 0, size))
             z = z if activate is None else activate(z)
         update = _linear(z, _columns(self._up[slot], 0, size), None if self._up_bias is None else self._up_bias[slot])
-        if shape.inner_norm == "output":
+        return self._behind(update, slot, shape)
+
+    def _behind(self, update: Tensor, slot: int, shape: Shape) -> Tensor:
+        """What a bottleneck gives, through the norm behind it, if it has one, and times its factor."""
+        if shape.inner_norm in ("output", "alone"):
             assert self._out_norm is not None
             update = _layer_norm(update, self._out_norm[0][slot], self._out_norm[1][slot], NORM_EPS)
         return update if shape.scale == 1.0 else update * shape.scale
@@ -242,6 +267,40 @@ def rms_norm(x_BTD: Tensor, scale_SD: Tensor, eps: float, route: Route) -> Tenso
     wide = x_BTD.to(torch.promote_types(x_BTD.dtype, scale_SD.dtype))
     normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (normal * per_row(scale_SD, x_BTD, route)).to(x_BTD.dtype)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """The stacked projected attention beside one block: down, attention without an output matrix, up."""
+
+    encode_SDP: Tensor
+    decode_SPD: Tensor
+    query_SPP: Tensor
+    key_SPP: Tensor
+    value_SPP: Tensor
+    num_heads: int
+
+
+def projected_attention(h_BTD: Tensor, weights: Projected, route: Route) -> Tensor:
+    """V^D·attention(V^E·h), each row by its own slot; zero where a slot's matrices are."""
+    z = slot_linear(h_BTD, weights.encode_SDP, route)
+    stacks = (weights.query_SPP, weights.key_SPP, weights.value_SPP)
+    q, k, v = (slot_linear(z, stack, route).unflatten(-1, (weights.num_heads, -1)) for stack in stacks)
+    if route.pack is not None:
+        mixed = attend(q, k, v, route, scaling=q.shape[-1] ** -0.5)
+    else:
+        mask = None if route.mask_BT is None else route.mask_BT[:, None, None, :].bool()
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+    return slot_linear(mixed.flatten(-2), weights.decode_SPD, route)
+
+
+def slot_linear(h_BTD: Tensor, w_SDE: Tensor, route: Route) -> Tensor:
+    """h w, the rows of each segment through its slot."""
+    if route.tiling is not None:
+        return _by_token(h_BTD, tiled.linear(h_BTD.flatten(0, -2), w_SDE, route.tiling))
+    weights = _by_slot(w_SDE)
+    return _join([_linear(h_BTD[start:stop], weights[slot], None) for slot, start, stop in route.segments])
 
 
 def per_row(stacked_SD: Tensor, x_BTD: Tensor, route: Route) -> Tensor:

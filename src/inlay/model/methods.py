@@ -9,49 +9,29 @@ Houlsby et al. 2019 put an adapter after both sublayers of every block and train
 put one at the end of each block, reading the normalised sum, `LN(s + f(LN(s)))`, and leave the norms frozen; He et al.
 2022 put a scaled one beside the feed-forward sublayer. Mahabadi et al. 2021 put two as Houlsby et al., with a layer
 norm behind each, `x + LN(f(x))`: such an adapter adds noise of size one at the start, however small its weights. LoRA
-(Hu et al. 2022), (IA)³ (Liu et al. 2022) and BitFit (Ben Zaken et al. 2022) change linear layers.
+(Hu et al. 2022), (IA)³ (Liu et al. 2022) and BitFit (Ben Zaken et al. 2022) change linear layers. Stickland and Murray
+2019 put a small attention layer beside every block.
+
+Methods with `shared` tensors train several tasks as one run: HyperFormer and HyperFormer++ (Mahabadi et al. 2021), the
+adapters they were compared with, multi-task fine-tuning and PALs. A trained task of theirs becomes an ordinary one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase as fnmatch
+from functools import partial
 
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName, Unsupported
+from inlay.model import tensors
 from inlay.model.heads import HeadSpec
+from inlay.model.hypernet import EMBEDDED, Hypernet
 from inlay.model.kernels import ACTIVATIONS
-from inlay.model.sites import Anatomy, LinearSite, NormSite, Site, find_family
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One tensor of a slot."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: str
-    """initial values: "normal" (truncated at two standard deviations), "uniform" (as torch's linear layers), "zeros",
-    "ones", or "backbone" (copied from it)"""
-    std: float = 0.0
-    part: str = "adapters"
-    """what `plan` counts it under: adapters, norms, biases, weights or head"""
-    ranks: tuple[int, ...] = ()
-    """the axes that are as long as the slot's size, and padded to the bank's"""
-    is_trained: bool = True
-    """False for running statistics: stored with the slot, but no parameter"""
-
-    @property
-    def num_parameters(self) -> int:
-        return math.prod(self.shape) if self.is_trained else 0
-
-    @property
-    def decays(self) -> bool:
-        """Weight decay is for matrices: none on biases and layer norms."""
-        return len(self.shape) > 1
+from inlay.model.sites import Anatomy, find_family
+from inlay.model.tensors import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -73,12 +53,29 @@ class Method:
     layers: str = "all"
     lr: float = 5e-4
     """the learning rate where nobody gives one: what did well on four GLUE tasks with MiniLM (docs/results.md)"""
-    starts_at_zero: bool = False
-    """its adapters' way up starts at zero, as LoRA's: the update is exactly none"""
     trains_norm_scales: bool = True
     """of the norms it trains, the scales too, not the shifts alone"""
     has_own_weights: bool = False
     """it trains a copy of the backbone's own weights: no other slot can share its forward pass"""
+    shared: tuple[str, ...] = ()
+    """patterns of the tensors that all tasks of a run have in common; with any, it trains several tasks as one run"""
+    becomes: str = ""
+    """the ordinary method that each of its tasks is of once it is trained"""
+    task_size: int | None = None
+    """width of a task's embedding, where a hypernetwork writes its adapters"""
+    projector: int | None = None
+    shares_heads: bool = False
+    """the hypernetwork's heads are the same for all layers and places"""
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it trains several tasks as one run."""
+        return bool(self.shared)
+
+    @property
+    def shares_all(self) -> bool:
+        """Whether the tasks of a run have nothing of their own but their heads."""
+        return self.shared == ("weight.*",) and self.builders == (tensors.own_weights,)
 
 
 def resolve_method(config: MethodConfig) -> MethodConfig:
@@ -105,9 +102,32 @@ def resolve_method(config: MethodConfig) -> MethodConfig:
         inner_norm=method.inner_norm if config.inner_norm == "auto" else config.inner_norm,
         scale=scale,
         linears=config.linears or method.linears,
+        projector=method.projector if config.projector is None else config.projector,
     )
+    # Straight into the heads, wide embeddings would make them as many times larger.
+    task_size = EMBEDDED if method.task_size and resolved.projector == 0 else method.task_size
+    resolved = dataclasses.replace(resolved, task_size=config.task_size or task_size)
     _check(resolved, method)
     return resolved
+
+
+def written_method(config: MethodConfig) -> MethodConfig:
+    """The ordinary method that a task of this one is of once it is trained; an ordinary one is its own."""
+    config = resolve_method(config)
+    becomes = find_method(config.name).becomes
+    if not becomes:
+        return config
+    settings = find_method(becomes).settings & find_method(config.name).settings
+    own = {name: getattr(config, name) for name in settings}
+    if config.writes == "norms":
+        own["inner_norm"] = "alone"
+    return resolve_method(MethodConfig(becomes, **own))
+
+
+def find_hypernet(anatomy: Anatomy, config: MethodConfig) -> Hypernet:
+    """What the hypernetwork of this method is on a backbone."""
+    config = resolve_method(config)
+    return tensors.make_hypernet(anatomy, config, shares_heads=find_method(config.name).shares_heads)
 
 
 def layout(anatomy: Anatomy, config: MethodConfig, head: HeadSpec | None = None) -> list[TensorSpec]:
@@ -117,42 +137,21 @@ def layout(anatomy: Anatomy, config: MethodConfig, head: HeadSpec | None = None)
         raise Unsupported(f"method `{config.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
     specs = [spec for build in find_method(config.name).builders for spec in build(anatomy, config)]
     if not find_method(config.name).has_own_weights:
-        specs += _norms(anatomy, config)
+        specs += tensors.norms(anatomy, config, with_scales=find_method(config.name).trains_norm_scales)
     elif head is None or head.pooling != "pooler":
         poolers = {f"weight.{parameter.name}" for parameter in anatomy.parameters if parameter.is_pooler}
         specs = [spec for spec in specs if spec.name not in poolers]  # nothing reads it
-    return specs if head is None else [*specs, *_head(anatomy, head)]
+    patterns = find_method(config.name).shared
+    specs = [dataclasses.replace(spec, is_shared=any(fnmatch(spec.name, each) for each in patterns)) for spec in specs]
+    return specs if head is None else [*specs, *tensors.head_layers(anatomy, head)]
 
 
 def find_method(name: str) -> Method:
-    """The table's entry for `name`."""
-    if name not in METHODS:
-        raise UnknownName("method", name, METHODS)
-    return METHODS[name]
-
-
-def adapted_layers(anatomy: Anatomy, config: MethodConfig) -> tuple[int, ...]:
-    """The layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
-    num_layers, found = anatomy.num_layers, set()
-    for item in ("0:",) if config.layers == "all" else config.layers.split(","):
-        match = re.fullmatch(r"\s*(?:(-?\d+)|(-?\d+)?(:)(-?\d+)?)\s*", item)
-        if match is None:
-            raise BadConfig(f"`method.layers` is `{config.layers}`", "write all, 6:, -3:, 2:5 or 0,2,5")
-        single, first, colon, last = match.groups()
-        if colon:
-            found |= set(range(*slice(*(int(end) if end else None for end in (first, last))).indices(num_layers)))
-        elif not -num_layers <= int(single) < num_layers:
-            raise BadConfig(
-                f"`method.layers` names layer {single} of {num_layers}", f"layers go from 0 to {num_layers - 1}"
-            )
-        else:
-            found.add(int(single) % num_layers)
-    if not found:
-        raise BadConfig(
-            f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers",
-            f"layers go from 0 to {num_layers - 1}",
-        )
-    return tuple(sorted(found))
+    """The entry for `name`, of one task or of several."""
+    found = METHODS.get(name) or JOINT_METHODS.get(name)
+    if found is None:
+        raise UnknownName("method", name, METHODS | JOINT_METHODS)
+    return found
 
 
 def first_layer(anatomy: Anatomy, config: MethodConfig) -> int:
@@ -160,10 +159,7 @@ def first_layer(anatomy: Anatomy, config: MethodConfig) -> int:
     config = resolve_method(config)
     if not (find_method(config.name).builders or config.norms != "none"):
         return anatomy.num_layers
-    return min(adapted_layers(anatomy, config))
-
-
-ATTENTION_LINEARS = ("query", "key", "value", "project")
+    return min(tensors.adapted_layers(anatomy, config))
 
 
 def has_frozen_attention(anatomy: Anatomy, config: MethodConfig) -> bool:
@@ -172,49 +168,8 @@ def has_frozen_attention(anatomy: Anatomy, config: MethodConfig) -> bool:
     has_own = find_method(config.name).has_own_weights
     if layer == anatomy.num_layers or has_own or find_family(anatomy.family).is_prenorm:
         return False
-    inside = tuple(f".{layer}.{name}" for name in ATTENTION_LINEARS)
+    inside = tuple(f".{layer}.{name}" for name in tensors.ATTENTION_LINEARS)
     return not any(place in spec.name for spec in layout(anatomy, config) for place in inside)
-
-
-def trained_norms(anatomy: Anatomy, config: MethodConfig) -> list[NormSite]:
-    """The layer norms trained: by `norms` (all, encoder, none), and none below the lowest adapted layer."""
-    if config.norms == "none":
-        return []
-    lowest = min(adapted_layers(anatomy, config))
-    return [
-        norm
-        for norm in anatomy.norms
-        if (norm.layer >= lowest or lowest == 0) and (norm.is_encoder or config.norms == "all")
-    ]
-
-
-def adapter_groups(anatomy: Anatomy, config: MethodConfig) -> dict[str, str]:
-    """Site -> the adapter it reads, by their keys: its own, or one that several sites share."""
-    layers = adapted_layers(anatomy, config)
-    sites = [site for site in anatomy.sites if site.layer in layers and site.place in config.places]
-    return {site.key: _group_of(site, config.sharing, anatomy.num_layers) for site in sites}
-
-
-def adapted_linears(anatomy: Anatomy, config: MethodConfig) -> list[LinearSite]:
-    """The linear layers that LoRA or (IA)³ changes; a name that the family has not, or shares, is refused."""
-    known = [*dict.fromkeys(linear.name for linear in anatomy.linears)]
-    for name in config.linears:
-        if name in anatomy.shared_linears:
-            reason = anatomy.shared_linears[name]
-            others = ",".join(name for name in config.linears if name in known) or known[0]
-            raise Unsupported(
-                f"linear layer `{name}` of the backbone family `{anatomy.family}`: {reason}",
-                f"leave it out: `--set method.linears={others}`",
-            )
-        if name not in known:
-            raise UnknownName("linear layer", name, known)
-    layers = adapted_layers(anatomy, config)
-    return [linear for linear in anatomy.linears if linear.layer in layers and linear.name in config.linears]
-
-
-def scales_input(linear: LinearSite) -> bool:
-    """Whether (IA)³ scales what this layer reads (the wide activations) rather than what it gives (keys, values)."""
-    return linear.name in ("project", "contract")
 
 
 def _refuse_foreign_settings(config: MethodConfig, method: Method) -> None:
@@ -239,7 +194,7 @@ def _check(config: MethodConfig, method: Method) -> None:
     for place in config.places if "places" in method.settings else ():
         if place not in ("attention", "feedforward"):
             raise UnknownName("place", place, ("attention", "feedforward"))
-    _sharing_step(config.sharing, 1)
+    tensors.sharing_step(config.sharing, 1)
     if config.combine == "multiply" and config.form == "parallel":
         raise BadConfig(
             "`method.combine` is `multiply` for a parallel adapter",
@@ -247,120 +202,29 @@ def _check(config: MethodConfig, method: Method) -> None:
         )
 
 
-def _sharing_step(sharing: str, num_layers: int) -> int:
-    """How many layers share one adapter; 0: none do."""
-    match = re.fullmatch(r"every-([1-9]\d*)", sharing)
-    if match:
-        return int(match[1])
-    known = {"none": 0, "within-layer": 1, "all": num_layers}
-    if sharing not in known:
-        raise BadConfig(f"`method.sharing` is `{sharing}`", "it must be none, within-layer, every-K or all")
-    return known[sharing]
-
-
-def _group_of(site: Site, sharing: str, num_layers: int) -> str:
-    step = _sharing_step(sharing, num_layers)
-    if not step:
-        return site.key
-    first = site.layer // step * step
-    last = min(first + step, num_layers) - 1
-    return str(first) if first == last else f"{first}-{last}"
-
-
-def _adapters(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
-    width, size = anatomy.hidden_size, config.size
-    assert size is not None
-    starts_at_zero = find_method(config.name).starts_at_zero
-    for group in dict.fromkeys(adapter_groups(anatomy, config).values()):
-        name = f"adapter.{group}"
-        down, up = ("uniform", "zeros") if starts_at_zero else ("normal", "normal")
-        yield TensorSpec(f"{name}.down", (width, size), down, config.init_std, ranks=(1,))
-        if config.inner_norm != "batch":  # which takes the mean away: a bias before it would only drift
-            yield TensorSpec(f"{name}.down_bias", (size,), "zeros", ranks=(0,))
-        for index in range(1, config.depth):
-            yield TensorSpec(f"{name}.hidden{index}", (size, size), "uniform", ranks=(0, 1))
-            yield TensorSpec(f"{name}.hidden{index}_bias", (size,), "zeros", ranks=(0,))
-        if config.inner_norm in ("layer", "batch"):
-            yield TensorSpec(f"{name}.norm_scale", (size,), "ones", ranks=(0,))
-            yield TensorSpec(f"{name}.norm_shift", (size,), "zeros", ranks=(0,))
-        if config.inner_norm == "batch":
-            yield TensorSpec(f"{name}.running_mean", (size,), "zeros", ranks=(0,), is_trained=False)
-            yield TensorSpec(f"{name}.running_var", (size,), "ones", ranks=(0,), is_trained=False)
-        yield TensorSpec(f"{name}.up", (size, width), up, config.init_std, ranks=(0,))
-        yield TensorSpec(f"{name}.up_bias", (width,), "zeros")
-        if config.inner_norm == "output":
-            yield TensorSpec(f"{name}.out_scale", (width,), "ones")
-            yield TensorSpec(f"{name}.out_shift", (width,), "zeros")
-
-
-def _norms(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
-    for norm in trained_norms(anatomy, config):
-        if find_method(config.name).trains_norm_scales:
-            yield TensorSpec(f"norm.{norm.key}.scale", (norm.width,), "backbone", part="norms")
-        if norm.has_shift:
-            yield TensorSpec(f"norm.{norm.key}.shift", (norm.width,), "backbone", part="norms")
-
-
-def _lora(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
-    assert config.size is not None
-    for linear in adapted_linears(anatomy, config):
-        yield TensorSpec(f"lora.{linear.key}.down", (linear.in_width, config.size), "uniform", ranks=(1,))
-        yield TensorSpec(f"lora.{linear.key}.up", (config.size, linear.out_width), "zeros", ranks=(0,))
-
-
-def _ia3(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
-    for linear in adapted_linears(anatomy, config):
-        width = linear.in_width if scales_input(linear) else linear.out_width
-        yield TensorSpec(f"ia3.{linear.key}", (width,), "ones")
-
-
-def _biases(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
-    layers = adapted_layers(anatomy, config)
-    for linear in anatomy.linears:
-        if linear.layer in layers and linear.has_bias:
-            yield TensorSpec(f"bias.{linear.key}", (linear.out_width,), "backbone", part="biases")
-
-
-def _weights(anatomy: Anatomy, config: MethodConfig) -> Iterator[TensorSpec]:
-    layers = adapted_layers(anatomy, config)
-    if layers != tuple(range(layers[0], anatomy.num_layers)):
-        raise BadConfig(
-            f"method `{config.name}` trains the top layers, but `method.layers` is `{config.layers}`",
-            "write `--set method.layers=-3:` for the top three",
-        )
-    for parameter in anatomy.parameters:
-        is_outside = not 0 <= parameter.layer < anatomy.num_layers
-        # Fine-tuning every layer trains the embeddings too; what stands above the top layer is trained with it.
-        reaches = len(layers) == anatomy.num_layers or parameter.layer > max(layers)
-        is_trained = reaches if is_outside else parameter.layer in layers
-        if is_trained:
-            yield TensorSpec(f"weight.{parameter.name}", parameter.shape, "backbone", part="weights")
-
-
-def _head(anatomy: Anatomy, head: HeadSpec) -> Iterator[TensorSpec]:
-    width = anatomy.hidden_size
-    if head.is_written:
-        return
-    if head.features == "mix":  # ELMo's: a softmax over the layers, embeddings first, and a factor
-        yield TensorSpec("head.mix", (anatomy.num_layers + 1,), "zeros", part="head")
-        yield TensorSpec("head.mix_scale", (1,), "ones", part="head")
-    if head.hidden != "none":
-        start = "backbone" if head.hidden == "pooler" else "normal"
-        bias = "backbone" if head.hidden == "pooler" else "zeros"
-        yield TensorSpec("head.hidden.weight", (width, width), start, 0.02, "head")
-        yield TensorSpec("head.hidden.bias", (width,), bias, part="head")
-    # SEMANTICS: the head starts from a truncated normal of 0.02, as BERT's own classifier.
-    yield TensorSpec("head.weight", (head.num_outputs, width), "normal", 0.02, "head")
-    yield TensorSpec("head.bias", (head.num_outputs,), "zeros", part="head")
-
-
 _BOTTLENECK = frozenset(
     "size init_std activation norms places layers sharing depth inner_norm form combine scale".split()
+)
+_HYPERFORMER = Method(
+    "a hypernetwork writes the adapters of all tasks, with heads of its own for every place",
+    (tensors.hypernet,),
+    frozenset("size norms places layers task_size projector writes".split()),
+    size=24,
+    activation="gelu",
+    norms="all",
+    places=("attention", "feedforward"),
+    form="sequential",
+    scale=1.0,
+    lr=3e-4,
+    shared=("hyper.*", "adapter.*", "norm.*"),
+    becomes="mahabadi",
+    task_size=512,
+    projector=128,
 )
 METHODS: dict[str, Method] = {
     "houlsby": Method(
         "two adapters per block, all layer norms",
-        (_adapters,),
+        (tensors.adapters,),
         _BOTTLENECK,
         size=64,
         activation="gelu",
@@ -371,7 +235,7 @@ METHODS: dict[str, Method] = {
     ),
     "mahabadi": Method(
         "two adapters per block with a layer norm behind each, all layer norms",
-        (_adapters,),
+        (tensors.adapters,),
         _BOTTLENECK,
         size=24,
         activation="gelu",
@@ -384,7 +248,7 @@ METHODS: dict[str, Method] = {
     ),
     "pfeiffer": Method(
         "one adapter per block, layer norms frozen",
-        (_adapters,),
+        (tensors.adapters,),
         _BOTTLENECK - {"places", "form", "combine"},
         size=64,
         activation="relu",
@@ -394,18 +258,17 @@ METHODS: dict[str, Method] = {
     ),
     "parallel": Method(
         "one scaled adapter beside each feed-forward sublayer",
-        (_adapters,),
+        (partial(tensors.adapters, starts_at_zero=True),),
         _BOTTLENECK - {"init_std", "form", "combine"},
         size=64,
         activation="relu",
         places=("feedforward",),
         form="parallel",
         scale=4.0,
-        starts_at_zero=True,
     ),
     "lora": Method(
         "low-rank updates of linear layers, query and value",
-        (_lora,),
+        (tensors.low_ranks,),
         frozenset(("size", "alpha", "scale", "linears", "norms", "layers")),
         size=8,
         scale=1.0,
@@ -414,24 +277,29 @@ METHODS: dict[str, Method] = {
     ),
     "ia3": Method(
         "(IA)³: factors on keys, values and the wide activations",
-        (_ia3,),
+        (tensors.factors,),
         frozenset(("linears", "norms", "layers")),
         linears=("key", "value", "contract"),
         lr=5e-3,
     ),
     "bitfit": Method(
         "all biases of blocks and norms",
-        (_biases,),
+        (tensors.biases,),
         frozenset(("layers",)),
         norms="all",
         lr=1e-3,
         trains_norm_scales=False,
     ),
+    "pal": Method(
+        "projected attention beside every block, the backbone frozen",
+        (tensors.pals,),
+        frozenset(("norms", "layers")),
+    ),
     "norms": Method("layer norms only", (), frozenset(("norms", "layers")), norms="all", lr=1e-3),
     "head": Method("nothing but the head, on frozen features", (), frozenset(), lr=3e-3),
     "full": Method(
         "every weight, a copy of the backbone per task",
-        (_weights,),
+        (tensors.own_weights,),
         frozenset(),
         norms="all",
         lr=5e-5,
@@ -439,7 +307,7 @@ METHODS: dict[str, Method] = {
     ),
     "top": Method(
         "every weight of the top layers",
-        (_weights,),
+        (tensors.own_weights,),
         frozenset(("layers",)),
         norms="all",
         layers="-1:",
@@ -447,13 +315,49 @@ METHODS: dict[str, Method] = {
         has_own_weights=True,
     ),
 }
+METHODS["pal-full"] = dataclasses.replace(
+    METHODS["full"],
+    summary="projected attention beside every block, and a copy of the backbone",
+    builders=(tensors.own_weights, tensors.pals),
+)
+JOINT_METHODS: dict[str, Method] = {
+    "hyperformer": _HYPERFORMER,
+    "hyperformer++": dataclasses.replace(
+        _HYPERFORMER,
+        summary="one hypernetwork writes the adapters of all tasks, layers and places",
+        builders=(partial(tensors.hypernet, shares_heads=True),),
+        task_size=64,
+        shares_heads=True,
+    ),
+    "mahabadi-multi": dataclasses.replace(
+        METHODS["mahabadi"],
+        summary="adapters for every task, the norms behind them and all layer norms shared by all tasks",
+        shared=("adapter.*.out_*", "norm.*"),
+        becomes="mahabadi",
+    ),
+    "full-multi": dataclasses.replace(
+        METHODS["full"],
+        summary="every weight, one copy of the backbone for all tasks",
+        shared=("weight.*",),
+        becomes="full",
+    ),
+    "pal-published": dataclasses.replace(
+        METHODS["pal-full"],
+        summary="projected attention for every task, and one copy of the backbone that all train together",
+        shared=("weight.*",),
+        becomes="pal-full",
+    ),
+}
+"""Those that train several tasks as one run."""
 _NO_BIASES = ("its layers have no biases", "use `norms` or an adapter method")
 _NO_HEAD = ("it writes its answers with its own frozen output layer, and has no other head", "use `norms`")
+_NO_PAL = ("projected attention stands beside the blocks of an encoder", "use `mahabadi` or `hyperformer++`")
 _SHARED = "its query and key layers also project relative positions, which the rows of a batch share"
 UNSUPPORTED: dict[tuple[str, str], tuple[str, str]] = {
     ("deberta-v2", "bitfit"): (_SHARED, "use `norms` or an adapter method"),
     ("modernbert", "bitfit"): _NO_BIASES,
     **{(family, "bitfit"): _NO_BIASES for family in ("t5", "mt5")},
     **{(family, "head"): _NO_HEAD for family in ("t5", "mt5")},
+    **{(f, method): _NO_PAL for f in ("t5", "mt5") for method in ("pal", "pal-full", "pal-published")},
 }
 """(family, method) -> why it cannot be, and what to do. DeBERTa's query and key are refused as `shared_linears`."""

@@ -380,6 +380,7 @@ class Anatomy:
     parameters: tuple[ParameterSite, ...]
     frozen_norms: Mapping[str, str]
     shared_linears: Mapping[str, str]
+    num_heads: int
 
     @property
     def num_layers(self) -> int:
@@ -433,6 +434,7 @@ def survey(model: nn.Module) -> Anatomy:
         tuple(_find_parameters(model, family, blocks)),
         frozen,
         family.shared_linears,
+        config.num_attention_heads,
     )
 
 

@@ -104,7 +104,9 @@ def update(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
             tiling,
         )
     update_NE = grouped.segment_linear(z_NR, stacks.up_SRE, stacks.up_bias_SE, tiles)
-    update_NE = weights.inner_norms.pick(lambda kind: _out_norm(kind, update_NE, weights, tiling), tiling)
+    update_NE = weights.inner_norms.pick(
+        lambda kind: _out_norm(kind, h_ND if kind == "alone" else update_NE, weights, tiling), tiling
+    )
     update_NE = (update_NE * stacks.scale_S[tiling.slots_N].unsqueeze(1)).to(h_ND.dtype)
     return weights.multiplies.pick(lambda multiplies: h_ND * update_NE if multiplies else update_NE, tiling)
 
@@ -145,7 +147,7 @@ def _out_norm(kind: str, update_NE: Tensor, weights: TiledBottleneck, tiling: Ti
     """Layer norm of what a bottleneck gives, where it has one there."""
     from inlay.model.kernels import NORM_EPS
 
-    if kind != "output":
+    if kind not in ("output", "alone"):
         return update_NE
     assert weights.out_norm is not None
     return layer_norm(update_NE, *weights.out_norm, NORM_EPS, tiling)
@@ -156,12 +158,18 @@ _INNER_NORMS: dict[str, Callable[[Tensor, TiledBottleneck, Tiling], Tensor]] = {
     "layer": _norm_by_token,
     "batch": _norm_by_column,
     "output": lambda z_NR, weights, tiling: z_NR,
+    "alone": lambda z_NR, weights, tiling: z_NR,
 }
 
 
 def layer_norm(x_ND: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float, tiling: Tiling) -> Tensor:
     """Layer norm with each token's own scale and shift, in float32 inside."""
     return fused_norm.layer_norm(x_ND, None, scale_SD, shift_SD, eps, tiling.tiles)
+
+
+def linear(h_ND: Tensor, w_SDE: Tensor, tiling: Tiling) -> Tensor:
+    """h w by each token's own slot."""
+    return grouped.segment_linear(h_ND.contiguous(), w_SDE, None, tiling.tiles)
 
 
 def per_token(stacked_SD: Tensor, num_tokens: int, tiling: Tiling) -> Tensor:

@@ -15,19 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inlay.config import MethodConfig
-from inlay.model import kernels
+from inlay.model import kernels, tiled
 from inlay.model.attention import attend_first
 from inlay.model.gelu import quick_gelu
 from inlay.model.joined import Joined
-from inlay.model.methods import ATTENTION_LINEARS, adapted_linears, adapter_groups, scales_input
 from inlay.model.route import Pack, Route
 from inlay.model.sites import Anatomy, LinearSite
+from inlay.model.tensors import ATTENTION_LINEARS, PAL_PARTS, adapted_linears, adapter_groups, scales_input
 from inlay.model.tiled import Drop
 
+PAL_PLACE = "feedforward"
+"""The place of a block whose output what stands beside the whole block is added to"""
 _SALTS = {"attention": 0, "feedforward": 1, "output": 2}
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
 
 Stacks = Mapping[str, Tensor]
+Molds = Mapping[tuple[str, str], tiled.TiledBottleneck]
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,16 @@ class Views:
     norms: Mapping[str, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
     """scale and shift [S, D]; None: the backbone's own"""
     linears: Mapping[str, LinearView] = field(default_factory=dict)
+    pals: Mapping[str, kernels.Projected] = field(default_factory=dict)
+    """what stands beside each block"""
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
     _copied: dict[int, kernels.Bottleneck] = field(default_factory=dict, repr=False)
     """by the address of what was copied: sites that share an adapter share its copy"""
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots the adapters here have; 0 if there are none."""
+        return next((len(weights.shapes) for weights in (*self.sequential.values(), *self.parallel.values())), 0)
 
     def set_slot(self, slot: int, shapes: SiteShapes) -> bool:
         """Make a slot what `shapes` say, in place. False if there is no place for it here: build them anew."""
@@ -65,27 +75,38 @@ class Views:
             weights.set_slot(slot, shapes.get(place))
         return True
 
-    def in_tiles(self, dtype: torch.dtype | None) -> Views:
-        """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another."""
+    def in_tiles(self, dtype: torch.dtype | None, molds: Molds | None = None) -> Views:
+        """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another.
+
+        `molds` are those of earlier views with the same shapes at every site.
+        """
+        molds = molds or {}
         copied: dict[int, kernels.Bottleneck] = {}
 
-        def prepare(weights: kernels.Bottleneck) -> kernels.Bottleneck:
+        def prepare(weights: kernels.Bottleneck, mold: tiled.TiledBottleneck | None = None) -> kernels.Bottleneck:
             if dtype is None or weights.down_SDR.dtype == dtype:
-                return kernels.in_tiles(weights)
+                return kernels.in_tiles(weights, mold)
             address = weights.down_SDR.data_ptr()
             if address not in copied:
                 copies = (_empty(weights.down_SDR, dtype), _empty(weights.up_SRE, dtype))
                 copied[address] = replace(weights, copies=copies)
-            return kernels.in_tiles(replace(weights, copies=copied[address].copies))
+            return kernels.in_tiles(replace(weights, copies=copied[address].copies), mold)
 
         linears = {
             key: view if view.lora is None else replace(view, lora=prepare(view.lora))
             for key, view in self.linears.items()
         }
         sequential, parallel = (
-            {key: prepare(weights) for key, weights in found.items()} for found in (self.sequential, self.parallel)
+            {key: prepare(weights, molds.get((form, key))) for key, weights in found.items()}
+            for form, found in (("sequential", self.sequential), ("parallel", self.parallel))
         )
-        return Views(sequential, parallel, self.norms, linears, _copied=copied)
+        return Views(sequential, parallel, self.norms, linears, self.pals, _copied=copied)
+
+    @property
+    def molds(self) -> Molds:
+        """What follows from the shapes at every site, of views in tiles."""
+        by_form = (("sequential", self.sequential), ("parallel", self.parallel))
+        return {(form, key): kernels.make_mold(weights) for form, found in by_form for key, weights in found.items()}
 
     @torch.no_grad()
     def renew_copies(self) -> None:
@@ -103,6 +124,7 @@ class Views:
                 _within(layer, self.parallel),
                 _within(layer, self.norms),
                 _within(layer, self.linears),
+                _within(layer, self.pals),
             )
         return self._layers[layer]
 
@@ -162,7 +184,8 @@ def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_
                 name = f"adapter.{owners.get(site.key, site.key)}"
                 found[site.key] = _bottleneck(name, stacks, by_site[form, site.key])
     linears = _linear_views(anatomy, stacks, by_site)
-    return Views(by_form["sequential"], by_form["parallel"], _norm_views(stacks), linears)
+    pals = _pal_views(anatomy, stacks)
+    return Views(by_form["sequential"], by_form["parallel"], _norm_views(stacks), linears, pals)
 
 
 def _bottleneck(name: str, stacks: Stacks, shapes: list[kernels.Shape | None]) -> kernels.Bottleneck:
@@ -171,17 +194,34 @@ def _bottleneck(name: str, stacks: Stacks, shapes: list[kernels.Shape | None]) -
     def pair(first: str, second: str) -> tuple[Tensor, Tensor] | None:
         return (stacks[f"{name}.{first}"], stacks[f"{name}.{second}"]) if f"{name}.{first}" in stacks else None
 
+    out_norm = pair("out_scale", "out_shift")
+    down, up = stacks.get(f"{name}.down"), stacks.get(f"{name}.up")
+    if down is None or up is None:  # a norm alone at every slot: nothing is read of what stands before it
+        assert out_norm is not None
+        num_slots, width = out_norm[0].shape
+        down, up = (out_norm[0].new_zeros(num_slots, *shape) for shape in ((width, 8), (8, width)))
     return kernels.Bottleneck(
-        stacks[f"{name}.down"],
-        stacks[f"{name}.up"],
+        down,
+        up,
         shapes,
         stacks.get(f"{name}.down_bias"),
-        stacks[f"{name}.up_bias"],
+        stacks.get(f"{name}.up_bias"),
         tuple((stacks[f"{name}.hidden{i}"], stacks[f"{name}.hidden{i}_bias"]) for i in range(1, depth)),
         norm=pair("norm_scale", "norm_shift"),
-        out_norm=pair("out_scale", "out_shift"),
+        out_norm=out_norm,
         running=pair("running_mean", "running_var"),
     )
+
+
+def _pal_views(anatomy: Anatomy, stacks: Stacks) -> dict[str, kernels.Projected]:
+    found = {}
+    for layer in range(anatomy.num_layers):
+        if f"pal.{layer}.query" in stacks:
+            query, key, value = (stacks[f"pal.{layer}.{name}"] for name in PAL_PARTS)
+            encode, decode = stacks["pal.encode"], stacks["pal.decode"]
+            heads = kernels.Projected(encode, decode, query, key, value, anatomy.num_heads)
+            found[f"{layer}.{PAL_PLACE}"] = heads
+    return found
 
 
 def _norm_views(stacks: Stacks) -> dict[str, tuple[Tensor | None, Tensor | None]]:
@@ -235,6 +275,7 @@ class RoutedBank:
         self._blocks: list[RoutedBank] = []
         self._layer = -1
         self._attended: Tensor | None = None  # what this block's attention gives, where it was known before
+        self._entered: Tensor | None = None  # what this block reads, where something stands beside it
         self._projected: tuple[Tensor, Tensor] | None = None  # what was read, and query, key and value of it
 
     def at(self, layer: int, *, is_last: bool = False) -> RoutedBank:
@@ -267,9 +308,11 @@ class RoutedBank:
     def enter(self, hidden: Tensor) -> Tensor | None:
         """What this block reads: `hidden`, or what was known of it before; None if the pass begins above."""
         prefix = self._route.prefix
-        if prefix is None or self._layer > prefix.reach.layer:
-            return hidden
-        return prefix.hidden if self._layer == prefix.reach.layer else None
+        read: Tensor | None = hidden
+        if prefix is not None and self._layer <= prefix.reach.layer:
+            read = prefix.hidden if self._layer == prefix.reach.layer else None
+        self._entered = read if self._views.pals else None
+        return read
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Each packed row's attention to itself."""
@@ -286,6 +329,8 @@ class RoutedBank:
         result = output if sequential is None else self.adapt(key, output, sequential)
         if parallel is not None:
             result = result + self.update(key, self._inputs.pop(key), parallel)
+        if key in self._views.pals and self._entered is not None:
+            result = result + self.project(self._entered, self._views.pals[key])
         return result
 
     def drop_and_rewrite(self, place: str, dropout: Any, output: Tensor) -> Tensor:
@@ -405,6 +450,10 @@ class RoutedBank:
         """T5's layer norm with each row's own scale."""
         return self._unlay(kernels.rms_norm(self._lay(x), scale_SD, eps, self._route))
 
+    def project(self, h: Tensor, weights: kernels.Projected) -> Tensor:
+        """What each row's own projected attention makes of h."""
+        return self._unlay(kernels.projected_attention(self._lay(h), weights, self._route))
+
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
         """Each row's own vector, to be added to or multiplied with the rows of x, as precise as it is learnt."""
         return kernels.per_row(stacked_SD, self._lay(x), self._route)
@@ -446,6 +495,9 @@ class _FirstTokens(RoutedBank):
         self._note(parts, x)
         self._kept[name] = self._whole.transform(parts, inner, self._read)
         return x  # as long as the attention module expects; what it makes of it is not used
+
+    def project(self, h: Tensor, weights: kernels.Projected) -> Tensor:
+        return self._pick(self._whole.project(h, weights))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if self._attended is not None:

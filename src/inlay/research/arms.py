@@ -1,7 +1,8 @@
 """The kinds of arms a study may have: what is computed for each, and by which function of this room.
 
 `runs` are trained in cohorts; `spans` are such runs, whose layers' adapters are then taken out; a `baseline` has no
-transformer; a `sequence` is one network fine-tuned through all tasks. A new kind is a new entry here.
+transformer; a `sequence` is one network fine-tuned through all tasks. `joint` is one run of all tasks, and `single` the
+same of every task by itself, with as many steps. A new kind is a new entry here.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class ArmKind:
     """each point is a run for `fit`"""
     spans_tasks: bool = False
     """one piece of work goes through all tasks, in their order"""
+    is_joint: bool = False
+    """its runs may have several tasks, which share parameters; their length is a number of steps"""
     function: str = ""
     """`module.name` in this room: of the work itself, or of what follows on a trained run"""
 
@@ -32,6 +35,8 @@ class ArmKind:
 ARM_KINDS = {
     "runs": ArmKind(is_trained=True),
     "spans": ArmKind(is_trained=True, function="ablate.score_spans"),
+    "joint": ArmKind(is_trained=True, spans_tasks=True, is_joint=True),
+    "single": ArmKind(is_trained=True, is_joint=True),
     "baseline": ArmKind(is_trained=False, function="baseline.fit_baseline"),
     "sequence": ArmKind(is_trained=False, spans_tasks=True, function="sequence.conduct_sequence"),
 }

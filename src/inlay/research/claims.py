@@ -1,8 +1,6 @@
 """The papers' claims, each held against our records: confirmed, not confirmed or open, with one plain sentence.
 
-A claim is about a quantity and a bound. It is confirmed if our estimate keeps the bound and would with one s.e.m.
-against it, not confirmed if it breaks the bound and would with one s.e.m. in its favour, and open in between, or where
-the runs it needs are not there. Claims are judged for each backbone by itself.
+What makes a claim confirmed is in `verdicts.py`. Claims are judged for each backbone by itself.
 """
 
 from __future__ import annotations
@@ -12,16 +10,29 @@ from dataclasses import dataclass
 
 from inlay.research.curves import series_keys
 from inlay.research.extras import Ablation, forgotten, read_ablations, read_steps
-from inlay.research.lineup import Scored, averaged_tasks, mean_tasks, name_task
+from inlay.research.hyper_claims import HYPER_CLAIMS
+from inlay.research.lineup import Scored, mean_tasks, name_task
 from inlay.research.scores import Estimate, Paired, estimate, mean_of, pair
 from inlay.research.tables import published_gap, show
+from inlay.research.verdicts import (
+    CLEARLY,
+    CONFIRMED,
+    OPEN,
+    REFUTED,
+    Claim,
+    Verdict,
+    above,
+    all_of,
+    at_least,
+    at_most,
+    compare,
+    gap_text,
+    lacking,
+)
 
-CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
 NOT_RUN = "its study has not been run"
 NEAR_MAJORITY = 3.0
 """points from the majority class that still count as near it"""
-CLEARLY = 1.0
-"""points that make a difference clear"""
 FLAT = 1.0
 """points that an accuracy may vary by and still be robust"""
 
@@ -30,25 +41,6 @@ LIKE = 0.5
 
 Studies = Mapping[str, Scored]
 """study -> its rows, of one backbone"""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What our records say about a claim."""
-
-    status: str
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A published claim and how it is judged."""
-
-    name: str
-    text: str
-    source: str
-    study: str
-    judge: Callable[[Scored], Verdict]
 
 
 @dataclass(frozen=True)
@@ -70,47 +62,6 @@ def _judge(claim: Claim, scored: Scored | None) -> Verdict:
     return claim.judge(scored)
 
 
-def at_most(value: Estimate, bound: float) -> str:
-    """Whether a quantity is at most `bound`, by more than its standard error."""
-    if value.mean + value.margin <= bound:
-        return CONFIRMED
-    return REFUTED if value.mean - value.margin > bound else OPEN
-
-
-def at_least(value: Estimate, bound: float) -> str:
-    """Whether a quantity is at least `bound`, by more than its standard error."""
-    return at_most(Estimate(-value.mean, value.sem, value.num), -bound)
-
-
-def above(value: Estimate, bound: float) -> str:
-    """Whether a quantity is greater than `bound`, by more than its standard error; to be equal is not enough."""
-    if value.mean - value.margin > bound:
-        return CONFIRMED
-    return REFUTED if value.mean + value.margin <= bound else OPEN
-
-
-def all_of(statuses: Sequence[str]) -> str:
-    """Several conditions as one: one that is broken breaks it, one that is open leaves it open."""
-    if REFUTED in statuses:
-        return REFUTED
-    return OPEN if OPEN in statuses or not statuses else CONFIRMED
-
-
-def _compare(scored: Scored, key: str, other: str) -> Paired | None:
-    if key not in scored.rows or other not in scored.rows:
-        return None
-    return pair(scored.rows[key], scored.rows[other], averaged_tasks(scored))
-
-
-def _lacking(*rows: str) -> Verdict:
-    return Verdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
-
-
-def _gap_text(paired: Paired, what: str) -> str:
-    tasks, pairs = len(paired.by_task), paired.num_pairs
-    return f"{what}: {show(paired.estimate, signed=True)} points over {tasks} tasks ({pairs} pairs)"
-
-
 def _adapters_within(scored: Scored, most_share: float) -> str | None:
     """The adapters of the best size if they keep to a share of the parameters, else the largest that do, else those."""
     keys = [key for key in ("adapters", *series_keys(scored, "adapters")[::-1]) if key in scored.rows]
@@ -127,13 +78,13 @@ def within_of_full(bound: float, most_share: float = 100.0) -> Callable[[Scored]
 
     def judge(scored: Scored) -> Verdict:
         key = _adapters_within(scored, most_share)
-        paired = _compare(scored, key, "full") if key else None
+        paired = compare(scored, key, "full") if key else None
         if key is None or paired is None:
-            return _lacking("adapters", "full fine-tuning")
+            return lacking("adapters", "full fine-tuning")
         share = _mean_share(scored, key)
         lost = Estimate(-paired.estimate.mean, paired.estimate.sem, paired.num_pairs)
         statuses = [at_most(lost, bound), CONFIRMED if share <= most_share else REFUTED]
-        text = f"{_gap_text(paired, f'{scored.label(key)} less full fine-tuning')}, {share:.2f}% trained per task"
+        text = f"{gap_text(paired, f'{scored.label(key)} less full fine-tuning')}, {share:.2f}% trained per task"
         return Verdict(all_of(statuses), text + (f", above {most_share:g}%" if share > most_share else ""))
 
     return judge
@@ -141,15 +92,15 @@ def within_of_full(bound: float, most_share: float = 100.0) -> Callable[[Scored]
 
 def top_beats_full(scored: Scored) -> Verdict:
     """Fine-tuning the top layers is above full fine-tuning on some tasks, by more than its error."""
-    paired = _compare(scored, "top", "full")
+    paired = compare(scored, "top", "full")
     if paired is None:
-        return _lacking("variable fine-tuning", "full fine-tuning")
+        return lacking("variable fine-tuning", "full fine-tuning")
     above, below = (
         [task for task, item in paired.by_task.items() if item.sem is not None and sign * item.mean > 2 * item.sem]
         for sign in (1, -1)
     )
     if all(item.sem is None for item in paired.by_task.values()):
-        return _lacking("two seeds a task")
+        return lacking("two seeds a task")
     best = max(paired.by_task.items(), key=lambda entry: entry[1].mean)
     text = (
         f"of {len(paired.by_task)} tasks top k is above full fine-tuning by more than twice its s.e.m. on {len(above)} "
@@ -219,7 +170,7 @@ def init_robust(scored: Scored) -> Verdict:
             statuses.append(at_most(Estimate(spread, error), FLAT))
             texts.append(f"{name_task(task)} {spread:.1f}")
     if not statuses:
-        return _lacking("two scales of at most 1e-2")
+        return lacking("two scales of at most 1e-2")
     return Verdict(all_of(statuses), f"highest less lowest accuracy for σ ≤ 1e-2, in points: {', '.join(texts)}")
 
 
@@ -239,7 +190,7 @@ def init_worse(scored: Scored) -> Verdict:
     """Above 1e-2 accuracy falls."""
     drops = _drops(scored)
     if not drops:
-        return _lacking("scales on both sides of 1e-2")
+        return lacking("scales on both sides of 1e-2")
     texts = [f"{name_task(task)} {show(drop)}" for task, drop in drops.items()]
     status = all_of([above(drop, 0.0) for drop in drops.values()])
     return Verdict(status, f"points lost at the greatest scale: {', '.join(texts)}")
@@ -249,7 +200,7 @@ def init_cola(scored: Scored) -> Verdict:
     """The fall is greater on CoLA than on MNLI."""
     drops = _drops(scored)
     if not {"glue/cola", "glue/mnli"} <= drops.keys():
-        return _lacking("CoLA", "MNLI")
+        return lacking("CoLA", "MNLI")
     cola, mnli = drops["glue/cola"], drops["glue/mnli"]
     return Verdict(above(_difference(cola, mnli), 0.0), f"points lost: CoLA {show(cola)}, MNLI {show(mnli)}")
 
@@ -259,7 +210,7 @@ def sizes_stable(scored: Scored) -> Verdict:
     tasks, keys = mean_tasks(scored), series_keys(scored, "adapters")
     means = {key: mean for key in keys if (mean := mean_of(scored.rows[key], tasks)) is not None}
     if len(means) < 2:
-        return _lacking("two sizes")
+        return lacking("two sizes")
     spread = max(mean.mean for mean in means.values()) - min(mean.mean for mean in means.values())
     error = max(mean.margin for mean in means.values())
     texts = ", ".join(f"{scored.label(key)} {show(mean)}" for key, mean in means.items())
@@ -268,11 +219,11 @@ def sizes_stable(scored: Scored) -> Verdict:
 
 def norms_worse(scored: Scored) -> Verdict:
     """Layer norms alone are clearly worse than full fine-tuning."""
-    paired = _compare(scored, "norms", "full")
+    paired = compare(scored, "norms", "full")
     if paired is None:
-        return _lacking("layer norms only", "full fine-tuning")
+        return lacking("layer norms only", "full fine-tuning")
     lost = Estimate(-paired.estimate.mean, paired.estimate.sem)
-    return Verdict(at_least(lost, CLEARLY), _gap_text(paired, "layer norms only less full fine-tuning"))
+    return Verdict(at_least(lost, CLEARLY), gap_text(paired, "layer norms only less full fine-tuning"))
 
 
 def top_worse_at_equal_size(scored: Scored) -> Verdict:
@@ -288,7 +239,7 @@ def top_worse_at_equal_size(scored: Scored) -> Verdict:
             paired = pair(scored.rows[key], scored.rows[smaller[-1]], tasks)
             gaps += [paired] if paired else []
     if not gaps:
-        return _lacking("top-k fine-tuning", "adapters of about as many parameters")
+        return lacking("top-k fine-tuning", "adapters of about as many parameters")
     overall = estimate(item.estimate.mean for item in gaps)
     error = max(item.estimate.margin for item in gaps)
     lost = Estimate(-overall.mean, error)
@@ -308,30 +259,30 @@ def extensions_no_better(scored: Scored) -> Verdict:
     found = {
         key: paired
         for key in scored.rows
-        if reference and key not in (reference, "full") and (paired := _compare(scored, key, reference)) is not None
+        if reference and key not in (reference, "full") and (paired := compare(scored, key, reference)) is not None
     }
     if not found:
-        return _lacking("extensions", "the plain adapter")
+        return lacking("extensions", "the plain adapter")
     best = max(found, key=lambda key: found[key].estimate.mean)
-    text = _gap_text(found[best], f"the best of {len(found)} extensions, {scored.label(best)}, less the plain adapter")
+    text = gap_text(found[best], f"the best of {len(found)} extensions, {scored.label(best)}, less the plain adapter")
     return Verdict(at_most(found[best].estimate, 0.0), text)
 
 
 def every_third_within(scored: Scored) -> Verdict:
     """One adapter for three layers loses at most half a point."""
-    paired = _compare(scored, "every-3", "none")
+    paired = compare(scored, "every-3", "none")
     if paired is None:
-        return _lacking("every-3", "none")
+        return lacking("every-3", "none")
     lost = Estimate(-paired.estimate.mean, paired.estimate.sem)
-    return Verdict(at_most(lost, 0.5), _gap_text(paired, "every-3 less none"))
+    return Verdict(at_most(lost, 0.5), gap_text(paired, "every-3 less none"))
 
 
 def none_beats_full(scored: Scored) -> Verdict:
     """'Not shared' is above full fine-tuning on the additional tasks."""
-    paired = _compare(scored, "none", "full")
+    paired = compare(scored, "none", "full")
     if paired is None:
-        return _lacking("none", "full fine-tuning")
-    text = _gap_text(paired, "not shared less full fine-tuning")
+        return lacking("none", "full fine-tuning")
+    text = gap_text(paired, "not shared less full fine-tuning")
     ahead = f"ahead on {paired.num_ahead} of {len(paired.by_task)} tasks"
     return Verdict(above(paired.estimate, 0.0), f"{text}; {ahead} (published +3.5, made by two doubtful rows)")
 
@@ -347,7 +298,7 @@ def no_forgetting(scored: Scored) -> Verdict:
         moves += moved
         (slots if moved else networks).extend(lost)
     if not moves or not slots:
-        return _lacking("adapters and the scores of earlier tasks after each step")
+        return lacking("adapters and the scores of earlier tasks after each step")
     text = f"with adapters no answer of an earlier task moved by more than {max(moves):.2g} (logits)"
     text += f", no dev score by more than {max(map(abs, slots)):.1g} points"
     if networks:
@@ -381,6 +332,7 @@ CLAIMS = (
           every_third_within),
     Claim("none-extra", "'not shared' beats full fine-tuning on the additional tasks", _TF, "extra", none_beats_full),
     Claim("no-forgetting", "no earlier task is forgotten", _HOULSBY, "stream", no_forgetting),
+    *HYPER_CLAIMS,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ first, units of work are cut to what is likely to fit, and what is in hand at th
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -23,8 +24,9 @@ from inlay.research.recording import Origin, Recorder, has_diverged, list_notes,
 from inlay.research.records import FAILED, FINISHED, Record, add_records, read_records, results_file
 from inlay.training import FitSettings, Result, fit
 from inlay.training.cohort import Watcher
+from inlay.training.joint import AnyMember, AnyRun, JointRun
 from inlay.training.loop import Interrupted
-from inlay.training.member import Member
+from inlay.training.materialize import start_from
 from inlay.training.resume import find_stopped
 from inlay.training.run import is_finished, read_result
 
@@ -75,7 +77,7 @@ def conduct(
     began = time.monotonic()
     recorder = Recorder(plan, backbone, Origin.here(backbone, commit))
     sitting = _Sitting(recorder, places, stage or Stage(), deadline)
-    before = len({record.id for record in sitting.records()})
+    before = len(sitting.run_ids())
     for number, unit in enumerate(plan.units, start=1):
         todo = sitting.cut(sitting.find_todo(unit))
         if sitting.is_late:
@@ -88,7 +90,7 @@ def conduct(
         records=records,
         missing=[item for item in plan.items if not sitting.is_known(item)],
         failed=sitting.failed,
-        num_trained=len({record.id for record in records}) - before,
+        num_trained=len(sitting.run_ids()) - before,
         seconds=time.monotonic() - began,
     )
 
@@ -144,9 +146,13 @@ class _Sitting:
         return [
             record
             for (run_id, arm), records in self.known.items()
-            if (run_id.partition("-")[0], arm) in wanted  # a sequence's later tasks are `<id>-1` and so on
+            if (run_id.partition("-")[0], arm) in wanted  # the later of several tasks are `<id>-1` and so on
             for record in records
         ]
+
+    def run_ids(self) -> set[str]:
+        """The runs that have records, each once however many tasks it has."""
+        return {record.id.partition("-")[0] for record in self.records()}
 
     def find_todo(self, unit: Unit) -> Unit:
         """What of a unit has no record yet; with all that trained together before, if it was stopped on the way."""
@@ -198,20 +204,43 @@ class _Sitting:
             _WORKERS[unit.kind](self, unit.items[0])
 
     def _train(self, unit: Unit) -> None:
-        runs = [item.run for item in unit.items if item.run is not None]
         for item in unit.items:
-            self._forget_bare(item)
+            has_tests = item.run is not None and any(part.task.test is not None for part in item.run.parts)
+            if (item.arm.kind == "spans" or has_tests) and not self.is_known(item):
+                self._forget_bare(item.id)
         watch = _Chorus(_Keeper(self, unit), self.stage.watch(unit))
-        settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, **self.plan.study.fit)
-        fit(runs, self.backbone, self.places.runs, settings, watch)
+        self._train_sources(unit)
+        runs = [self._started(item) for item in unit.items if item.run is not None]
+        fit(runs, self.backbone, self.places.runs, self._settings, watch)
         self._keep_finished(unit)
 
-    def _forget_bare(self, item: Item) -> None:
-        """Let a run be trained again whose record is gone and whose weights, dropped after it, are needed for it."""
-        folder = self.places.runs / item.id
-        needs_weights = item.arm.kind == "spans" or self.plan.tasks[item.task].test is not None
+    @property
+    def _settings(self) -> FitSettings:
+        return FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, **self.plan.study.fit)
+
+    def _train_sources(self, unit: Unit) -> None:
+        """Train the runs of other studies that those of this unit go on from, where their weights are not here."""
+        sources = {item.source.id: item.source for item in unit.items if item.source is not None}
+        for source in sources.values():
+            self._forget_bare(source.id)
+        if any(not is_finished(self.places.runs / run_id) for run_id in sources):
+            watch = _Chorus(_Keeper(self, Unit("runs", ())), self.stage.watch(unit))
+            fit(list(sources.values()), self.backbone, self.places.runs, self._settings, watch)
+
+    def _started(self, item: Item) -> AnyRun:
+        """The run of an item, with the weights it goes on from."""
+        assert item.run is not None
+        if item.source is None or not isinstance(item.run, JointRun):
+            return item.run
+        names = [part.name for part in item.run.parts]
+        start = start_from(self.places.runs / item.source.id, item.run.config, names)
+        return dataclasses.replace(item.run, start=start)
+
+    def _forget_bare(self, run_id: str) -> None:
+        """Let a run be trained again whose weights, dropped after its record was kept, are needed once more."""
+        folder = self.places.runs / run_id
         is_bare = is_finished(folder) and not (folder / "best.safetensors").is_file()
-        result = read_result(folder) if is_bare and needs_weights and not self.is_known(item) else None
+        result = read_result(folder) if is_bare else None
         if result is not None and result.dev_metric is not None:
             (folder / "result.json").unlink()
 
@@ -220,18 +249,21 @@ class _Sitting:
             if item.run is not None and not self.is_known(item):
                 result = read_result(self.places.runs / item.id)
                 if result is not None:
-                    self._keep([self._describe(item, result, len({item.id for item in unit.items}))])
+                    self._keep(self._describe(item, result, len({item.id for item in unit.items})))
 
-    def _describe(self, item: Item, result: Result, num_together: int) -> Record:
-        """The record of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
+    def _describe(self, item: Item, result: Result, num_together: int) -> list[Record]:
+        """The records of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
         assert item.run is not None
         extra: dict[str, Any] = {"together": num_together}
-        if item.arm.kind == "spans" and not has_diverged(result):
-            extra["spans"] = self._score_spans(item, item.run.task)
-        record = self._recorder.record_result(item, result, extra)
-        if item.run.spec.is_solo:
-            self._drop_weights(record)
-        return record
+        if isinstance(item.run, JointRun):
+            records = self._recorder.record_joint(item, result, extra)
+        else:
+            if item.arm.kind == "spans" and not has_diverged(result):
+                extra["spans"] = self._score_spans(item, item.run.task)
+            records = [self._recorder.record_result(item, result, extra)]
+        if item.run.spec.is_solo and len(records) == 1:  # one of several tasks may be gone on from
+            self._drop_weights(records[0])
+        return records
 
     def _drop_weights(self, record: Record) -> None:
         """Drop a fine-tuned copy of the backbone, of which every run would fill the disk; the best stays to answer."""
@@ -306,7 +338,8 @@ class _Sitting:
             if '"records"' not in path.read_text(encoding="utf8", errors="replace"):
                 continue
             for record in read_records(path):
-                borrowed += [self._lend(record, item) for item in wanted.get(record.id, ()) if _serves(record, item)]
+                asking = wanted.get(record.id.partition("-")[0], ())
+                borrowed += [self._lend(record, item) for item in asking if _serves(record, item)]
         if borrowed:
             self._keep(borrowed)
 
@@ -341,9 +374,9 @@ class _Keeper(Watcher):
                 raise Interrupted
             signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the step in hand is finished and saved
 
-    def on_end(self, member: Member) -> None:
-        task = member.run.task
-        if task.test is not None or any(item.arm.kind == "spans" for item in self._unit.items):
+    def on_end(self, member: AnyMember) -> None:
+        has_tests = any(part.task.test is not None for part in member.run.parts)
+        if has_tests or any(item.arm.kind == "spans" for item in self._unit.items):
             return  # more is computed with its weights, once the cohort has ended
         self._sitting._keep_finished(self._unit.take(item for item in self._unit.items if item.id == member.run.id))
 

@@ -175,6 +175,61 @@ def _draw_series(axes: Any, places: Sequence[tuple[float, Estimate]], mark: Mark
         error_bar(axes, x, y, mark)
 
 
+def list_samples(scored: Scored) -> dict[str, dict[int, str]]:
+    """Method -> number of samples -> its row: of rows called `METHOD-NUMBER`, numbers in order."""
+    found: dict[str, dict[int, str]] = {}
+    for key in scored.rows:
+        method, _, number = key.rpartition("-")
+        if method and number.isdigit():
+            found.setdefault(method, {})[int(number)] = key
+    return {method: dict(sorted(rows.items())) for method, rows in found.items()}
+
+
+def draw_samples(scored: Scored) -> Drawing | None:
+    """Score against the number of samples, a line for each method: a panel for each task, or one for their mean.
+
+    Where every row has all tasks their mean is shown; a row of few-shot transfer has those tasks that have the rows.
+    """
+    series, tasks = list_samples(scored), mean_tasks(scored)
+    if not series or not scored.tasks:
+        return None
+    panels = [tuple(tasks)] if len(tasks) > 1 and tasks == list(scored.tasks) else [(task,) for task in scored.tasks]
+    name = scored.study.name
+    with paper_style(name):
+        figure = new_figure(WIDTH if len(panels) > 1 else WIDTH * 0.72, 2.9)
+        marks, has_published = marks_for(list(series)), False
+        for axes, own in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            for method, rows in series.items():
+                has_published |= _draw_samples(axes, scored, own, rows, marks[method])
+            axes.set_xscale("log")
+            numbers = sorted({number for rows in series.values() for number in rows})
+            axes.set_xticks(numbers, [f"{number:g}" for number in numbers], fontsize=6.5, rotation=45)
+            axes.minorticks_off()
+            axes.set_xlabel("samples")
+            axes.set_title(name_column(own[0], scored.metric(own[0])) if len(own) == 1 else f"mean of {len(own)} tasks")
+        figure.axes[0].set_ylabel(f"{scored.split} score (points)")
+        labels = {method: _plain(scored.label(rows[min(rows)]).partition(",")[0]) for method, rows in series.items()}
+        entries: list[Entry] = [(labels[method], marks[method], False) for method in series]
+        legend(figure, entries + [("published (T5-base)", Mark(PALE_INK, "o"), True)] * has_published)
+        caption = "Score against the number of training samples, ± one s.e.m. over seeds, which draw the samples."
+        return finish(figure, name, caption + (" Hollow: published, on T5-base." if has_published else ""))
+
+
+def _draw_samples(axes: Any, scored: Scored, tasks: Sequence[str], rows: Mapping[int, str], mark: Mark) -> bool:
+    """A method's line over these tasks; whether published values stand beside it."""
+    places = [(number, mean_of(scored.rows[key], tasks)) for number, key in rows.items()]
+    _draw_series(axes, [(float(number), found) for number, found in places if found is not None], mark)
+    printed = [
+        (number, scored.published.value(key, scored.column(tasks[0])))
+        for number, key in rows.items()
+        if len(tasks) == 1
+    ]
+    known = [(number, value) for number, value in printed if value is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), **{**mark.theirs(), "linestyle": (0, (1, 2)), "linewidth": 0.9}, zorder=3)
+    return bool(known)
+
+
 def draw_methods(scored: Scored) -> Drawing | None:
     """Every row as a named point: mean score over the tasks that all have, against trained parameters."""
     tasks = mean_tasks(scored)

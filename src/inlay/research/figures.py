@@ -24,9 +24,9 @@ from inlay.research.chart import (
     new_figure,
     paper_style,
 )
-from inlay.research.curves import draw_init, draw_methods, draw_panels, draw_percentiles, draw_sizes
+from inlay.research.curves import draw_init, draw_methods, draw_panels, draw_percentiles, draw_samples, draw_sizes
 from inlay.research.lineup import Scored, group_tasks, mean_tasks, name_column, name_task, shape_of
-from inlay.research.maps import draw_ablation, draw_forgetting, draw_growth
+from inlay.research.maps import draw_ablation, draw_embeddings, draw_forgetting, draw_growth
 from inlay.research.scores import Estimate, pair
 
 Maker = Callable[[Scored], "list[Drawing] | Drawing | None"]
@@ -199,8 +199,8 @@ def draw_extensions(scored: Scored) -> Drawing | None:
         entries += [(name_task(task), Mark(PALE_INK, small[task]), False) for task in mean_tasks(scored)]
         legend(figure, entries)
         caption = (
-            f"Extensions of the adapter less the plain one ({scored.label(reference)}), paired by task and seed: mean "
-            "over tasks ± one s.e.m., and each task."
+            f"Each row less {scored.label(reference)}, paired by task and seed: mean over tasks ± one s.e.m., and each "
+            "task."
         )
         return finish(figure, name, caption)
 
@@ -273,6 +273,8 @@ FIGURES: dict[str, tuple[Maker, ...]] = {
     "forgetting": (draw_forgetting,),
     "methods": (draw_methods,),
     "bars": (draw_bars,),
+    "samples": (draw_samples,),
+    "embeddings": (draw_embeddings,),
 }
 FIGURES |= {
     "glue": FIGURES["differences"],
@@ -283,4 +285,8 @@ FIGURES |= {
     "stream": (*FIGURES["growth"], *FIGURES["forgetting"]),
     "features": FIGURES["differences"],
     "uva": FIGURES["bars"],
+    "multitask": FIGURES["differences"],
+    "fewshot": FIGURES["samples"],
+    "lowresource": FIGURES["samples"],
+    "hyper-ablation": FIGURES["extensions"],
 }

@@ -1,8 +1,10 @@
-"""Figures of the ablation and of tasks that arrive one after another."""
+"""Figures of the ablation, of tasks that arrive one after another, and of the embeddings of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inlay.research.chart import (
@@ -13,6 +15,7 @@ from inlay.research.chart import (
     Drawing,
     Mark,
     finish,
+    hold_labels,
     legend,
     marks_for,
     new_figure,
@@ -20,6 +23,7 @@ from inlay.research.chart import (
 )
 from inlay.research.extras import Ablation, Step, read_ablations, read_steps
 from inlay.research.lineup import Scored, name_task
+from inlay.research.scores import Estimate, keep_best
 
 
 def draw_ablation(scored: Scored) -> Drawing | None:
@@ -69,6 +73,86 @@ def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
     axes.set_ylabel("first ablated layer")
     axes.set_title(name_task(item.task))
     return image
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """What a hypernetwork learnt of its tasks in one run."""
+
+    tasks: tuple[str, ...]
+    vectors: Any
+    """[tasks, width]"""
+
+    def alike(self, kinds: Mapping[str, str]) -> tuple[list[Likeness], list[Likeness]]:
+        """The cosine of every pair of tasks: of those of one kind, and of the others."""
+        import numpy
+
+        unit = self.vectors / numpy.linalg.norm(self.vectors, axis=1, keepdims=True)
+        groups: tuple[list[Likeness], list[Likeness]] = ([], [])
+        for (i, a), (j, b) in itertools.combinations(enumerate(self.tasks), 2):
+            is_one_kind = kinds.get(a, a) == kinds.get(b, b)
+            groups[0 if is_one_kind else 1].append(((a, b), float(unit[i] @ unit[j])))
+        return groups
+
+    def flat(self) -> tuple[Any, float]:
+        """Their two main directions [tasks, 2], and the share of the spread that these show."""
+        import numpy
+
+        centred = self.vectors - self.vectors.mean(0)
+        left, spread, _ = numpy.linalg.svd(centred, full_matrices=False)
+        points = left[:, :2] * spread[:2]
+        # A direction's sign means nothing: the first task lies at the right and above.
+        points = points * numpy.where(points[0] < 0, -1.0, 1.0)
+        return points, float((spread[:2] ** 2).sum() / max((spread**2).sum(), 1e-12))
+
+
+Likeness = tuple[tuple[str, str], float]
+"""two tasks, and how alike they are"""
+
+
+def read_embeddings(scored: Scored) -> dict[int, Embeddings]:
+    """Seed -> the embeddings of the run that is best on dev, of the first row that has any with two tasks or more."""
+    import numpy
+
+    for spec in scored.specs:
+        known = [record for record in spec.records if record.extra.get("embedding")]
+        by_seed: dict[int, dict[str, list[float]]] = {}
+        for record in keep_best(known, over_tasks=True):
+            by_seed.setdefault(record.seed, {})[record.task] = record.extra["embedding"]
+        found = {seed: own for seed, own in sorted(by_seed.items()) if len(own) > 1}
+        if found:
+            order = {task: place for place, task in enumerate(scored.study.tasks)}
+            ordered = {seed: sorted(own, key=lambda task: order.get(task, len(order))) for seed, own in found.items()}
+            return {
+                seed: Embeddings(tuple(tasks), numpy.array([found[seed][task] for task in tasks]))
+                for seed, tasks in ordered.items()
+            }
+    return {}
+
+
+def draw_embeddings(scored: Scored) -> Drawing | None:
+    """The embeddings of tasks along their two main directions, a panel for each seed."""
+    found = read_embeddings(scored)
+    if not found:
+        return None
+    name = scored.study.name
+    with paper_style(name):
+        figure = new_figure(WIDTH, 0.6 + WIDTH / max(len(found), 2))
+        for axes, (seed, item) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+            points, share = item.flat()
+            marks = marks_for(item.tasks)
+            for task, (x, y) in zip(item.tasks, points, strict=True):
+                axes.plot(x, y, **marks[task].ours(), linestyle="none", zorder=4)
+            axes.margins(0.2)
+            hold_labels(
+                axes, [(x, Estimate(y), name_task(task)) for task, (x, y) in zip(item.tasks, points, strict=True)]
+            )
+            axes.set_title(f"seed {seed} ({100 * share:.0f}% of the spread)")
+        caption = (
+            "The learnt embeddings of tasks along their two main directions (principal components), for each seed, and "
+            "the share of their spread that is seen."
+        )
+        return finish(figure, name, caption)
 
 
 def draw_growth(scored: Scored) -> Drawing | None:

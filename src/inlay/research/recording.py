@@ -17,10 +17,13 @@ from inlay.data.tasks import Task
 from inlay.errors import Diverged, InlayError
 from inlay.research.planning import Item, Plan
 from inlay.research.records import DIVERGED, FAILED, FINISHED, Record, short_name
-from inlay.training import Result
+from inlay.training import Result, Run
 from inlay.training.evaluate import score_split
+from inlay.training.joint import JointRun
+from inlay.training.materialize import materialize
 from inlay.training.publish import current_commit
 from inlay.training.run import DIVERGED as RUN_DIVERGED
+from inlay.training.run import Trained
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
@@ -56,7 +59,7 @@ class Recorder:
     def record_result(self, item: Item, result: Result, extra: dict[str, Any]) -> Record:
         """The record of a trained run; its test rows are scored here, if it has labelled ones."""
         run, is_lost = item.run, has_diverged(result)
-        assert run is not None
+        assert isinstance(run, Run)
         task, test = run.task, None
         if task.test is not None and task.test.targets is not None and not is_lost:
             test = score_split(run, result, self.backbone, task.test)
@@ -72,6 +75,43 @@ class Recorder:
             seconds=result.seconds,
             extra={**extra, **more, **({"message": result.message} if result.message else {})},
         )
+
+    def record_joint(self, item: Item, result: Result, extra: dict[str, Any]) -> list[Record]:
+        """The records of a run of several tasks, one for each; the first has the run's id, the others `<id>-1` …
+
+        A task's trained parameters are its part of the run's: what is shared is divided among all.
+        """
+        run, is_lost = item.run, has_diverged(result)
+        assert isinstance(run, JointRun)
+        written = [] if is_lost else materialize(run, result, self.backbone)
+        total = sum(spec.num_parameters for spec in run.layout(self.backbone.anatomy))
+        about = {"run": run.id, "tasks": list(item.tasks), "parameters": total, "is_copy": run.spec.is_solo}
+        records = []
+        for number, (name, part) in enumerate(zip(item.tasks, run.parts, strict=True)):
+            own = written[number] if written else None
+            more = {"best_epoch": result.best_epoch, "steps": run.num_steps, "notes": list_notes(part.task)}
+            more |= {"joint": about, "embedding": read_embedding(result, part.name)}
+            curve = [[line["epoch"], line["dev"][f"{part.name}/{part.metric}"]] for line in result.history]
+            record = self.record(
+                item,
+                dataclasses.replace(part.task, name=name),
+                id=f"{item.id}-{number}" if number else item.id,
+                trained_parameters=round(total / len(run.parts)),
+                dev=own.result.dev_metrics if own else {},
+                test=self._score_test(own) if own else None,
+                status=DIVERGED if is_lost else FINISHED,
+                curve=curve,
+                seconds=result.seconds / len(run.parts),
+                extra={**extra, **more, **({"message": result.message} if result.message else {})},
+            )
+            records.append(record)
+        return records
+
+    def _score_test(self, item: Trained) -> dict[str, float] | None:
+        test = item.run.task.test
+        if test is None or test.targets is None:
+            return None
+        return score_split(item.run, item.result, self.backbone, test)
 
     def record_failure(self, item: Item, error: InlayError) -> Record:
         """The record of what could not be done; it is tried again in the next sitting."""
@@ -105,6 +145,12 @@ class Recorder:
             "config": dataclasses.asdict(item.config) | {"backbone": short_name(self.backbone.name)},
         }
         return Record.from_json(Record(**{**usual, **known}).to_json())
+
+
+def read_embedding(result: Result, task: str) -> list[float] | None:
+    """What a hypernetwork reads of a task; None where there is none."""
+    found = result.tensors.get(f"{task}/task.embedding")
+    return None if found is None else [round(float(value), 5) for value in found]
 
 
 def list_notes(task: Task) -> list[str]:

@@ -25,8 +25,9 @@ PROFILES = ("paper", "device", "tiny")
 TRIAL = "tiny"
 """the profile that no claim is judged by"""
 CONTAMINATION = (
-    "The sentence-tuned backbones were tuned on pair data that includes NLI, question-duplicate and SQuAD pairs. "
-    "Comparisons between methods on one backbone stand; absolute scores do not show transfer from nothing."
+    "The sentence-tuned backbones were tuned on pair data that includes NLI, question-duplicate and SQuAD pairs, and "
+    "flan-T5 on a mixture that includes GLUE tasks, CB and IMDB. Comparisons between methods on one backbone stand; "
+    "absolute scores do not show transfer from nothing."
 )
 RULE = (
     "A claim is confirmed if our estimate keeps its bound and would with one s.e.m. against it, not confirmed if it "

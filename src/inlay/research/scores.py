@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from inlay.research.records import FINISHED, Record
@@ -70,6 +70,10 @@ class Cell:
     num_settings: int
     num_lost: int
     """runs of the row on this task that diverged or failed"""
+    by_metric: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """every metric of the chosen runs: seed -> score, in points"""
+    is_copy: bool = False
+    """all tasks of the row together are one copy of the backbone"""
 
     @property
     def estimate(self) -> Estimate:
@@ -162,7 +166,14 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         majority=None if first.majority is None else 100 * first.majority,
         num_settings=len({_setting(record) for record in records}),
         num_lost=sum(record.status != FINISHED for record in records),
+        by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
+        is_copy=bool(joint_of(first).get("is_copy")),
     )
+
+
+def joint_of(record: Record) -> Mapping[str, Any]:
+    """What a record says of the run of several tasks that it is part of; nothing where there is none."""
+    return record.extra.get("joint") or {}
 
 
 def _pick(settings: Sequence[Sequence[Record]], metric: str | None) -> Sequence[Record]:
@@ -195,7 +206,10 @@ def _setting(record: Record) -> str:
     if "train" not in config:
         return json.dumps([record.arm, record.axes], sort_keys=True, default=str)
     train = {key: value for key, value in config["train"].items() if key != "seed"}
-    return json.dumps([config.get("method"), train, config.get("data", {}).get("limit")], sort_keys=True, default=str)
+    known = [config.get("method"), train, config.get("data", {}).get("limit")]
+    if joint_of(record):
+        known.append(config.get("joint"))
+    return json.dumps(known, sort_keys=True, default=str)
 
 
 def _by_seed(records: Sequence[Record], split: str, metric: str | None) -> dict[int, float]:
@@ -258,5 +272,6 @@ def total_parameters(row: Row) -> float | None:
         return None
     backbone = next(iter(row.values())).backbone_parameters
     trained = sum(cell.trained_parameters for cell in row.values())
-    is_copy = all(cell.share > 95 for cell in row.values())  # its own network for each task: the backbone is not kept
+    # Its own network for each task, or one for all of them: the backbone is not kept.
+    is_copy = all(cell.share > 95 or cell.is_copy for cell in row.values())
     return trained / backbone if is_copy else 1 + trained / backbone

@@ -3,7 +3,8 @@
 An arm is one row of a published table or one point of a figure. Its settings are put over the study's own, its axes
 make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`) lays its
 own values over all that: a table is merged key by key, a list or a value replaces what was there. Everything is checked
-on reading, so that what cannot be trained is refused before anything is.
+on reading, so that what cannot be trained is refused before anything is. An arm may go on from what another study
+trained: `from = "multitask/hyperformer++"` is that study's arm under the same profile and on the same backbone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig, from_tree, overlay, read_tree
+from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, from_tree, overlay, read_tree
 from inlay.errors import BadConfig, InlayError, UnknownName
 from inlay.presets import apply_preset
 from inlay.research.arms import ARM_KINDS
@@ -27,12 +28,15 @@ TOY = "toy"
 """what a profile gives as `rows`, if they are made up and not read"""
 
 _STUDY_KEYS = frozenset(
-    "title source report_on published figures notes tasks seeds train method data arms per_task backbone submission "
-    "fit rows without profiles".split()
+    "title source report_on published figures notes tasks seeds train method joint data arms per_task backbone "
+    "submission fit rows most_rows like without profiles".split()
 )
-_ARM_KEYS = frozenset("kind title preset method train axes each seeds tasks min_layers".split())
+_ARM_KEYS = frozenset("kind title preset method train joint axes each seeds tasks min_layers sample from".split())
 _FIT_KEYS = frozenset(("token_budget", "max_cohort"))
-_METHOD, _TRAIN = ({item.name for item in dataclasses.fields(kind)} for kind in (MethodConfig, TrainConfig))
+_SIDES = frozenset(("dev", "test"))
+_CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
+# Section of a run's config -> its settings; of a name that two have, the first one's is meant.
+_SECTIONS = {name: {item.name for item in dataclasses.fields(kind)} for name, kind in _CONFIGS.items()}
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,17 @@ class Arm:
     kind: str
     title: str
     settings: Mapping[str, Any]
-    """preset, method and train, as the file gives them"""
+    """preset, method, train and joint, as the file gives them"""
     axes: Mapping[str, tuple[Any, ...]]
     """short name of a setting (`lr`, `size`) -> its values"""
     seeds: int
     tasks: tuple[str, ...]
     min_layers: int = 0
     """the arm needs a backbone of so many layers"""
+    sample: int | None = None
+    """training rows of each task at most, drawn by the seed; no task that has fewer is in the arm"""
+    source: str = ""
+    """`STUDY/ARM` whose trained run this one goes on from"""
 
     def points(self, per_task: Mapping[str, Any] | None = None) -> list[Point]:
         """The grid of one task; `per_task` are values that a task has on some axes instead of the arm's."""
@@ -77,7 +85,7 @@ class Arm:
         config = RunConfig()
         if "preset" in self.settings:
             config = apply_preset(str(self.settings["preset"]), config)
-        return overlay(config, {key: self.settings[key] for key in ("method", "train") if key in self.settings})
+        return overlay(config, {key: self.settings[key] for key in _SECTIONS if key in self.settings})
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,12 @@ class Study:
     fit: Mapping[str, Any] = field(default_factory=dict)
     is_toy: bool = False
     """whether rows are made up: to try a study out, never to show"""
+    most_rows: Mapping[str, int] = field(default_factory=dict)
+    """dev and test rows of a task at most"""
+    like: Mapping[str, str] = field(default_factory=dict)
+    """task -> that of a source whose own parameters it starts with"""
+    sources: Mapping[str, Study] = field(default_factory=dict)
+    """the studies that arms go on from, by name"""
 
     def data_config(self, task: str, root: str | None) -> DataConfig:
         """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets."""
@@ -124,6 +138,12 @@ class Study:
                     made[repr(own)] = arm.points(own)
                 for point in made[repr(own)]:
                     yield arm, task, point
+
+    @property
+    def num_runs(self) -> int:
+        """Every setting with every seed, for each task or once for all of them."""
+        firsts = {arm.name: arm.tasks[0] for arm in self.arms.values() if ARM_KINDS[arm.kind].spans_tasks and arm.tasks}
+        return sum(arm.seeds for arm, task, _ in self.points() if firsts.get(arm.name, task) == task)
 
 
 def find_study(name: str, folders: Iterable[Path]) -> Path:
@@ -169,9 +189,25 @@ def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
     if backbone is not None:
         merged = _merge({**merged, "backbone": backbone}, others.get(backbone.rstrip("/").rpartition("/")[2], {}))
     try:
-        return _make_study(path.stem, profile, merged)
+        study = _make_study(path.stem, profile, merged)
+        return dataclasses.replace(study, sources=_read_sources(path, study))
     except InlayError as error:
         raise BadConfig(f"{path}: {error.message}", error.hint) from None
+
+
+def _read_sources(path: Path, study: Study) -> dict[str, Study]:
+    """The studies that arms go on from: beside the file, or of those that are known."""
+    sources: dict[str, Study] = {}
+    for arm in (arm for arm in study.arms.values() if arm.source):
+        name, _, wanted = arm.source.partition("/")
+        if name not in sources:
+            beside = path.parent / f"{name}.toml"
+            found = beside if beside.is_file() else find_study(name, study_folders())
+            sources[name] = read_study(found, study.profile, study.backbone)
+        known = [key for key, each in sources[name].arms.items() if each.kind == "joint"]
+        if wanted not in known:
+            raise UnknownName(f"arm of several tasks that `{arm.name}` goes on from", wanted, known)
+    return sources
 
 
 def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
@@ -184,6 +220,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     if tree.get("rows", TOY) != TOY:
         raise BadConfig(f"`rows` is `{tree['rows']}`", "leave it out, or write `toy` for rows that are made up")
     _check_keys(tree.get("fit", {}), _FIT_KEYS, "fit.")
+    _check_keys(tree.get("most_rows", {}), _SIDES, "most_rows.")
     tasks = tuple(tree["tasks"])
     for task in tree.get("per_task", {}):
         for key in tree["per_task"][task]:
@@ -209,6 +246,8 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         submission=bool(tree.get("submission", False)),
         fit=tree.get("fit", {}),
         is_toy=tree.get("rows") == TOY,
+        most_rows={side: _whole(number, f"most_rows.{side}") for side, number in tree.get("most_rows", {}).items()},
+        like=tree.get("like", {}),
     )
     for _ in study.points():  # a value that cannot be is refused here
         pass
@@ -226,7 +265,9 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
         if kind not in ARM_KINDS:
             raise UnknownName("kind of arm", kind, ARM_KINDS)
         chosen = tuple(task for task in filled.get("tasks", tasks) if task in tasks)
-        settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in ("method", "train")}
+        settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in _SECTIONS}
+        if not ARM_KINDS[kind].is_joint:
+            del settings["joint"]
         if "preset" in filled:
             settings["preset"] = filled["preset"]
         axes = {key: tuple(value) for key, value in filled.get("axes", {}).items()}
@@ -243,7 +284,19 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
             seeds=_whole(filled.get("seeds", study.get("seeds", 1)), f"arms.{full}.seeds"),
             tasks=chosen,
             min_layers=int(filled.get("min_layers", 0)),
+            sample=_whole(filled["sample"], f"arms.{full}.sample") if "sample" in filled else None,
+            source=_read_from(filled, full),
         )
+
+
+def _read_from(tree: Mapping[str, Any], arm: str) -> str:
+    source, kind = str(tree.get("from", "")), tree.get("kind", "runs")
+    if source and (source.count("/") != 1 or kind != "single"):
+        raise BadConfig(
+            f"`arms.{arm}.from` is `{source}` in an arm of the kind `{kind}`",
+            'write `from = "STUDY/ARM"` in an arm of the kind `single`',
+        )
+    return source
 
 
 def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
@@ -263,10 +316,10 @@ def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
 
 def _section_of(key: str) -> str:
     """The section of a run's config that has a setting of this name."""
-    for section, known in (("method", _METHOD), ("train", _TRAIN)):
+    for section, known in _SECTIONS.items():
         if key in known:
             return section
-    close = difflib.get_close_matches(key, [*_METHOD, *_TRAIN], n=1)
+    close = difflib.get_close_matches(key, [name for known in _SECTIONS.values() for name in known], n=1)
     hint = f"did you mean `{close[0]}`?" if close else "an axis is a setting of `method` or `train`, such as lr or size"
     raise BadConfig(f"no setting named `{key}` to vary", hint)
 
@@ -309,6 +362,11 @@ def list_differences(study: Study, paper: Study) -> list[str]:
     for task, values in study.per_task.items():
         if task in study.tasks and values != paper.per_task.get(task, {}):
             found.append(f"{task}: " + ", ".join(f"{key} {_show(value)}" for key, value in values.items()))
+    found += [
+        f"at most {number:,} {side} rows a task"
+        for side, number in study.most_rows.items()
+        if number != paper.most_rows.get(side)
+    ]
     limits = {task: study.data.get(task, {}).get("limit") for task in study.tasks}
     found += [
         f"{task}: at most {limit:,} training rows"
@@ -330,6 +388,8 @@ def _compare_names(what: str, ours: Iterable[str], theirs: Iterable[str]) -> lis
 def _compare_arms(ours: Arm, theirs: Arm) -> Iterator[str]:
     if ours.seeds != theirs.seeds:
         yield f"{ours.seeds} seeds instead of {theirs.seeds}"
+    if ours.sample != theirs.sample:
+        yield f"{ours.sample} training rows a task instead of {theirs.sample}"
     values = {**_flat(theirs.settings), **{key: list(value) for key, value in theirs.axes.items()}}
     for key, value in {**_flat(ours.settings), **{key: list(value) for key, value in ours.axes.items()}}.items():
         if value != values.get(key):

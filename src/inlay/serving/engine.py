@@ -301,7 +301,8 @@ def check_confidence(kind: str, min_confidence: float) -> None:
 def find_reading(manifest: Manifest) -> Reading:
     """How a version's rows become windows of tokens."""
     stride = {"stride": int(manifest.extra["stride"])} if "stride" in manifest.extra else {}
-    return Reading(HeadSpec(**manifest.head).layout, manifest.max_length, **stride)
+    head = HeadSpec(**manifest.head)
+    return Reading(head.layout, manifest.max_length, prompt=head.prompt, **stride)
 
 
 def check_backbone(version: Version, manifest: Manifest, backbone: Backbone) -> None:

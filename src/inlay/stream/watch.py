@@ -34,7 +34,7 @@ from inlay.store import Store, Version
 from inlay.stream.inbox import SUFFIXES, Folder, Item, Journal, Stamp, describe_error, identify, open_journal
 from inlay.training import FitSettings, Result, Run, fit, make_run, publish
 from inlay.training.cohort import Watcher
-from inlay.training.member import Member
+from inlay.training.joint import AnyMember
 from inlay.training.memory import MAX_COHORT
 from inlay.training.run import DIVERGED, read_result
 
@@ -387,8 +387,8 @@ class _Teller(Watcher):
     def __init__(self, report: Callable[[Event], None]) -> None:
         self._report = report
 
-    def on_epoch(self, member: Member, record: dict[str, Any]) -> None:
-        task, num_epochs = member.run.task, member.run.config.train.epochs
-        score = f"dev {task.metric} {record['dev'][task.metric]:.4g}"
-        message = f"{task.name}: epoch {record['epoch']} of {num_epochs}, loss {record['train_loss']:.4g}, {score}"
-        self._report(Event("epoch", message, task=task.name, details={"run": member.run.id, **record}))
+    def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
+        run, num_epochs = member.run, member.run.config.train.epochs
+        score = f"dev {run.metric} {record['dev'][run.metric]:.4g}"
+        message = f"{run.name}: epoch {record['epoch']} of {num_epochs}, loss {record['train_loss']:.4g}, {score}"
+        self._report(Event("epoch", message, task=run.name, details={"run": run.id, **record}))

@@ -1,4 +1,4 @@
-"""A cohort: runs trained together, a slot each, in one loop with one backbone forward per step.
+"""A cohort: runs trained together, a slot for each of their tasks, in one loop with one backbone forward per step.
 
 Each run keeps its own data order, learning rate, schedule, size, early stop and step count, so that it ends as if it
 had been trained alone. A run that ends or diverges leaves the loop; the others go on, and where runs wait, the next one
@@ -33,6 +33,7 @@ from inlay.model.route import Reach
 from inlay.model.sites import find_family
 from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.evaluate import Verdict, find_texts, score_dev
+from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun
 from inlay.training.member import Member, MemberRows
 from inlay.training.memory import first_line, is_out_of_memory, release_memory
 from inlay.training.optimizer import SlotOptimizer, learning_rate
@@ -40,7 +41,7 @@ from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
 from inlay.training.queue import Parked, Queue
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
-from inlay.training.steps import Seen, Stepper
+from inlay.training.steps import JointStepper, Seen, Stepper
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 
@@ -81,13 +82,13 @@ class Watcher:
     def on_step(self, cohort: Cohort, num_rows: int) -> None:
         """One step was taken."""
 
-    def on_epoch(self, member: Member, record: dict[str, Any]) -> None:
+    def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
         """A run finished an epoch and was scored on its dev rows."""
 
-    def on_end(self, member: Member) -> None:
+    def on_end(self, member: AnyMember) -> None:
         """A run left the cohort."""
 
-    def on_enter(self, member: Member) -> None:
+    def on_enter(self, member: AnyMember) -> None:
         """A run that waited got the slot of one that ended."""
 
     def on_fallback(self, message: str) -> None:
@@ -95,11 +96,15 @@ class Watcher:
 
 
 class Cohort:
-    """The bank, optimizer and members of runs trained together. `members[s]` is in slot s, perhaps ended."""
+    """The bank, optimizer and members of runs trained together, perhaps ended.
+
+    `members[g]` has slot g; where runs own several slots, all of a cohort own as many, and `members[g]` has the g-th of
+    those groups.
+    """
 
     def __init__(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[AnyRun],
         backbone: Backbone,
         settings: CohortSettings,
         watch: Watcher | None = None,
@@ -109,38 +114,52 @@ class Cohort:
         self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
         self._world = world or World()
         self._prefixes: PrefixCache | None = None
-        num_slots = min(settings.num_slots or len(runs), len(runs))
-        self.bank = Bank(backbone, num_slots, trainable=True)
-        for run in runs:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
-            self.bank.reserve(run.spec)
+        num_seats, num_tasks = min(settings.num_slots or len(runs), len(runs)), len(runs[0].parts)
+        self.bank = Bank(backbone, num_seats * num_tasks, trainable=True, slots_per_run=num_tasks)
+        parts = [part for run in runs for part in run.parts]
+        for part in parts:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
+            self.bank.reserve(part.spec)
         self._encoder = _Encoder(backbone, watch or Watcher())
-        for run in runs:
-            _check_budget(run, self._encoder, settings.token_budget)
+        for part in parts:
+            _check_budget(part, self._encoder, settings.token_budget)
         self.flat = self.bank.flatten()
-        self.optimizer = SlotOptimizer(self.flat, [run.config.train for run in runs[:num_slots]])
+        self.optimizer = SlotOptimizer(self.flat, [part.config.train for part in parts[: self.bank.num_slots]])
+        self.shared: SlotOptimizer | None = None
+        """of what the slots of each run share"""
+        if self.bank.has_shared:
+            self.shared = SlotOptimizer(self.bank.flatten(shared=True), [run.config.train for run in runs[:num_seats]])
         self.num_steps = 0
         self.seconds = 0.0
         self.left_steps = 0
         """of runs that ended and whose slots others have now"""
-        self.members: list[Member] = []
-        for slot in range(num_slots):
+        self.members: list[AnyMember] = []
+        for seat in range(num_seats):
             entering = self.queue.take()
-            assert isinstance(entering, Run)
-            self.members.append(self._enter(slot, entering))
-        is_compiled = can_compile(self.bank, self.members) and not settings.checkpointing
-        if is_compiled and self._world.place.size == 1:
-            self.stepper: Stepper = CompiledStepper(self.bank, self.flat, self.optimizer, settings.token_budget)
-        else:  # a program has the optimizer inside: nothing can be exchanged before it
-            self.stepper = Stepper(self.bank, self.flat, self.optimizer, settings.token_budget, self._world)
+            assert isinstance(entering, Run | JointRun)
+            self.members.append(self._enter(seat, entering))
+        self.stepper = self._make_stepper(settings)
         self.stepper.on_compile = (watch or Watcher()).on_compile
 
+    def _make_stepper(self, settings: CohortSettings) -> Stepper:
+        if self.shared is not None:
+            return JointStepper(
+                self.bank, self.flat, self.optimizer, settings.token_budget, self._world, shared=self.shared
+            )
+        members = [part for member in self.members for part in member.parts]
+        is_compiled = can_compile(self.bank, members) and not settings.checkpointing
+        if is_compiled and self._world.place.size == 1:
+            return CompiledStepper(self.bank, self.flat, self.optimizer, settings.token_budget)
+        # A program has the optimizer inside: nothing can be exchanged before it.
+        return Stepper(self.bank, self.flat, self.optimizer, settings.token_budget, self._world)
+
     @property
-    def active(self) -> list[Member]:
+    def active(self) -> list[AnyMember]:
         return [member for member in self.members if member.is_active]
 
     @property
-    def num_slots(self) -> int:
-        return self.bank.num_slots
+    def num_seats(self) -> int:
+        """Runs in training at a time."""
+        return self.bank.num_slots // self.bank.slots_per_run
 
     @property
     def first_layer(self) -> int:
@@ -174,46 +193,71 @@ class Cohort:
         for member in self.active:
             member.reuse(prefixes, self.reach)
 
-    def refill(self) -> list[Member]:
+    def refill(self) -> list[AnyMember]:
         """Give the slots of ended runs to those that wait; returns who entered."""
         entered = []
-        for slot, member in enumerate(self.members):
+        for seat, member in enumerate(self.members):
             if not member.is_active and (entering := self.queue.take()) is not None:
                 self.left_steps += member.progress.step
-                self.members[slot] = self._enter(slot, entering)
-                entered.append(self.members[slot])
+                self.members[seat] = self._enter(seat, entering)
+                entered.append(self.members[seat])
         if entered:
-            self._encoder.keep([member.run for member in self.members] + self.queue.waiting)
+            seated = [member.run for member in self.members]
+            self._encoder.keep([part for run in (*seated, *self.queue.waiting) for part in run.parts])
         return entered
 
     def seat(self, parked: Sequence[Parked]) -> None:
         """Put runs that had begun into the slots, in order; those beyond the last wait."""
-        for slot, entering in enumerate(parked[: self.num_slots]):
-            self.members[slot] = self._enter(slot, entering)
-        self.queue.parked = list(parked[self.num_slots :])
+        for seat, entering in enumerate(parked[: self.num_seats]):
+            self.members[seat] = self._enter(seat, entering)
+        self.queue.parked = list(parked[self.num_seats :])
 
-    def _enter(self, slot: int, entering: Run | Parked) -> Member:
+    def _enter(self, seat: int, entering: AnyRun | Parked) -> AnyMember:
         run = entering.run if isinstance(entering, Parked) else entering
-        self.bank.initialise(slot, run.spec, run.config.train.seed)
-        if run.start.tensors:
-            self.bank.put(slot, run.spec, {**self.bank.read(slot), **run.start.tensors})
-        self.optimizer.reset(slot, run.config.train)
-        member = Member(run, slot, self._encoder.rows_of(run), self.backbone.device)
+        first = seat * self.bank.slots_per_run
+        parts = [self._enter_part(first + index, part, run) for index, part in enumerate(run.parts)]
+        if self.shared is not None:
+            self.shared.reset(seat, run.config.train)
+        member = JointMember(run, parts) if isinstance(run, JointRun) else parts[0]
         member.progress.began = self.seconds
         if isinstance(entering, Parked):
             member.progress, member.best_tensors = entering.progress, entering.best_tensors
-            self.optimizer.num_steps[slot] = entering.num_steps
+            self._set_counts(seat, entering.num_steps)
             with torch.no_grad():
-                for name, stored_SP in self.stored.items():
-                    stored_SP[slot] = entering.rows[name].to(stored_SP)
+                for name, stored_GP in self.stored.items():
+                    stored_GP[seat] = entering.rows[name].to(stored_GP)
         if self._prefixes is not None and member.is_active:
             member.reuse(self._prefixes, self.reach)
         return member
 
+    def _enter_part(self, slot: int, part: Run, run: AnyRun) -> Member:
+        """A task of a run in its slot."""
+        self.bank.initialise(slot, part.spec, run.config.train.seed, part.name if isinstance(run, JointRun) else "")
+        if start := run.start.of(part.name):
+            self.bank.put(slot, part.spec, {**self.bank.read(slot), **start})
+        self.optimizer.reset(slot, part.config.train)
+        return Member(part, slot, self._encoder.rows_of(part), self.backbone.device)
+
     @property
     def stored(self) -> dict[str, Tensor]:
-        """All that training changes of the slots' numbers, a row per slot, by name."""
-        return {"values": self.flat.values_SP, "first": self.optimizer.first_SP, "second": self.optimizer.second_SP}
+        """All that training changes of the numbers, a row per run, by name."""
+        found = {"values": self.flat.values_SP, "first": self.optimizer.first_SP, "second": self.optimizer.second_SP}
+        if self.shared is not None:
+            shared = self.shared
+            found |= {"shared": shared.values_SP, "shared_first": shared.first_SP, "shared_second": shared.second_SP}
+        return {name: tensor.view(self.num_seats, -1) for name, tensor in found.items()}
+
+    def counts(self, seat: int) -> list[int]:
+        """The optimizer's steps of each slot of a run, and those of what they share."""
+        first = seat * self.bank.slots_per_run
+        own = self.optimizer.num_steps[first : first + self.bank.slots_per_run]
+        return own if self.shared is None else [*own, self.shared.num_steps[seat]]
+
+    def _set_counts(self, seat: int, counts: Sequence[int]) -> None:
+        first = seat * self.bank.slots_per_run
+        self.optimizer.num_steps[first : first + self.bank.slots_per_run] = counts[: self.bank.slots_per_run]
+        if self.shared is not None:
+            self.shared.num_steps[seat] = counts[-1]
 
     def use_budget(self, token_budget: int) -> None:
         """From here on, forward passes of at most so many tokens, but enough for any member."""
@@ -242,11 +286,12 @@ class Cohort:
         is_cuda, device = self.backbone.device.type == "cuda", self.backbone.device
         drawn = (torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None)
         running = {name: stack.detach().clone() for name, stack in self.bank.stacks.items() if ".running_" in name}
-        num_steps = list(self.optimizer.num_steps)
+        counts = [self.counts(seat) for seat in range(self.num_seats)]
 
         def undo() -> None:
-            self.flat.drop_grads()
-            self.optimizer.num_steps[:] = num_steps
+            self.stepper.drop_grads()
+            for seat, own in enumerate(counts):
+                self._set_counts(seat, own)
             torch.set_rng_state(drawn[0])
             if drawn[1] is not None:
                 torch.cuda.set_rng_state(drawn[1], device)
@@ -262,11 +307,11 @@ class Cohort:
         Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
         last state on disk is the way back.
         """
-        undo, version, num_sums = self._remember(), self.optimizer.first_SP._version, self._world.num_sums
+        undo, version, num_sums = self._remember(), self._version, self._world.num_sums
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            has_moved = self.optimizer.first_SP._version != version or self._world.num_sums != num_sums
+            has_moved = self._version != version or self._world.num_sums != num_sums
             if not is_out_of_memory(error) or has_moved:
                 raise
             reason = first_line(error)
@@ -275,18 +320,27 @@ class Cohort:
         release_memory(self.backbone.device)
         raise OutOfMemory(reason)
 
+    @property
+    def _version(self) -> int:
+        """Another number once moments have moved."""
+        return self.optimizer.first_SP._version + (0 if self.shared is None else self.shared.first_SP._version)
+
     def step(self) -> int:
         """One step of every active run; returns the number of rows seen.
 
         Where memory runs out for the gradients it raises OutOfMemory, and nothing has moved.
         """
         active = self.active
-        batches = {member.slot: member.next_batch() for member in active}
-        rates = {m.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active}
-        limits = {member.slot: _loss_limit(member) for member in active}
-        seen = self.attempt(lambda: self.stepper.step(active, batches, rates, limits))
+        batches = {slot: rows for member in active for slot, rows in member.next_batches().items()}
+        parts = [part for member in active for part in member.parts if part.slot in batches]
+        rates = {
+            p.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active for p in m.parts
+        }
+        limits = {part.slot: _loss_limit(member) for member in active for part in member.parts}
+        seen = self.attempt(lambda: self.stepper.step(parts, batches, rates, limits))
         for member in active:
-            progress, found = member.progress, seen[member.slot]
+            progress = member.progress
+            found = next(seen[part.slot] for part in member.parts if part.slot in seen)
             if _has_diverged(member, found, limits[member.slot]):
                 continue
             progress.step, progress.cursor = progress.step + 1, progress.cursor + 1
@@ -295,22 +349,22 @@ class Cohort:
         self.num_steps += 1
         return sum(len(batch) for batch in batches.values())
 
-    def finish_epochs(self) -> list[tuple[Member, dict[str, Any]]]:
+    def finish_epochs(self) -> list[tuple[AnyMember, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""
         ended = [member for member in self.active if member.progress.cursor == member.steps_of_epoch]
         if not ended:
             return []
-        rows = [row for member in ended for row in member.dev_rows()]
+        rows = [row for member in ended for part in member.parts for row in part.dev_rows()]
         budget = min(self.stepper.token_budget, TOKEN_BUDGET[self.backbone.device.type])
         logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget)))
         records = []
         for member in ended:
-            verdict = score_dev(member.run, member.dev, [next(logits) for _ in member.dev.ids])
-            records.append((member, self._close_epoch(member, verdict)))
+            verdicts = [score_dev(part.run, part.dev, [next(logits) for _ in part.dev.ids]) for part in member.parts]
+            records.append((member, self._close_epoch(member, member.judge(verdicts))))
         return records
 
-    def _close_epoch(self, member: Member, verdict: Verdict) -> dict[str, Any]:
-        progress, task, train = member.progress, member.run.task, member.run.config.train
+    def _close_epoch(self, member: AnyMember, verdict: Verdict) -> dict[str, Any]:
+        progress, metric, train = member.progress, member.run.metric, member.run.config.train
         loss, progress.loss_sum = progress.loss_sum / member.steps_of_epoch, 0.0
         progress.epoch, progress.cursor = progress.epoch + 1, 0
         record = {
@@ -324,19 +378,19 @@ class Cohort:
             "seconds": round(self.seconds - progress.began, 3),
         }
         progress.history.append(record)
-        value, dev_loss = verdict.scores[task.metric], verdict.loss
+        value, dev_loss = verdict.scores[metric], verdict.loss
         # On a small dev set epochs tie; the loss still tells a sure answer from a lucky one.
         wins_tie = value == progress.best_metric and dev_loss < progress.best_loss
-        if is_better(task.metric, value, progress.best_metric):
+        if is_better(metric, value, progress.best_metric):
             progress.last_gain = progress.epoch
         if progress.last_gain == progress.epoch or wins_tie:
             progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
-            member.best_tensors = self.bank.read(member.slot)
+            member.best_tensors = member.read(self.bank)
         if progress.step == member.num_steps:
             progress.status = FINISHED
         elif train.patience and progress.epoch - progress.last_gain >= train.patience:
             progress.status = STOPPED_EARLY
-            progress.message = f"no better dev {task.metric} for {train.patience} epochs"
+            progress.message = f"no better dev {metric} for {train.patience} epochs"
         return record
 
 
@@ -351,13 +405,13 @@ def _check_budget(run: Run, encoder: _Encoder, token_budget: int) -> None:
         )
 
 
-def _loss_limit(member: Member) -> float:
+def _loss_limit(member: AnyMember) -> float:
     """A loss above this will not come back."""
     first = member.progress.first_loss
     return math.inf if first is None else _EXPLODED * max(1.0, first)
 
 
-def _has_diverged(member: Member, seen: Seen, limit: float) -> bool:
+def _has_diverged(member: AnyMember, seen: Seen, limit: float) -> bool:
     progress = member.progress
     if progress.first_loss is None and math.isfinite(seen.loss):
         progress.first_loss = seen.loss

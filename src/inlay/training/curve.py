@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 
 from inlay.store import write_atomically
+from inlay.training.joint import AnyRun
 from inlay.training.member import Progress
-from inlay.training.run import Run
 
 
-def draw_curve(path: Path, run: Run, progress: Progress) -> None:
+def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
     """Write the picture as PNG. A run that never finished an epoch has a loss curve only."""
     from matplotlib.figure import Figure  # half a second to import, and only at the end of a run
 
@@ -27,7 +27,7 @@ def draw_curve(path: Path, run: Run, progress: Progress) -> None:
     axes.set_ylim(bottom=0)
     lines, names = axes.get_legend_handles_labels()
     if progress.history:
-        metric = run.task.metric
+        metric = run.metric
         scores = axes.twinx()
         (line,) = scores.plot(steps, [item["dev"][metric] for item in progress.history], "o-", color="#c0504d")
         best = progress.history[progress.best_epoch - 1]
@@ -36,7 +36,7 @@ def draw_curve(path: Path, run: Run, progress: Progress) -> None:
         lines, names = [*lines, line], [*names, f"dev {metric}"]
     figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
     method, train = run.config.method, run.config.train
-    axes.set_title(f"{run.task.name}: {method.name}, size {method.size}, lr {train.lr:g}, seed {train.seed}")
+    axes.set_title(f"{run.name}: {method.name}, size {method.size}, lr {train.lr:g}, seed {train.seed}")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())

@@ -207,7 +207,7 @@ def predict_split(
     stride: int = Reading.stride,
 ) -> list[Tensor]:
     """All logits of every row of a split, as one vector each."""
-    encoded = encode_once(backbone.tokenizer, split, Reading(spec.head.layout, max_length, stride))
+    encoded = encode_once(backbone.tokenizer, split, Reading(spec.head.layout, max_length, stride, spec.head.prompt))
     return [output.flat for output in _collect(split, encoded, _infer(spec, tensors, backbone, encoded))]
 
 

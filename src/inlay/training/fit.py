@@ -18,6 +18,7 @@ from inlay.errors import Missing, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.methods import first_layer
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.joint import AnyRun
 from inlay.training.loop import Desk, Interrupted, train
 from inlay.training.memory import (
     MAX_COHORT,
@@ -35,7 +36,7 @@ from inlay.training.parallel import World, spread_over
 from inlay.training.prefix import Limits, PrefixCache
 from inlay.training.queue import longest_first
 from inlay.training.resume import cohort_id, drop_state, find_stopped, has_state, load_state
-from inlay.training.run import Result, Run, is_finished, read_result
+from inlay.training.run import Result, is_finished, read_result
 
 __all__ = ["FitSettings", "Interrupted", "fit", "structure_of"]
 
@@ -81,7 +82,7 @@ class _Ways:
     world: World
     prefixes: PrefixCache
 
-    def find_prefixes(self, runs: Sequence[Run], backbone: Backbone) -> PrefixCache | None:
+    def find_prefixes(self, runs: Sequence[AnyRun], backbone: Backbone) -> PrefixCache | None:
         """Where the frozen layers of these runs' texts are kept: if there are such layers, and texts are read again."""
         has_frozen = first_layer(backbone.anatomy, runs[0].config.method) > 0
         is_read_again = sum(run.config.train.epochs for run in runs) > 1
@@ -89,7 +90,7 @@ class _Ways:
 
 
 def fit(
-    runs: Sequence[Run],
+    runs: Sequence[AnyRun],
     backbone: Backbone,
     folder: Path,
     settings: FitSettings = FitSettings(),
@@ -127,26 +128,27 @@ def _read_back(folder: Path) -> Result:
     return result
 
 
-def structure_of(run: Run) -> tuple[Any, ...]:
+def structure_of(run: AnyRun) -> tuple[Any, ...]:
     """What runs that share a bank have in common: one method structure and one dropout rate."""
     alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
     rates = (run.config.train.dropout, run.config.train.attention_dropout)
-    return (replace(run.config.method, **_FREE_IN_A_COHORT), rates, alone)
+    free = _FREE_IN_A_COHORT | ({"size": run.config.method.size} if run.spec.is_joint else {})  # heads are not padded
+    return (replace(run.config.method, **free), rates, alone, len(run.parts))
 
 
-def _group(runs: list[Run]) -> list[list[Run]]:
+def _group(runs: list[AnyRun]) -> list[list[AnyRun]]:
     """Runs that can share a bank, in the order they get slots."""
-    groups: dict[tuple[Any, ...], list[Run]] = {}
+    groups: dict[tuple[Any, ...], list[AnyRun]] = {}
     for run in runs:
         groups.setdefault(structure_of(run), []).append(run)
     return [longest_first(group) for group in groups.values()]
 
 
-def _unfinished(runs: list[Run], folder: Path) -> list[Run]:
+def _unfinished(runs: list[AnyRun], folder: Path) -> list[AnyRun]:
     return [run for run in runs if not is_finished(folder / run.id)]
 
 
-def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) -> None:
+def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Ways) -> None:
     settings, world = ways.settings, ways.world
     stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
@@ -172,7 +174,7 @@ def _fit_cohort(runs: list[Run], backbone: Backbone, folder: Path, ways: _Ways) 
     desk.end()
 
 
-def _choose(runs: list[Run], backbone: Backbone, ways: _Ways) -> CohortSettings:
+def _choose(runs: list[AnyRun], backbone: Backbone, ways: _Ways) -> CohortSettings:
     """What a cohort begins with: what was asked for, and otherwise as many slots as fit in every process."""
     settings = ways.settings
     num_slots = min(settings.max_cohort or MAX_COHORT, len(runs))
@@ -244,7 +246,7 @@ def _with_fewer_slots(chosen: CohortSettings, desk: Desk, backbone: Backbone, re
 
 
 @contextmanager
-def _own_randomness(backbone: Backbone, runs: list[Run]) -> Iterator[None]:
+def _own_randomness(backbone: Backbone, runs: list[AnyRun]) -> Iterator[None]:
     """The single seeding of a cohort; the caller's generators are as before after it."""
     devices = [backbone.device] if backbone.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

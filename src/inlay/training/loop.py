@@ -18,11 +18,11 @@ from typing import Any
 from inlay.errors import OutOfMemory
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
-from inlay.training.member import Member
+from inlay.training.joint import AnyMember, AnyRun
 from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
 from inlay.training.resume import drop_state, save_state, write_membership
-from inlay.training.run import Result, Run, is_finished, write_history, write_result, write_start, write_tensors
+from inlay.training.run import Result, is_finished, write_history, write_result, write_start, write_tensors
 
 
 class Interrupted(KeyboardInterrupt):
@@ -37,7 +37,7 @@ class Desk:
     """the cohort's own folder"""
     folder: Path
     """of the runs' folders"""
-    runs: list[Run]
+    runs: list[AnyRun]
     watch: Watcher
     world: World = field(default_factory=World)
     prefixes: PrefixCache | None = None
@@ -64,7 +64,7 @@ class Desk:
         if self.world.is_first:
             write_membership(self.place, self.runs, settings, self.fallbacks)
 
-    def write_history(self, member: Member) -> None:
+    def write_history(self, member: AnyMember) -> None:
         """A run's epochs so far."""
         if self.world.is_first:
             write_history(self.folder / member.run.id, member.progress.history)
@@ -141,7 +141,7 @@ def _step(cohort: Cohort, desk: Desk) -> int:
         raise
 
 
-def _score(cohort: Cohort, desk: Desk) -> list[tuple[Member, dict[str, Any]]]:
+def _score(cohort: Cohort, desk: Desk) -> list[tuple[AnyMember, dict[str, Any]]]:
     cohort.backbone.model.eval()
     try:
         return _in_pieces(cohort, desk, cohort.finish_epochs, lambda: None)
@@ -163,7 +163,7 @@ def _in_pieces(cohort: Cohort, desk: Desk, work: Callable[[], Any], save: Callab
         desk.fall_back(f"memory ran out ({reason}): {budget:,} tokens a forward pass from here on", cohort.settings)
 
 
-def _write_end(member: Member, cohort: Cohort, desk: Desk) -> None:
+def _write_end(member: AnyMember, cohort: Cohort, desk: Desk) -> None:
     """Everything of an ended run, the result last. Written again after a kill, with the same content."""
     place, progress = desk.folder / member.run.id, member.progress
     if not desk.world.is_first or is_finished(place):
@@ -171,7 +171,7 @@ def _write_end(member: Member, cohort: Cohort, desk: Desk) -> None:
     write_history(place, progress.history)
     if member.best_tensors:
         write_tensors(place / "best.safetensors", member.best_tensors)
-    write_tensors(place / "last.safetensors", cohort.bank.read(member.slot))
+    write_tensors(place / "last.safetensors", member.read(cohort.bank))
     if desk.draws_curves:
         draw_curve(place / "curve.png", member.run, progress)
     result = Result(

@@ -14,10 +14,11 @@ from torch import Tensor
 from inlay.data.encode import Encoded, epoch_batches
 from inlay.model.heads import find_head, lose_texts
 from inlay.model.route import Prefix, Reach, Row
-from inlay.training.evaluate import Targets
+from inlay.training.evaluate import Targets, Verdict
 from inlay.training.run import Run, count_steps
 
 if TYPE_CHECKING:
+    from inlay.model.bank import Bank
     from inlay.training.prefix import Kept, PrefixCache
 
 
@@ -73,6 +74,16 @@ class Member:
         self._kept: dict[str, Kept] = {}
 
     @property
+    def parts(self) -> list[Member]:
+        """Its tasks, each in its slot: this one alone."""
+        return [self]
+
+    @property
+    def weight(self) -> float:
+        """What the loss of this task counts in its run."""
+        return self.run.config.joint.weight_of(self.run.name)
+
+    @property
     def steps_per_epoch(self) -> int:
         return -(-len(self.train) // self.run.config.train.batch_size)
 
@@ -120,6 +131,18 @@ class Member:
             )
             self._batches = (progress.epoch, batches)
         return self._batches[1][progress.cursor]
+
+    def next_batches(self) -> dict[int, np.ndarray]:
+        """The same by slot."""
+        return {self.slot: self.next_batch()}
+
+    def read(self, bank: Bank) -> dict[str, Tensor]:
+        """All that it has trained."""
+        return bank.read(self.slot)
+
+    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
+        """What the dev rows of its tasks say about it."""
+        return verdicts[0]
 
     def batch_after_next(self) -> np.ndarray:
         """Row numbers of the step after the next, which must be of the same epoch."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from inlay.errors import OutOfMemory
 from inlay.model.backbone import Backbone
-from inlay.training.run import Run
+from inlay.training.joint import AnyRun
 from inlay.training.steps import Stepper
 from inlay.world import find_place
 
@@ -129,12 +129,14 @@ def counting_saved(ignored: Sequence[Tensor] = ()) -> Iterator[Saved]:
         yield saved
 
 
-def count_slot_bytes(runs: Sequence[Run], backbone: Backbone) -> int:
-    """What a slot that can hold any of the runs takes while gradients are taken."""
+def count_slot_bytes(runs: Sequence[AnyRun], backbone: Backbone) -> int:
+    """What the slot (or slots) of any of the runs take while gradients are taken."""
     widest: dict[str, tuple[int, ...]] = {}
     for run in runs:
-        for item in run.spec.layout(backbone.anatomy):
-            widest[item.name] = tuple(map(max, item.shape, widest.get(item.name, item.shape)))
+        for place, part in enumerate(run.parts):
+            for item in part.spec.layout(backbone.anatomy):
+                name = item.name if item.is_shared else f"{place}/{item.name}"
+                widest[name] = tuple(map(max, item.shape, widest.get(name, item.shape)))
     return _COPIES * 4 * sum(map(math.prod, widest.values()))
 
 
@@ -143,7 +145,8 @@ def measure_token_bytes(cohort: Cohort) -> float:
 
     The cohort is as before afterwards. Raises OutOfMemory if even the small passes do not fit.
     """
-    member = max(cohort.members, key=lambda member: member.longest)
+    parts = [part for member in cohort.members for part in member.parts]
+    member = max(parts, key=lambda member: member.longest)
     row, length = int(member.lengths.argmax()), member.longest
     counts = [max(1, -(-tokens // length)) for tokens in _PROBED_TOKENS]
     if counts[0] == counts[1]:
@@ -198,7 +201,8 @@ def find_budget(cohort: Cohort, free_bytes: int | None) -> int:
     device = cohort.backbone.device
     if free_bytes is None:
         return TOKEN_BUDGET[device.type]
-    slot_bytes = _COPIES * 4 * cohort.flat.values_SP.numel()
+    num_shared = 0 if cohort.shared is None else cohort.shared.values_SP.numel()
+    slot_bytes = _COPIES * 4 * (cohort.flat.values_SP.numel() + num_shared)
     try:
         token_bytes = measure_token_bytes(cohort)
     except OutOfMemory:  # less than the probes, then: the first step finds out how much less

@@ -37,8 +37,9 @@ class SlotOptimizer:
     """Moments and step counts of every slot. It owns `first_SP` and `second_SP` and updates the bank in place."""
 
     def __init__(self, bank: FlatBank, settings: Sequence[TrainConfig]) -> None:
-        self._bank, self._settings = bank, list(settings)
+        self.bank, self._settings = bank, list(settings)
         self.num_steps = [0] * len(settings)
+        self.values_SP = bank.values_SP
         self.first_SP = torch.zeros_like(bank.values_SP)
         self.second_SP = torch.zeros_like(bank.values_SP)
 
@@ -55,6 +56,16 @@ class SlotOptimizer:
         grads_SP.mul_(torch.where(norms_S > limits_S, limits_S / norms_S, 1.0).unsqueeze(1))
         return norms_S
 
+    def clip_together(self, grads_GP: Tensor, own_SP: Tensor) -> Tensor:
+        """Scale a run's gradients, of what its slots share and of what each has, in place; returns the norms [G]."""
+        num_runs = len(grads_GP)
+        norms_G = (grads_GP.square().sum(1) + own_SP.view(num_runs, -1).square().sum(1)).sqrt()
+        limits_G = torch.tensor([run.clip_norm or torch.inf for run in self._settings]).to(norms_G)
+        factors_G = torch.where(norms_G > limits_G, limits_G / norms_G, 1.0)
+        grads_GP.mul_(factors_G.unsqueeze(1))
+        own_SP.mul_(factors_G.repeat_interleave(len(own_SP) // num_runs).unsqueeze(1))
+        return norms_G
+
     @torch.no_grad()
     def step(self, grads_SP: Tensor, rates: Mapping[int, float]) -> None:
         """Update the slots named in `rates`, each at its learning rate, and no other."""
@@ -69,7 +80,7 @@ class SlotOptimizer:
             [self._correction(slot, _BETA2, variant) for slot, variant in zip(slots, variants, strict=True)],
             [self._settings[slot].weight_decay for slot in slots],
         )
-        stored = (self._bank.values_SP, self.first_SP, self.second_SP)
+        stored = (self.bank.values_SP, self.first_SP, self.second_SP)
         index = None if len(slots) == len(self._settings) else torch.tensor(slots, device=lr.device)
         # Copies of the slots that take part, unless all do: the others are not even read.
         p, m, v = stored if index is None else (tensor[index] for tensor in stored)
@@ -77,7 +88,7 @@ class SlotOptimizer:
         m.lerp_(g, 1 - _BETA1)
         v.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
         update = (m / correct1).div_((v / correct2).sqrt_().add_(eps))
-        p.mul_(1 - lr * decay * self._bank.decays_P).sub_(update.mul_(lr))
+        p.mul_(1 - lr * decay * self.bank.decays_P).sub_(update.mul_(lr))
         if index is not None:
             for tensor, changed in zip(stored, (p, m, v), strict=True):
                 tensor[index] = changed

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,8 +30,10 @@ from inlay.model.bank import Bank
 from inlay.model.heads import find_head
 from inlay.model.inference import infer
 from inlay.model.route import Row
-from inlay.training.run import Run
 from inlay.world import Place, find_place
+
+if TYPE_CHECKING:
+    from inlay.training.joint import AnyRun
 
 SPREADS = ("auto", "cohorts", "rows")
 ANSWER = timedelta(minutes=10)
@@ -198,12 +200,12 @@ class Links:
 class Part:
     """What this process has to do: its runs, and with whom it trains each of them."""
 
-    runs: list[Run]
+    runs: list[AnyRun]
     world: World
 
 
 @contextmanager
-def spread_over(runs: list[Run], device: torch.device, spread: str) -> Iterator[Part]:
+def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[Part]:
     """This process's part of training `runs`, which all processes were given alike; at the end it waits for all."""
     if spread not in SPREADS:
         raise UnknownName("way to spread training", spread, SPREADS)
@@ -220,7 +222,7 @@ def spread_over(runs: list[Run], device: torch.device, spread: str) -> Iterator[
         links.wait_for_all()
 
 
-def _is_together(runs: Sequence[Run], spread: str, num_processes: int) -> bool:
+def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> bool:
     """Runs of its own keep a process busy without a word to the others; too few runs are cut into rows."""
     has_batch_norm = any(run.config.method.inner_norm == "batch" for run in runs)
     if spread == "rows" and has_batch_norm:
@@ -231,7 +233,7 @@ def _is_together(runs: Sequence[Run], spread: str, num_processes: int) -> bool:
     return spread == "rows" or (spread == "auto" and len(runs) < num_processes and not has_batch_norm)
 
 
-def deal(runs: Sequence[Run], place: Place) -> list[Run]:
+def deal(runs: Sequence[AnyRun], place: Place) -> list[AnyRun]:
     """The runs that a process trains: the longest first, each to the process that has least to do so far.
 
     It does not depend on what is finished, so that a process finds its own cohorts again after a kill.
@@ -246,8 +248,8 @@ def deal(runs: Sequence[Run], place: Place) -> list[Run]:
     return [run for run in runs if run.id in own]
 
 
-def _cost(run: Run) -> int:
-    return len(run.task.train) * run.config.train.epochs
+def _cost(run: AnyRun) -> int:
+    return run.num_rows * run.config.train.epochs
 
 
 @contextmanager

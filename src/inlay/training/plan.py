@@ -20,6 +20,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
+from inlay.training.joint import JointRun
 from inlay.training.member import Member
 from inlay.training.memory import (
     MAX_COHORT,
@@ -31,9 +32,11 @@ from inlay.training.memory import (
 )
 from inlay.training.prefix import Limits, PrefixCache
 from inlay.training.run import Run
+from inlay.training.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _DEV_SAMPLE = 128
+_JOINT_STEPS = 5
 _TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
 
 
@@ -88,7 +91,7 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         free_bytes = available_bytes(backbone.device)
         cohort = Cohort([run], backbone, settings)
         cohort.use_budget(find_budget(cohort, free_bytes))
-        member = cohort.members[0]
+        (member,) = cohort.members[0].parts
         # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
         cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
         steps = _Steps(member)
@@ -120,6 +123,22 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
         token_budget=cohort.settings.token_budget,
         max_together=1 if run.spec.is_solo else choose_slots(MAX_COHORT, count_slot_bytes([run], backbone), free_bytes),
     )
+
+
+def measure_joint(run: JointRun, backbone: Backbone) -> tuple[float, int]:
+    """Seconds that a run of several tasks takes, from a few of its steps and dev rows, and the memory they took."""
+    settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
+    # What it would start from is not there yet, and makes no step longer.
+    fresh = dataclasses.replace(run, start=Start())
+    with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
+        cohort = Cohort([fresh], backbone, settings)
+        with cohort.training():
+            _timed(cohort.step, backbone.device)
+            num_steps = min(_JOINT_STEPS, cohort.members[0].steps_of_epoch - 1)
+            step_seconds = sum(_timed(cohort.step, backbone.device) for _ in range(num_steps)) / max(num_steps, 1)
+        dev_seconds = sum(_measure_dev(cohort, part) for part in cohort.members[0].parts)
+    total = run.num_steps * step_seconds + run.config.train.epochs * dev_seconds
+    return total, peak_memory_bytes(backbone.device)
 
 
 class _Steps:
@@ -179,7 +198,7 @@ def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
 def _measure_dev(cohort: Cohort, member: Member) -> float:
     """Seconds to score the dev rows once, from an even sample of them."""
     chosen = np.unique(np.linspace(0, len(member.dev.ids) - 1, min(_DEV_SAMPLE, len(member.dev.ids))).astype(int))
-    rows = [Row(member.dev.ids[i], 0) for i in chosen]
+    rows = [Row(member.dev.ids[i], member.slot) for i in chosen]
     seconds = _timed(lambda: infer(cohort.bank, rows), cohort.backbone.device)
     return seconds * len(member.dev.ids) / len(rows)
 

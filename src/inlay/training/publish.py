@@ -56,7 +56,7 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
         num_parameters=run.spec.count_parameters(backbone.anatomy),
         probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
         config=dataclasses.asdict(run.config.train),
-        extra={"pairs": run.task.train.pairs is not None, **_windows(run), **_lineage(run)},
+        extra={"pairs": run.task.train.pairs is not None, **_windows(run), **_lineage(run), **_origin(run)},
     )
     return store.publish(name or run.task.name, result.tensors, manifest, _sidecar(result))
 
@@ -64,6 +64,11 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
 def _lineage(run: Run) -> dict[str, Any]:
     """The versions a run started from; nothing where it started fresh."""
     return {"from": list(run.start.lineage)} if run.start.lineage else {}
+
+
+def _origin(run: Run) -> dict[str, Any]:
+    """The run of several tasks that it was one of."""
+    return {"joint": dict(run.origin)} if run.origin else {}
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from inlay.training.joint import AnyRun
 from inlay.training.member import Progress
-from inlay.training.run import Run
 
 
-def longest_first(runs: Iterable[Run]) -> list[Run]:
+def longest_first(runs: Iterable[AnyRun]) -> list[AnyRun]:
     """Runs in the order they get slots; of equally long ones the order given."""
     return sorted(runs, key=lambda run: -run.num_steps)
 
@@ -24,10 +24,10 @@ def longest_first(runs: Iterable[Run]) -> list[Run]:
 class Parked:
     """A run that has begun, taken out of its slot: what a resume state has of it."""
 
-    run: Run
+    run: AnyRun
     progress: Progress
-    num_steps: int
-    """that its optimizer counts"""
+    num_steps: list[int]
+    """that its optimizer counts, for every slot and for what they share"""
     rows: dict[str, Tensor]
     """its row of the bank's values and of both moments, by name"""
     best_tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -36,17 +36,17 @@ class Parked:
 class Queue:
     """Who enters next. `num_begun` of the runs have had a slot; those of them that lost it are parked."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[AnyRun]) -> None:
         self.runs = list(runs)
         self.num_begun = 0
         self.parked: list[Parked] = []
 
     @property
-    def waiting(self) -> list[Run]:
+    def waiting(self) -> list[AnyRun]:
         """The runs without a slot that have not ended, in the order they will get one."""
         return [parked.run for parked in self.parked] + self.runs[self.num_begun :]
 
-    def take(self) -> Run | Parked | None:
+    def take(self) -> AnyRun | Parked | None:
         """The next to enter a slot, or None."""
         if self.parked:
             return self.parked.pop(0)

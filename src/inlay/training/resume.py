@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,19 @@ from inlay.config import digest
 from inlay.errors import StoreDamaged
 from inlay.store import write_atomically
 from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.member import Member, Progress
+from inlay.training.joint import AnyMember, AnyRun
+from inlay.training.member import Progress
 from inlay.training.queue import Parked
-from inlay.training.run import Run
 
 _STATE, _MEMBERSHIP = "state.safetensors", "cohort.json"
 
 
-def cohort_id(runs: list[Run]) -> str:
+def cohort_id(runs: list[AnyRun]) -> str:
     """The name of the folder that holds these runs' resume state: the same runs find it again."""
     return digest([run.id for run in runs])[:16]
 
 
-def write_membership(folder: Path, runs: list[Run], settings: CohortSettings, fallbacks: list[str]) -> None:
+def write_membership(folder: Path, runs: list[AnyRun], settings: CohortSettings, fallbacks: list[str]) -> None:
     """Who trains together, how many at a time, with which budget and threads: on disk before the first step.
 
     `fallbacks` say what was made smaller because memory ran out.
@@ -47,12 +48,12 @@ def write_membership(folder: Path, runs: list[Run], settings: CohortSettings, fa
 class Stopped:
     """A cohort that was stopped: its runs in the order they get slots, some perhaps ended, and its settings."""
 
-    runs: list[Run]
+    runs: list[AnyRun]
     settings: CohortSettings
     fallbacks: list[str]
 
 
-def find_stopped(folder: Path, runs: list[Run], unfinished: list[Run]) -> Stopped | None:
+def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyRun]) -> Stopped | None:
     """The cohort under `folder` that has a state, is made of some of `runs`, and trains every unfinished one."""
     known, wanted = {run.id: run for run in runs}, {run.id for run in unfinished}
     for state in sorted(folder.glob(f"*/{_STATE}")):
@@ -77,7 +78,7 @@ def save_state(folder: Path, cohort: Cohort) -> None:
     parked = cohort.queue.parked
     for name, stored_SP in cohort.stored.items():
         tensors[name] = torch.cat([stored_SP.cpu(), *(item.rows[name].unsqueeze(0) for item in parked)])
-    begun: list[Member | Parked] = [*cohort.members, *parked]
+    begun: list[AnyMember | Parked] = [*cohort.members, *parked]
     for row, item in enumerate(begun):
         for name, tensor in item.best_tensors.items():
             tensors[f"best/{row}/{name}"] = tensor
@@ -86,9 +87,9 @@ def save_state(folder: Path, cohort: Cohort) -> None:
         "seconds": cohort.seconds,
         "left_steps": cohort.left_steps,
         "num_begun": cohort.queue.num_begun,
-        "num_slots": cohort.num_slots,
+        "num_slots": cohort.num_seats,
         "runs": [item.run.id for item in begun],
-        "run_steps": [*cohort.optimizer.num_steps, *(item.num_steps for item in parked)],
+        "run_steps": [*map(cohort.counts, range(cohort.num_seats)), *(item.num_steps for item in parked)],
         "progress": [dataclasses.asdict(item.progress) for item in begun],
     }
     write_atomically(folder / _STATE, encode_tensors(tensors, {"state": json.dumps(state)}))
@@ -108,7 +109,7 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         raise StoreDamaged(
             f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
         ) from None
-    if cohort.num_slots != state["num_slots"]:
+    if cohort.num_seats != state["num_slots"]:
         begun.sort(key=lambda item: bool(item.progress.status))
     cohort.seat(begun)
     cohort.queue.num_begun = state["num_begun"]
@@ -118,13 +119,13 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         torch.cuda.set_rng_state(tensors["rng/cuda"], cohort.backbone.device)
 
 
-def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[str, Run]) -> list[Parked]:
+def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[str, AnyRun]) -> list[Parked]:
     return [
         Parked(
             run=known[run_id],
             progress=Progress(**state["progress"][row]),
             num_steps=state["run_steps"][row],
-            rows={name: tensors[name][row] for name in ("values", "first", "second")},
+            rows={name: tensors[name][row] for name in tensors if "/" not in name},
             best_tensors={
                 name.removeprefix(f"best/{row}/"): tensor
                 for name, tensor in tensors.items()

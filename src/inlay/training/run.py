@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.torch import load as decode_tensors
@@ -31,7 +31,12 @@ from inlay.model.methods import find_method, resolve_method
 from inlay.store import Store, write_atomically
 from inlay.training.start import Start, load_sources, make_start
 
+if TYPE_CHECKING:
+    from inlay.training.joint import JointRun
+
 FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
+JOINT_TASKS = "tasks"
+"""The folder within that of a run of several tasks that has the settings of each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +48,36 @@ class Run:
     spec: SlotSpec
     fingerprint: str
     start: Start = field(default_factory=Start)
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """the run of several tasks that it was one of: its id, method and tasks"""
 
     @cached_property
     def id(self) -> str:
-        return self.config.identify(self.task.digest, self.fingerprint)
+        return self.origin["run"] if self.origin else self.config.identify(self.task.digest, self.fingerprint)
+
+    @property
+    def parts(self) -> tuple[Run, ...]:
+        """Its tasks, a run each: this one alone."""
+        return (self,)
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def metric(self) -> str:
+        """What its epochs are compared by."""
+        return self.task.metric
+
+    @property
+    def num_rows(self) -> int:
+        """Rows it is trained on in an epoch."""
+        return len(self.task.train)
 
     @property
     def reading(self) -> Reading:
         """How the task's rows become windows of tokens."""
-        return Reading(self.spec.head.layout, self.max_length, self.config.train.stride)
+        return Reading(self.spec.head.layout, self.max_length, self.config.train.stride, self.spec.head.prompt)
 
     @property
     def max_length(self) -> int:
@@ -111,6 +137,16 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
 
     `store` has the versions that `config.train.start` names.
     """
+    if find_method(config.method.name).is_joint:
+        raise BadConfig(
+            f"method `{config.method.name}` trains several tasks as one run, whose parameters they share",
+            "use `inlay multitask`, or `make_joint_run`",
+        )
+    return make_part(task, config, backbone, store)
+
+
+def make_part(task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None) -> Run:
+    """As `make_run`, for one task of a run of several too."""
     sources = load_sources(config.train.start, store, backbone, config.method)
     pooling = _resolve_pooling(config.train, backbone)
     max_length = config.train.max_length or min(find_head(task.kind).max_length, backbone.max_length)
@@ -125,7 +161,10 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
     lr = config.train.lr or find_method(config.method.name).lr
     bucket = config.train.bucket or (1 if backbone.packs else 4)
     known: dict[str, Any] = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
-    train = dataclasses.replace(config.train, **known, **_resolve_writing(task, config.train, backbone))
+    writing = _resolve_writing(task, config.train, backbone)
+    if backbone.writes and config.train.prompt is None and find_method(config.method.name).shares_all:
+        writing["prompt"] = f"{task.name}: "
+    train = dataclasses.replace(config.train, **known, **writing)
     data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
@@ -142,7 +181,8 @@ def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
     if train.pooling == WRITTEN:
         texts = _TEXTS[task.kind](task)
         beams, longest = train.beams or HeadSpec.beams, train.max_answer or HeadSpec.max_answer
-        return HeadSpec(task.kind, len(texts), WRITTEN, texts=texts, beams=beams, max_answer=longest)
+        written: dict[str, Any] = {"texts": texts, "beams": beams, "max_answer": longest, "prompt": train.prompt or ""}
+        return HeadSpec(task.kind, len(texts), WRITTEN, **written)
     pooling = train.pooling if entry.reads == "pooled" else entry.reads
     known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
     return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, **known)
@@ -192,8 +232,8 @@ def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dic
             f"a `text` task on the backbone `{backbone.name}`, which writes no texts", "use a T5, or `--kind classify`"
         )
     used = ("label_smoothing", "beams", "max_answer") if task.kind == "text" else ("label_smoothing",)
-    for name in ("label_smoothing", "beams", "max_answer"):
-        if getattr(config, name) is not None and not (backbone.writes and name in used):
+    for name in ("label_smoothing", "beams", "max_answer", "prompt"):
+        if getattr(config, name) is not None and not (backbone.writes and name in (*used, "prompt")):
             raise BadConfig(f"`train.{name}` is set for a `{task.kind}` task on `{backbone.name}`", "leave it out")
     if not backbone.writes:
         return {}
@@ -215,9 +255,14 @@ def _resolve_pooling(config: TrainConfig, backbone: Backbone) -> str:
     return "cls"
 
 
-def write_start(folder: Path, run: Run) -> None:
-    """Put a run's settings in its folder, before its first step."""
+def write_start(folder: Path, run: Run | JointRun) -> None:
+    """Put a run's settings in its folder, before its first step; of several tasks, those of each too."""
     folder.mkdir(parents=True, exist_ok=True)
+    if run.parts != (run,):
+        (folder / JOINT_TASKS).mkdir(exist_ok=True)
+        for number, part in enumerate(run.parts):
+            content = write_toml(part.config).encode()
+            write_atomically(folder / JOINT_TASKS / f"{number:03}-{part.name}.toml", content)
     write_atomically(folder / "config.toml", write_toml(run.config).encode())
 
 

@@ -53,6 +53,12 @@ class Start:
     """reference and digest of every source"""
     notes: tuple[str, ...] = ()
 
+    def of(self, task: str) -> dict[str, Tensor]:
+        """What the slot of a task begins with: what is the same for all tasks of its run, and what is its own."""
+        common = {name: tensor for name, tensor in self.tensors.items() if "/" not in name}
+        own = f"{task}/"
+        return common | {n.removeprefix(own): tensor for n, tensor in self.tensors.items() if n.startswith(own)}
+
 
 def inherit(start: Sequence[str], store: Store) -> RunConfig:
     """The defaults with the method, and the way the backbone is read, of the first version a run starts from."""

@@ -73,7 +73,7 @@ class Stepper:
 
         Where several processes train together each computes its own rows, and gets the sums over all of them.
         """
-        self._flat.drop_grads()
+        self.drop_grads()
         backbone = self._bank.backbone
         members = {member.slot: member for member in active}
         shares = {member.slot: self._world.share(batches[member.slot], member.slot) for member in active}
@@ -90,12 +90,21 @@ class Stepper:
                 for segment, logits in zip(batch.rows, self._bank.logits(batch, dropout=rates), strict=True):
                     indices = [picks[chunk[i]][1] for i in batch.order[segment.start : segment.stop]]
                     part = members[segment.slot].loss(logits, indices, batches[segment.slot])
+                    part = self._weighed(part, members[segment.slot], batches)
                     losses_S[segment.slot] += part.detach()
                     parts.append(part)
                 torch.stack(parts).sum().backward()
         grads_SP = self._flat.take_grads()
         self._world.add_up(losses_S, grads_SP)
         return losses_S, grads_SP
+
+    def drop_grads(self) -> None:
+        """Forget the gradients."""
+        self._flat.drop_grads()
+
+    def _weighed(self, loss: Tensor, member: Member, batches: Mapping[int, np.ndarray]) -> Tensor:
+        """What a task's loss counts in its run: all, where it is the only one."""
+        return loss
 
     def _reads_first_tokens(self, active: Sequence[Member]) -> bool:
         """Whether the last block may leave out all tokens but the first of each row, and every result stay the same."""
@@ -131,3 +140,64 @@ class Stepper:
                 chunk, longest = [], 0
             chunk, longest = chunk + own, max(longest, widest)
         yield chunk
+
+
+class JointStepper(Stepper):
+    """Steps of runs whose slots share parameters: a run's gradient is that of its slots and of what they share.
+
+    What a slot has of its own moves only when it has rows; what is shared, whenever the run has.
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        flat: FlatBank,
+        optimizer: SlotOptimizer,
+        token_budget: int,
+        world: World | None = None,
+        *,
+        shared: SlotOptimizer,
+    ) -> None:
+        super().__init__(bank, flat, optimizer, token_budget, world)
+        self._shared = shared
+
+    def step(
+        self,
+        active: Sequence[Member],
+        batches: Mapping[int, np.ndarray],
+        rates: Mapping[int, float],
+        limits: Mapping[int, float],
+    ) -> dict[int, Seen]:
+        """As `Stepper.step`; every slot of a run sees the run's loss and norm."""
+        losses_S, grads_SP = self.differentiate(active, batches)
+        shared_GP = self._shared.bank.take_grads()
+        self._world.add_up(torch.zeros_like(losses_S), shared_GP)
+        frozen = [run for run in range(len(shared_GP)) if self._is_frozen(run, active)]
+        shared_GP[frozen] = 0
+        norms_G = self._shared.clip_together(shared_GP, grads_SP)
+        losses_G = losses_S.view(len(norms_G), -1).sum(1)
+        losses, norms = torch.stack([losses_G, norms_G]).tolist()
+        seen = {
+            member.slot: Seen(*(each[self._bank.run_of(member.slot)] for each in (losses, norms))) for member in active
+        }
+        sound = {slot: rates[slot] for slot, found in seen.items() if found.is_sound(limits[slot])}
+        if sound:
+            self._optimizer.step(grads_SP, sound)
+            by_run = {self._bank.run_of(slot): rate for slot, rate in sound.items()}
+            if moving := {run: rate for run, rate in by_run.items() if run not in frozen}:
+                self._shared.step(shared_GP, moving)
+        return seen
+
+    def drop_grads(self) -> None:
+        super().drop_grads()
+        self._shared.bank.drop_grads()
+
+    def _is_frozen(self, run: int, active: Sequence[Member]) -> bool:
+        own = [member for member in active if self._bank.run_of(member.slot) == run]
+        return bool(own) and own[0].run.config.joint.trained == "task"
+
+    def _weighed(self, loss: Tensor, member: Member, batches: Mapping[int, np.ndarray]) -> Tensor:
+        """By the task's weight, and by its share of the run's rows: the mean over all rows of the batch."""
+        run = self._bank.run_of(member.slot)
+        num_rows = sum(len(rows) for slot, rows in batches.items() if self._bank.run_of(slot) == run)
+        return loss * (member.weight * len(batches[member.slot]) / num_rows)

@@ -1,0 +1,87 @@
+"""Which rows of which tasks a step sees where several are trained: by seed and step, so a cursor is all its state.
+
+Tasks are drawn by their shares; the rows of each come from passes over all of them, shuffled anew, one pass after the
+other, whatever batches they fall into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from inlay.config import JointConfig
+
+_ANNEALED = 0.8  # how far PALs' exponent falls from 1 over the epochs
+
+
+def task_shares(sizes: Sequence[int], config: JointConfig, epoch: int = 0, num_epochs: int = 1) -> np.ndarray:
+    """How often each task is drawn, from its number of rows: they add up to 1. Epochs are counted from 0."""
+    exponent = _EXPONENTS[config.sampling](config, epoch / max(1, num_epochs - 1))
+    shares = np.asarray(sizes, dtype=float) ** exponent
+    return shares / shares.sum()
+
+
+_EXPONENTS: dict[str, Callable[[JointConfig, float], float]] = {
+    "temperature": lambda config, progress: 1 / config.temperature,
+    "uniform": lambda config, progress: 0.0,
+    "annealed": lambda config, progress: 1 - _ANNEALED * progress,
+}
+
+
+@dataclass
+class TaskSampler:
+    """The rows of every step. Nothing here depends on when it is asked."""
+
+    sizes: tuple[int, ...]
+    """rows of each task"""
+    config: JointConfig
+    batch_size: int
+    steps_per_epoch: int
+    num_epochs: int
+    seed: int
+    _known_ends: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
+    _orders: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)
+
+    def rows(self, epoch: int, cursor: int) -> dict[int, np.ndarray]:
+        """Task -> its rows in step `cursor` of an epoch; a task without any is not there."""
+        starts, stops = self._ends(epoch)[cursor : cursor + 2]
+        return {
+            task: self._take(task, int(start), int(stop - start))
+            for task, (start, stop) in enumerate(zip(starts, stops, strict=True))
+            if stop > start
+        }
+
+    def counts(self, epoch: int) -> np.ndarray:
+        """How many rows of each task every step of an epoch has: [steps, tasks]."""
+        shares = task_shares(self.sizes, self.config, epoch, self.num_epochs)
+        generator = np.random.default_rng([self.seed % 2**63, epoch, 0])
+        if self.config.batches == "mixed":
+            return generator.multinomial(self.batch_size, shares, size=self.steps_per_epoch)
+        drawn = generator.choice(len(shares), size=self.steps_per_epoch, p=shares)
+        return self.batch_size * np.eye(len(shares), dtype=int)[drawn]
+
+    def _ends(self, epoch: int) -> np.ndarray:
+        """How many rows of each task were taken before every step of an epoch, and after the last."""
+        if epoch not in self._known_ends:
+            before = self._ends(epoch - 1)[-1:] if epoch else np.zeros((1, len(self.sizes)), dtype=int)
+            self._known_ends[epoch] = np.concatenate([before, self.counts(epoch)]).cumsum(0)
+        return self._known_ends[epoch]
+
+    def _take(self, task: int, start: int, count: int) -> np.ndarray:
+        size, pieces = self.sizes[task], []
+        while count:
+            turn, first = divmod(start, size)
+            piece = self._order(task, turn)[first : first + count]
+            pieces.append(piece)
+            start, count = start + len(piece), count - len(piece)
+        return np.concatenate(pieces)
+
+    def _order(self, task: int, turn: int) -> np.ndarray:
+        """The rows of a task in the order of its pass `turn`."""
+        if (task, turn) not in self._orders:
+            self._orders = {key: order for key, order in self._orders.items() if key[0] != task or key[1] == turn - 1}
+            generator = np.random.default_rng([self.seed % 2**63, turn, task + 1])
+            self._orders[task, turn] = generator.permutation(self.sizes[task])
+        return self._orders[task, turn]

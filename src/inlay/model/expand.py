@@ -1,0 +1,98 @@
+"""What the slots of runs that own several read: ordinary stacks, a row per slot, computed from what a run shares.
+
+A hypernetwork writes the adapters of the slots it is asked for; norms that tasks share are repeated for every slot.
+Gradients flow back through it, so that what is shared gets the sum over its slots.
+
+Shape letters: S slots, G runs, A the slots asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase as fnmatch
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from inlay.config import MethodConfig
+from inlay.model.hypernet import Hypernet, write_adapters
+from inlay.model.methods import find_hypernet, find_method
+from inlay.model.route import Route, Segment
+from inlay.model.sites import Anatomy
+
+_WRITTEN = ("hyper.", "task.")
+_OUTSIDE = ("head.", "weight.")  # read by others, slot by slot
+
+
+@dataclass(frozen=True, eq=False)
+class Expander:
+    """How the stacks of a training bank become those its slots read."""
+
+    anatomy: Anatomy
+    method: MethodConfig
+    """resolved"""
+    slots_per_run: int
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether a hypernetwork writes for the slots asked for alone; otherwise all slots are there anyway."""
+        return self.method.task_size is not None
+
+    @cached_property
+    def _net(self) -> Hypernet:
+        return find_hypernet(self.anatomy, self.method)
+
+    def _is_shared(self, name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in find_method(self.method.name).shared)
+
+    def expand(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
+        """Ordinary stacks [A, …] of these slots, which are in order; `stacks` are the bank's, by slot or by run."""
+        runs = [slot // self.slots_per_run for slot in slots]
+        index = torch.tensor(runs, device=next(iter(stacks.values())).device)  # sent once, for all stacks
+        expanded = {
+            name: _repeat(stack, runs, index) if self._is_shared(name) else stack
+            for name, stack in stacks.items()
+            if not name.startswith((*_WRITTEN, *_OUTSIDE))
+        }
+        if self.is_generated:
+            expanded |= self._write(stacks, slots)
+        return expanded
+
+    def _write(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
+        """The adapters of these slots: a few products for every run."""
+        shared = {name: _rows(stack) for name, stack in stacks.items() if name.startswith("hyper.")}
+        embeddings = _rows(stacks["task.embedding"])
+        pieces = []
+        for run, own in itertools.groupby(slots, lambda slot: slot // self.slots_per_run):
+            tasks_AZ = torch.stack([embeddings[slot] for slot in own])
+            pieces.append(write_adapters(self._net, {name: rows[run] for name, rows in shared.items()}, tasks_AZ))
+        if len(pieces) == 1:
+            return pieces[0]
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def renumber(route: Route, slots: Sequence[int]) -> Route:
+    """The route with slots counted among these."""
+    places = {slot: place for place, slot in enumerate(slots)}
+    segments = tuple(Segment(places[slot], start, stop) for slot, start, stop in route.segments)
+    if segments == route.segments:
+        return route
+    decoder, wide = (other and renumber(other, slots) for other in (route.decoder, route.wide))
+    return replace(route, segments=segments, decoder=decoder, wide=wide)
+
+
+def _repeat(stack_G: Tensor, runs: Sequence[int], index_A: Tensor) -> Tensor:
+    """What each slot has of what its run shares."""
+    if len(stack_G) == 1:
+        return stack_G.expand(len(runs), *stack_G.shape[1:])
+    if list(runs) == list(range(len(stack_G))):
+        return stack_G
+    return stack_G[index_A]
+
+
+def _rows(stack: Tensor) -> Sequence[Tensor]:
+    # As kernels do: indexing row by row would make backward add tensors of the whole stack's size.
+    return (stack.view(stack.shape[1:]),) if len(stack) == 1 else stack.unbind(0)

@@ -1,0 +1,225 @@
+"""Runs of several tasks: a slot for each, parameters that they share, one schedule, one choice of the best epoch.
+
+A `JointRun` is to `fit` what a `Run` is; each of its `parts` is an ordinary run's task with its own rows and head. A
+`JointMember` is such a run in its slots. An epoch is as many steps as the rows of all tasks need, or the part of
+`joint.steps` between two scores; which tasks and rows a step sees follows from seed and step (`data/sampling.py`).
+
+What always holds: a task's own parameters move only in steps that have rows of it, and dev rows are never trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from inlay.config import DataConfig, RunConfig, digest, settled
+from inlay.data.metrics import MEAN, METRICS
+from inlay.data.sampling import TaskSampler
+from inlay.data.tasks import Task
+from inlay.errors import BadConfig
+from inlay.model.backbone import Backbone
+from inlay.model.bank import SlotSpec
+from inlay.model.methods import JOINT_METHODS, find_method
+from inlay.model.sites import Anatomy
+from inlay.model.tensors import TensorSpec
+from inlay.training.evaluate import Verdict
+from inlay.training.member import Member, Progress
+from inlay.training.run import Run, make_part
+from inlay.training.start import Start
+
+if TYPE_CHECKING:
+    from inlay.model.bank import Bank
+    from inlay.model.route import Reach
+    from inlay.training.prefix import PrefixCache
+
+
+@dataclass(frozen=True, eq=False)
+class JointRun:
+    """Several tasks and resolved settings on one backbone. Make it with `make_joint_run`."""
+
+    name: str
+    parts: tuple[Run, ...]
+    config: RunConfig
+    start: Start = field(default_factory=Start)
+
+    metric = MEAN
+
+    @cached_property
+    def id(self) -> str:
+        known = {
+            "parts": [[part.name, part.id] for part in self.parts],
+            "joint": settled(self.config.joint),
+            "start": self.start.lineage,
+        }
+        return digest(known)[:16]
+
+    @property
+    def spec(self) -> SlotSpec:
+        """Of its first task: all have one method."""
+        return self.parts[0].spec
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.num_rows for part in self.parts)
+
+    @property
+    def num_steps(self) -> int:
+        return count_joint_steps(self.num_rows, self.config)
+
+    def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
+        """All its tensors: what is shared once, what each task has of its own under the task's name."""
+        shared = [item for item in self.spec.layout(anatomy) if item.is_shared]
+        return shared + [
+            dataclasses.replace(item, name=f"{part.name}/{item.name}")
+            for part in self.parts
+            for item in part.spec.layout(anatomy)
+            if not item.is_shared
+        ]
+
+
+def count_joint_steps(num_rows: int, config: RunConfig) -> int:
+    """The steps of a run over so many rows (or windows) of all its tasks together."""
+    return config.joint.steps or -(-num_rows // config.train.batch_size) * config.train.epochs
+
+
+def make_joint_run(
+    tasks: Sequence[Task],
+    config: RunConfig,
+    backbone: Backbone,
+    name: str = "joint",
+    *,
+    start: Start = Start(),
+    data: Sequence[DataConfig] = (),
+) -> JointRun:
+    """Resolve every `auto` of `config` for these tasks and the backbone, and check that they go together.
+
+    `data` says of every task where its rows were, so that the finished run can find them again.
+    """
+    if not find_method(config.method.name).is_joint:
+        known = ", ".join(JOINT_METHODS)
+        raise BadConfig(f"method `{config.method.name}` trains one task at a time", f"of several tasks: {known}")
+    names = [task.name for task in tasks]
+    twice = next((name for name in names if names.count(name) > 1 or "/" in name), None)
+    if twice is not None or not names:
+        raise BadConfig(
+            f"the tasks of a run are `{', '.join(names)}`", "give each a name of its own, without a slash in it"
+        )
+    config.joint.check_tasks(names)
+    for task in tasks:
+        if not METRICS[task.metric].higher_is_better:
+            raise BadConfig(
+                f"task `{task.name}` has the metric `{task.metric}`, of which less is better: there is no mean with it",
+                "use a metric of which more is better: `--set data.metric=pearson`",
+            )
+    sources = data or [config.data] * len(tasks)
+    parts = tuple(
+        make_part(task, dataclasses.replace(config, data=source), backbone)
+        for task, source in zip(tasks, sources, strict=True)
+    )
+    # What of the training suits one kind of task only is that task's: as it was asked for, it is resolved alike again.
+    train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
+    resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
+    return JointRun(name, parts, resolved, start)
+
+
+_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
+
+
+class JointMember:
+    """A run of several tasks in its slots: a member for each task, which share their progress."""
+
+    def __init__(self, run: JointRun, parts: list[Member]) -> None:
+        self.run, self.parts = run, parts
+        self.progress = Progress()
+        self.best_tensors: dict[str, Tensor] = {}
+
+    @property
+    def slot(self) -> int:
+        """The first of its slots."""
+        return self.parts[0].slot
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._progress = progress
+        for part in self.parts:
+            part.progress = progress
+
+    @property
+    def is_active(self) -> bool:
+        return not self.progress.status
+
+    @property
+    def num_steps(self) -> int:
+        return count_joint_steps(sum(len(part.train) for part in self.parts), self.run.config)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_steps // self.run.config.train.epochs)
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Of the epoch it is in: the last one may be shorter."""
+        before = self.progress.step - self.progress.cursor
+        return min(self.steps_per_epoch, self.num_steps - before)
+
+    @property
+    def fewest_tokens(self) -> int:
+        """Of a forward pass that its rows fit in."""
+        return max(part.fewest_tokens for part in self.parts)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one step, with padding."""
+        return max(part.most_tokens for part in self.parts)
+
+    @cached_property
+    def _sampler(self) -> TaskSampler:
+        train = self.run.config.train
+        sizes = tuple(len(part.train) for part in self.parts)
+        return TaskSampler(
+            sizes, self.run.config.joint, train.batch_size, self.steps_per_epoch, train.epochs, train.seed
+        )
+
+    def next_batches(self) -> dict[int, np.ndarray]:
+        """Row numbers of the step to come, by the slots of the tasks that have any."""
+        found = self._sampler.rows(self.progress.epoch, self.progress.cursor)
+        return {self.parts[task].slot: rows for task, rows in found.items()}
+
+    def read(self, bank: Bank) -> dict[str, Tensor]:
+        """All that it has trained: what its tasks share, and `task/name` for what each has of its own."""
+        found = {}
+        for part in self.parts:
+            shared = {item.name for item in part.run.spec.layout(bank.anatomy) if item.is_shared}
+            for name, tensor in bank.read(part.slot).items():
+                found[name if name in shared else f"{part.run.name}/{name}"] = tensor
+        return found
+
+    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
+        """The mean over the tasks, each once by its own metric, and every score of each as `task/metric`."""
+        names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
+        mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
+        scores = {MEAN: mean}
+        for name, verdict in zip(names, verdicts, strict=True):
+            scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}
+        loss = float(np.mean([verdict.loss for verdict in verdicts]))
+        return Verdict(scores, loss, {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)})
+
+    def reuse(self, cache: PrefixCache, reach: Reach) -> None:
+        """Compute all up to `reach` once and keep it."""
+        for part in self.parts:
+            part.reuse(cache, reach)
+
+
+AnyRun = Run | JointRun
+AnyMember = Member | JointMember

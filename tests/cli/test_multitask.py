@@ -1,0 +1,64 @@
+"""`multitask` and `materialize`: several data files in, ordinary tasks out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import SETTINGS, Inlay, write_mail
+
+
+@pytest.fixture
+def trained(inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path):
+    """Two tasks, one of them named."""
+    first, second = write_mail(tmp_path / "mail.csv"), write_mail(tmp_path / "b.csv", num_rows=40, seed=1)
+    return inlay(
+        *("multitask", first, f"post={second}", "--backbone", tiny_bert_folder, *SETTINGS, "--steps", 4, "--json"),
+        *("--batches", "mixed", "--seeds", 2),
+    )
+
+
+def test_every_task_is_published_as_an_ordinary_one(inlay: Inlay, trained) -> None:
+    assert trained.status == 0, trained.err
+    assert "hyperformer++ 8 trains" in trained.err
+    assert [item["reference"] for item in trained.data["tasks"]] == ["mail@1", "post@1"]
+    assert len(trained.data["seeds"]) == 2
+    assert trained.data["mean"] == max(item["mean"] for item in trained.data["seeds"])
+    shown = inlay("show", "post", "--json").data
+    assert shown["method"]["name"] == "mahabadi"
+    assert inlay("predict", "post", "free prize", "--json").status == 0
+    assert inlay("verify").status == 0
+
+
+def test_materialize_publishes_a_task_of_a_finished_run_again(inlay: Inlay, trained) -> None:
+    ended = inlay("materialize", trained.data["run"], "post", "--name", "again", "--json")
+    assert ended.status == 0, ended.err
+    assert ended.data["tasks"][0]["reference"] == "again@1"
+    assert inlay("materialize", trained.data["run"], "letter").status == 3
+    assert inlay("materialize", "0123").status == 3
+
+
+def test_a_new_task_starts_from_the_run(inlay: Inlay, trained, tiny_bert_folder: Path, tmp_path: Path) -> None:
+    new = write_mail(tmp_path / "new.csv", num_rows=30, seed=3)
+    same = ("multitask", new, "--backbone", tiny_bert_folder, "--max-length", 24, "--steps", 2, "--epochs", 1)
+    more = ("--from-run", trained.data["run"], "--like", "new=post", "--trained", "task", "--json")
+    ended = inlay(*same, *more)
+    assert ended.status == 0, ended.err
+    assert f"starts from what the tasks of run `{trained.data['run']}` share" in ended.err
+    assert ended.data["tasks"][0]["reference"] == "new@1"
+
+
+def test_mistakes_are_refused_with_a_hint(inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path) -> None:
+    mail = write_mail(tmp_path / "mail.csv")
+    for arguments, words in [
+        (("multitask",), "no task to train"),
+        (("multitask", mail, "--method", "houlsby"), "one task at a time"),
+        (("multitask", mail, mail), "a name of its own"),
+        (("multitask", mail, "--from-run", "abc"), "no run of several tasks"),
+        (("train", mail, "--method", "hyperformer++"), "inlay multitask"),
+    ]:
+        ended = inlay(*arguments, *(("--backbone", tiny_bert_folder) if len(arguments) > 1 else ()))
+        assert ended.status != 0
+        assert words in ended.err
+        assert "Traceback" not in ended.err

@@ -1,0 +1,175 @@
+"""Studies whose runs have several tasks: a record for each task, nothing twice, and runs that go on from others."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+from test_conduct import Counter, without_times
+
+from inlay.model import load_backbone
+from inlay.model.tiny import make_tiny_folder
+from inlay.research.conduct import Places, conduct, list_todo
+from inlay.research.planning import estimate_units, load_tasks, plan_study
+from inlay.research.study import read_study
+from inlay.research.toy import WORDS
+
+TINY = """
+[profiles.tiny]
+backbone = "tiny"
+rows = "toy"
+seeds = 2
+train = { epochs = 2, batch_size = 8, max_length = 16, dropout = 0.0, head_dropout = 0.0 }
+fit = { token_budget = 4096 }
+"""
+FIRST = f"""
+title = "several"
+tasks = ["glue/cola", "glue/stsb"]
+joint = {{ steps = 4 }}
+[arms.hyper]
+kind = "joint"
+method = {{ name = "hyperformer++", size = 4 }}
+axes = {{ lr = [1e-3, 1e-2] }}
+[arms.multi-full]
+kind = "joint"
+seeds = 1
+method = {{ name = "full-multi" }}
+[arms.alone]
+kind = "single"
+joint = {{ steps = 2 }}
+method = {{ name = "mahabadi-multi", size = 4 }}
+{TINY}"""
+SECOND = f"""
+title = "few"
+report_on = "test"
+tasks = ["cb", "imdb"]
+like = {{ cb = "cola" }}
+joint = {{ steps = 2 }}
+most_rows = {{ dev = 10, test = 6 }}
+[arms."hyper-{{n}}"]
+kind = "single"
+from = "several/hyper"
+each = {{ n = [4, 8, 1000] }}
+sample = "{{n}}"
+method = {{ name = "hyperformer++", size = 4 }}
+axes = {{ lr = [1e-3] }}
+{TINY}"""
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    return load_backbone(str(make_tiny_folder(tmp_path_factory.mktemp("backbones") / "tiny", WORDS)), device="cpu")
+
+
+def make_plan(folder, backbone, name="several"):
+    folder.mkdir(exist_ok=True)
+    (folder / "several.toml").write_text(FIRST)
+    (folder / "few.toml").write_text(SECOND)
+    study = read_study(folder / f"{name}.toml", "tiny")
+    return plan_study(study, backbone, *load_tasks(study, None))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, backbone):
+    folder = tmp_path_factory.mktemp("done")
+    plan, places = make_plan(folder, backbone), Places(folder / "results", folder / "runs")
+    return plan, places, conduct(plan, backbone, places, commit="abc")
+
+
+def test_a_run_of_several_tasks_has_a_record_for_each(done, backbone):
+    plan, _, outcome = done
+    assert not outcome.missing
+    hyper = [record for record in outcome.records if record.arm == "hyper"]
+    assert len(hyper) == 2 * 2 * 2  # rates, seeds, tasks
+    assert {record.task for record in hyper} == {"glue/cola", "glue/stsb"}
+    by_run = {}
+    for record in hyper:
+        by_run.setdefault(record.extra["joint"]["run"], []).append(record)
+        assert record.metric in record.dev
+        assert len(record.curve) == 2
+        assert len(record.extra["embedding"]) == 64
+    item = next(item for item in plan.items if item.arm.name == "hyper")
+    total = sum(spec.num_parameters for spec in item.run.layout(backbone.anatomy))
+    for records in by_run.values():
+        assert sorted(record.id for record in records) == [records[0].extra["joint"]["run"], f"{records[0].id[:16]}-1"]
+        assert sum(record.trained_parameters for record in records) == pytest.approx(total, abs=1)
+
+
+def test_seeds_and_rates_of_a_method_train_as_one_cohort_and_copies_alone(done):
+    plan, _, _ = done
+    described = [(unit.describe(), unit.num_runs) for unit in plan.units]
+    assert described == [
+        ("hyper on 2 tasks, 2 seeds", 4),
+        ("multi-full on 2 tasks, seed 0", 1),
+        ("alone on 2 tasks, 2 seeds", 4),
+    ]
+
+
+def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, backbone, done):
+    plan, places = make_plan(tmp_path, backbone), Places(tmp_path / "results", tmp_path / "runs")
+    for stop_at in (3, 4, 3):
+        with pytest.raises(KeyboardInterrupt):
+            conduct(plan, backbone, places, stage=Counter(stop_at))
+    outcome = conduct(plan, backbone, places, commit="abc")
+    kept = [{**record, "commit": "abc"} for record in without_times(outcome.records)]
+    assert kept == without_times(done[2].records)
+    assert list_todo(plan, backbone, places) == []
+
+
+def test_what_is_left_is_estimated_for_every_kind_of_run(tmp_path, backbone):
+    plan = make_plan(tmp_path, backbone)
+    estimates = estimate_units(plan.units, backbone)
+    assert all(found.seconds > 0 and found.memory_bytes > 0 for found in estimates)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_here(tmp_path, backbone, done):
+    few = make_plan(tmp_path, backbone, "few")
+    assert few.items
+    assert {item.arm.name for item in few.items} == {"hyper-4", "hyper-8"}, "no task has 1,000 rows"
+    fresh = Places(tmp_path / "results", tmp_path / "runs")
+    alone = conduct(few, backbone, fresh, commit="abc")
+    kept = Places(tmp_path / "other", tmp_path / "kept")
+    shutil.copytree(done[1].runs, kept.runs)
+    stage = Counter()
+    after = conduct(few, backbone, kept, commit="abc", stage=stage)
+    # Not to the last bit: there it was trained in company.
+    for ours, theirs in zip(alone.records, after.records, strict=True):
+        assert ours.key == theirs.key
+        assert ours.dev == pytest.approx(theirs.dev, abs=1e-3)
+    assert len(set(stage.trained)) == len({item.id for item in few.items}), "the source is read back"
+    for record in alone.records:
+        assert record.num_train == int(record.arm.rpartition("-")[2])
+        assert set(record.test) >= {"accuracy"}
+        assert record.config["joint"]["start"] == few.items[0].source.id
+
+
+def test_seeds_draw_the_samples_and_dev_and_test_rows_are_cut_once(tmp_path, backbone):
+    few = make_plan(tmp_path, backbone, "few")
+    chosen = [item for item in few.items if (item.arm.name, item.task) == ("hyper-4", "cb")]
+    texts = [item.run.parts[0].task.train.texts for item in chosen]
+    assert texts[0] != texts[1]
+    assert len({item.run.parts[0].task.dev_digest for item in chosen}) == 1
+    assert {(len(item.run.parts[0].task.dev), len(item.run.parts[0].task.test)) for item in few.items} == {(10, 6)}
+
+
+def test_a_source_whose_weights_were_dropped_is_trained_again(tmp_path, backbone, done):
+    places = Places(tmp_path / "results", tmp_path / "runs")
+    shutil.copytree(done[1].runs, places.runs)
+    few = make_plan(tmp_path, backbone, "few")
+    (places.runs / few.items[0].source.id / "best.safetensors").unlink()
+    outcome = conduct(few, backbone, places)
+    assert not outcome.missing
+    assert (places.runs / few.items[0].source.id / "best.safetensors").is_file()
+
+
+def test_records_of_a_run_of_several_tasks_are_lent_to_other_studies(tmp_path, backbone, done):
+    shutil.copytree(done[1].results, tmp_path / "results")
+    plan = make_plan(tmp_path, backbone)
+    other = dataclasses.replace(plan, study=dataclasses.replace(plan.study, name="other"))
+    stage = Counter()
+    outcome = conduct(other, backbone, Places(tmp_path / "results", tmp_path / "runs"), stage=stage)
+    assert stage.trained == []
+    assert not outcome.missing
+    assert len(outcome.records) == len(done[2].records)

@@ -1,0 +1,114 @@
+"""Several tasks as one run on a GPU. Deselected by `make test`; run with `pytest -m gpu tests/test_gpu_joint.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.model import Bank, infer, load_backbone
+from inlay.research.conduct import Places, conduct
+from inlay.research.planning import load_tasks, plan_study
+from inlay.research.study import find_study, read_study, study_folders
+from inlay.training.cohort import Cohort
+from inlay.training.fit import FitSettings, fit
+from inlay.training.joint import make_joint_run
+from inlay.training.materialize import materialize
+from joint_runs import METHODS, SETTINGS, make_joint, take_steps
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_steps_on_a_gpu_equal_those_on_a_cpu(backbone_folder, backbone_of, toy_task, family, method):
+    if (family, method) == ("t5", "pal-published"):
+        return  # projected attention is for encoders
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
+    found = []
+    for backbone in (gpu, backbone_of(family)):
+        cohort = Cohort([make_joint(backbone, toy_task, method, joint={"batches": "mixed"})], backbone, SETTINGS)
+        take_steps(cohort, 4)
+        found.append(cohort.members[0].progress.losses)
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("method", ["hyperformer", "hyperformer++", "mahabadi-multi"])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "t5"])
+def test_materialised_tasks_answer_as_in_training_in_bf16(backbone_folder, toy_task, tmp_path, family, method):
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda")
+    runs = [make_joint(gpu, toy_task, method, seed, {"batches": "mixed", "steps": 6}, epochs=2) for seed in range(3)]
+    results = fit(runs, gpu, tmp_path, FitSettings(draw_curves=False))
+    for run, result in zip(runs, results, strict=True):
+        trained = materialize(run, result, gpu)
+        bank = Bank(gpu, 3)
+        for slot, item in enumerate(trained):
+            bank.put(slot, item.spec, item.result.tensors)
+        cohort = Cohort([run], gpu, SETTINGS)
+        for part in cohort.members[0].parts:
+            cohort.bank.put(part.slot, part.run.spec, {**cohort.bank.read(part.slot), **_own(result, part.run.name)})
+        rows = [row for part in cohort.members[0].parts for row in part.dev_rows()]
+        for ours, theirs in zip(infer(bank, rows), infer(cohort.bank, rows), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.parametrize("method", ["hyperformer", "hyperformer++", "mahabadi-multi", "full-multi"])
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_steps_in_bf16_follow_those_in_float32(backbone_folder, toy_task, family, method):
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=dtype)
+        cohort = Cohort([make_joint(gpu, toy_task, method, joint={"batches": "mixed"})], gpu, SETTINGS)
+        take_steps(cohort, 6)
+        found.append(cohort.members[0].progress.losses)
+        assert all(torch.isfinite(stack).all() for stack in cohort.bank.stacks.values())
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_three_seeds_in_a_cohort_equal_each_alone(backbone_folder, toy_task, family):
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
+    runs = [make_joint(gpu, toy_task, "hyperformer++", seed, {"batches": "mixed"}) for seed in range(3)]
+    together = Cohort(runs, gpu, SETTINGS)
+    take_steps(together, 5)
+    for seat, run in enumerate(runs):
+        alone = Cohort([run], gpu, SETTINGS)
+        take_steps(alone, 5)
+        ours, theirs = together.members[seat].progress.losses, alone.members[0].progress.losses
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=5e-3, rtol=5e-3)
+
+
+def test_texts_that_tasks_of_a_hypernetwork_write_in_a_mixed_batch_are_those_written_alone(
+    backbone_folder, toy_task, toy_texts
+):
+    gpu = load_backbone(str(backbone_folder("t5")), device="cuda", dtype=torch.float32)
+    tasks = [dataclasses.replace(toy_texts(), name="echo"), toy_task("two", num_labels=2, num_rows=24)]
+    config = RunConfig(
+        method=MethodConfig("hyperformer++", 4), train=TrainConfig(lr=3e-3, max_length=32, batch_size=8, epochs=1),
+        joint=JointConfig(batches="mixed", steps=4),
+    )  # fmt: skip
+    cohort = Cohort([make_joint_run(tasks, config, gpu)], gpu, SETTINGS)
+    take_steps(cohort, 4)
+    rows = [row for part in cohort.members[0].parts for row in part.dev_rows()[:4]]
+    for row, answer in zip(rows, infer(cohort.bank, rows), strict=True):
+        torch.testing.assert_close(answer, infer(cohort.bank, [row])[0], atol=1e-3, rtol=1e-3)
+
+
+def test_a_study_of_several_tasks_runs_whole(backbone_folder, tmp_path):
+    gpu = load_backbone(str(backbone_folder("t5")), device="cuda")
+    for name in ("multitask", "fewshot"):
+        study = read_study(find_study(name, study_folders()), "tiny")
+        plan = plan_study(study, gpu, *load_tasks(study, None))
+        outcome = conduct(plan, gpu, Places(tmp_path / "results", tmp_path / "runs"))
+        assert not outcome.missing
+        assert not outcome.failed
+
+
+def _own(result, task):
+    return {
+        name.removeprefix(f"{task}/"): tensor
+        for name, tensor in result.tensors.items()
+        if "/" not in name or name.startswith(f"{task}/")
+    }

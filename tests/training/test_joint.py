@@ -1,0 +1,309 @@
+"""Several tasks trained as one run: what they share, what is their own, and that company changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.errors import BadConfig
+from inlay.model.bank import Bank, SlotSpec
+from inlay.model.inference import infer
+from inlay.model.methods import written_method
+from inlay.model.route import Row
+from inlay.training.cohort import Cohort, Watcher
+from inlay.training.fit import FitSettings, fit
+from inlay.training.joint import make_joint_run
+from inlay.training.materialize import write_out
+from inlay.training.run import make_run
+from joint_runs import METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
+
+
+def dev_logits(cohort, member):
+    rows = [row for part in member.parts for row in part.dev_rows()]
+    return infer(cohort.bank, rows)
+
+
+@pytest.mark.parametrize("method", ["hyperformer", "full-multi"])
+def test_training_learns_every_task(tiny_bert, toy_task, method):
+    joint = {"batches": "mixed", "sampling": "uniform"}
+    cohort = Cohort([make_joint(tiny_bert, toy_task, method, joint=joint, epochs=16)], tiny_bert, SETTINGS)
+    member = cohort.members[0]
+    take_steps(cohort, member.num_steps)
+    assert member.progress.best_metric > 0.6
+    assert member.progress.history[-1]["train_loss"] < 0.8 * member.progress.history[0]["train_loss"]
+
+
+@pytest.mark.parametrize(
+    ("family", "method"), [*(("bert", each) for each in METHODS), *(("t5", m) for m in METHODS[:4])]
+)
+def test_gradients_reach_what_is_trained_and_nothing_else(backbone_of, toy_task, family, method):
+    """Hypernetwork, embeddings, norms of both stacks: every tensor of a run, and no weight of the backbone."""
+    backbone = backbone_of(family)
+    cohort = Cohort([make_joint(backbone, toy_task, method, joint={"batches": "mixed"})], backbone, SETTINGS)
+    member = cohort.members[0]
+    with cohort.training():
+        batch = backbone.collate([row for part in member.parts for row in part.rows(range(4))])
+        with cohort.bank.routed(batch.route):
+            sum(logits.float().square().sum() for logits in cohort.bank.logits(batch)).backward()
+    assert all(parameter.grad is None for parameter in backbone.model.parameters())
+    for name, stack in cohort.bank.stacks.items():
+        assert stack.grad is not None, name
+        for row in range(len(stack)):
+            assert stack.grad[row].abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi"])
+def test_a_task_without_rows_keeps_what_is_its_own(tiny_bert, toy_task, method):
+    cohort = Cohort([make_joint(tiny_bert, toy_task, method)], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    for _ in range(4):
+        before = [cohort.bank.read(part.slot) for part in member.parts]
+        (stepped,) = member.next_batches()
+        cohort.step()
+        for part, was in zip(member.parts, before, strict=True):
+            shared = {item.name for item in part.run.spec.layout(tiny_bert.anatomy) if item.is_shared}
+            for name, tensor in cohort.bank.read(part.slot).items():
+                moves = name in shared or part.slot == stepped
+                if not name.startswith("adapter."):  # Adapters start with biases that get a gradient at once or not
+                    assert torch.equal(tensor, was[name]) != moves, name
+    counts = cohort.counts(0)
+    assert sum(counts[:3]) == counts[3] == 4
+
+
+@pytest.mark.parametrize("batches", ["homogeneous", "mixed"])
+@pytest.mark.parametrize("method", ["hyperformer", "hyperformer++", "mahabadi-multi"])
+def test_three_seeds_in_a_cohort_equal_each_alone(tiny_bert, toy_task, method, batches):
+    joint = {"batches": batches, "weights": ("two=2",)}
+    runs = [make_joint(tiny_bert, toy_task, method, seed, joint, lr=3e-3 / (seed + 1)) for seed in range(3)]
+    together = Cohort(runs, tiny_bert, SETTINGS)
+    assert together.bank.num_slots == 9
+    take_steps(together, 7)
+    for seat, run in enumerate(runs):
+        alone = Cohort([run], tiny_bert, SETTINGS)
+        take_steps(alone, 7)
+        for ours, theirs in zip(
+            dev_logits(together, together.members[seat]), dev_logits(alone, alone.members[0]), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+        own = together.members[seat].read(together.bank)
+        for name, tensor in alone.members[0].read(alone.bank).items():
+            torch.testing.assert_close(own[name], tensor, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_a_run_of_one_task_with_nothing_shared_among_others_is_the_task_alone(tiny_bert, toy_task):
+    """Adapters† of one task are the single-task adapters, drawn and stepped as those."""
+    task = toy_task("two", num_rows=32)
+    train = TrainConfig(lr=3e-3, **{**QUIET, "batch_size": 32, "epochs": 5})
+    joint = make_joint_run([task], RunConfig(method=MethodConfig("mahabadi-multi", 8), train=train), tiny_bert)
+    single = make_run(task, RunConfig(method=MethodConfig("mahabadi", 8), train=train), tiny_bert)
+    together, alone = Cohort([joint], tiny_bert, SETTINGS), Cohort([single], tiny_bert, SETTINGS)
+    start = {name.removeprefix("two/"): tensor for name, tensor in together.members[0].read(together.bank).items()}
+    alone.bank.put(0, single.spec, start)
+    for cohort in (together, alone):
+        take_steps(cohort, 5)
+    expected = alone.bank.read(0)
+    for name, tensor in together.members[0].read(together.bank).items():
+        torch.testing.assert_close(tensor, expected[name.removeprefix("two/")], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mixed_batch_of_tasks_equals_one_by_one(tiny_bert, toy_task, method):
+    cohort = Cohort([make_joint(tiny_bert, toy_task, method)], tiny_bert, SETTINGS)
+    take_steps(cohort, 3)
+    rows = [row for part in cohort.members[0].parts for row in part.dev_rows()[:3]]
+    for row, answer in zip(rows, infer(cohort.bank, rows), strict=True):
+        torch.testing.assert_close(answer, infer(cohort.bank, [row])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_hyperformer_starts_near_the_backbone(tiny_bert, toy_task):
+    batch = tiny_bert.collate([Row(tiny_bert.tokenizer("the movie was good")["input_ids"], 0)])
+    cohort = Cohort([make_joint(tiny_bert, toy_task, "hyperformer")], tiny_bert, SETTINGS)
+    with torch.no_grad():
+        plain = tiny_bert.hidden(batch)
+        with cohort.bank.routed(batch.route):
+            assert (tiny_bert.hidden(batch) - plain).norm() < 0.01 * plain.norm()
+
+
+def test_the_norms_behind_start_small_where_they_are_written_and_at_one_where_they_are_not(tiny_bert, toy_task):
+    """So Adapters† add noise of size one at first, HyperFormer++ of the size of its heads' 0.01·√64."""
+    run = make_joint(tiny_bert, toy_task, "hyperformer++")
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    scales = torch.stack([
+        tensor for part in write_out(run, cohort.members[0].read(cohort.bank), tiny_bert)
+        for name, tensor in part.items() if name.endswith("out_scale")
+    ])  # fmt: skip
+    assert 0.04 < scales.std() < 0.12
+    plain = Cohort([make_joint(tiny_bert, toy_task, "mahabadi-multi")], tiny_bert, SETTINGS).bank.read(0)
+    assert all((tensor == 1).all() for name, tensor in plain.items() if name.endswith("out_scale"))
+
+
+def test_embeddings_of_tasks_start_apart_and_depend_on_seed_and_name_only(tiny_bert, toy_task):
+    def embeddings(run):
+        cohort = Cohort([run], tiny_bert, SETTINGS)
+        return {part.run.name: cohort.bank.read(part.slot)["task.embedding"] for part in cohort.members[0].parts}
+
+    all_three = embeddings(make_joint(tiny_bert, toy_task))
+    config = make_joint(tiny_bert, toy_task).config
+    only_two = embeddings(make_joint_run(make_tasks(toy_task)[1:], config, tiny_bert))
+    assert not torch.equal(all_three["two"], all_three["five"])
+    for name, tensor in only_two.items():
+        assert torch.equal(tensor, all_three[name])
+
+
+def test_the_epoch_is_judged_by_the_mean_of_the_tasks_own_metrics(tiny_bert, toy_task):
+    cohort = Cohort([make_joint(tiny_bert, toy_task)], tiny_bert, SETTINGS)
+    member = cohort.members[0]
+    take_steps(cohort, member.num_steps)
+    assert member.progress.status == "finished"
+    for record in member.progress.history:
+        dev = record["dev"]
+        each = [dev["two/accuracy"], dev["five/accuracy"], dev["number/pearson"]]
+        assert dev["mean"] == pytest.approx(np.mean(each))
+    means = [record["dev"]["mean"] for record in member.progress.history]
+    assert member.progress.best_metric == max(means)
+
+
+def test_steps_are_as_many_as_rows_need_or_as_are_asked_for(tiny_bert, toy_task):
+    run = make_joint(tiny_bert, toy_task)
+    assert run.num_steps == 3 * (40 + 32 + 24) // 8
+    assert make_joint(tiny_bert, toy_task, joint={"steps": 7}).num_steps == 7
+    cohort = Cohort([make_joint(tiny_bert, toy_task, joint={"steps": 7})], tiny_bert, SETTINGS)
+    take_steps(cohort, 7)
+    assert [record["step"] for record in cohort.members[0].progress.history] == [3, 6, 7]
+
+
+class Stop(Watcher):
+    """Ends the process after some steps, as a kill would: nothing more is written."""
+
+    def __init__(self, num_steps):
+        self.left = num_steps
+
+    def on_step(self, cohort, num_rows):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi", "full-multi"])
+def test_killed_and_resumed_it_ends_with_the_same_weights_to_the_last_bit(tiny_bert, toy_task, tmp_path, method):
+    joint = {"batches": "mixed", "steps": 12}
+    runs = [make_joint(tiny_bert, toy_task, method, seed, joint, dropout=0.1) for seed in range(2)]
+    settings = FitSettings(save_every=3, token_budget=4096, draw_curves=False)
+    whole = fit(runs, tiny_bert, tmp_path / "whole", settings)
+    for num_steps in (5, 4):
+        with pytest.raises(KeyboardInterrupt):
+            fit(runs, tiny_bert, tmp_path / "pieces", settings, Stop(num_steps))
+    pieces = fit(runs, tiny_bert, tmp_path / "pieces", settings)
+    for ours, theirs in zip(whole, pieces, strict=True):
+        assert ours.history[-1]["dev"] == theirs.history[-1]["dev"]
+        assert ours.tensors.keys() == theirs.tensors.keys()
+        assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in ours.tensors.items())
+
+
+def test_what_cannot_be_trained_together_is_refused(tiny_bert, toy_task):
+    two, five, _ = make_tasks(toy_task)
+    config = RunConfig(method=MethodConfig("hyperformer++", 4))
+    with pytest.raises(BadConfig, match="several tasks"):
+        make_run(two, config, tiny_bert)
+    with pytest.raises(BadConfig, match="one task at a time"):
+        make_joint_run([two, five], RunConfig(), tiny_bert)
+    with pytest.raises(BadConfig, match="a name of its own"):
+        make_joint_run([two, two], config, tiny_bert)
+    with pytest.raises(BadConfig, match="less is better"):
+        make_joint_run([two, toy_task("number", kind="regress")], config, tiny_bert)
+    with pytest.raises(BadConfig, match=r"joint\.weights"):
+        make_joint_run([two, five], config.override(["joint.weights=three=2"]), tiny_bert)
+
+
+@pytest.mark.parametrize("method", METHODS[:4])
+def test_a_backbone_that_writes_trains_several_tasks_alike(backbone_of, toy_task, method):
+    """Two seeds together equal each alone, in both stacks, with label texts scored."""
+    t5 = backbone_of("t5")
+    runs = [make_joint(t5, toy_task, method, seed, {"batches": "mixed"}) for seed in range(2)]
+    groups = [[run] for run in runs] if method == "full-multi" else [runs]
+    together = [Cohort(group, t5, SETTINGS) for group in groups]
+    for cohort in together:
+        take_steps(cohort, 4)
+    member = together[0].members[0]
+    alone = Cohort(runs[:1], t5, SETTINGS)
+    take_steps(alone, 4)
+    own = member.read(together[0].bank)
+    assert own.keys() == {item.name for item in runs[0].layout(t5.anatomy)}
+    for name, tensor in alone.members[0].read(alone.bank).items():
+        torch.testing.assert_close(own[name], tensor, atol=1e-5, rtol=1e-3, msg=name)
+    rows = [row for part in member.parts for row in part.dev_rows()[:2]]
+    for row, answer in zip(rows, infer(together[0].bank, rows), strict=True):
+        torch.testing.assert_close(answer, infer(together[0].bank, [row])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_tasks_that_share_every_weight_are_told_apart_by_what_stands_before_their_texts(backbone_of, toy_task):
+    """A head of its own tells an encoder which task a row is of; a backbone that writes must read it."""
+    t5 = backbone_of("t5")
+    parts = make_joint(t5, toy_task, "full-multi").parts
+    assert [part.reading.prompt for part in parts] == ["two: ", "five: ", "number: "]
+    (member,) = Cohort([make_joint(t5, toy_task, "full-multi")], t5, SETTINGS).members
+    for part in member.parts:
+        text = f"{part.run.name}: {part.run.task.train.texts[0]}"
+        assert list(part.rows([0])[0].ids) == t5.tokenizer(text)["input_ids"]
+    for method in ("hyperformer++", "mahabadi-multi"):
+        assert {part.reading.prompt for part in make_joint(t5, toy_task, method).parts} == {""}
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+@pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi"])
+def test_activations_computed_again_change_no_gradient(backbone_of, toy_task, method, family):
+    backbone = backbone_of(family)
+    run = make_joint(backbone, toy_task, method)
+    kept, computed = (
+        Cohort([run], backbone, dataclasses.replace(SETTINGS, checkpointing=again)) for again in (False, True)
+    )
+    for cohort in (kept, computed):
+        take_steps(cohort, 3)
+    for name, tensor in kept.members[0].read(kept.bank).items():
+        torch.testing.assert_close(computed.members[0].read(computed.bank)[name], tensor, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi"])
+def test_first_tokens_alone_give_the_losses_and_gradients_of_all(tiny_bert, toy_task, method):
+    run = make_joint(tiny_bert, toy_task, method, joint={"batches": "mixed"}, pooling="cls")
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    batches = member.next_batches()
+    parts = [part for part in member.parts if part.slot in batches]
+    found = []
+    for may_narrow in (True, False):
+        cohort.stepper.may_narrow = may_narrow
+        with cohort.training():
+            found.append([*cohort.stepper.differentiate(parts, batches), cohort.shared.bank.take_grads()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_that_tasks_write_in_a_mixed_batch_are_those_they_write_alone(backbone_of, toy_task, toy_texts, beams):
+    """The slots of a hypernetwork hold through decoder, caches and beams, beside tasks whose labels are scored."""
+    t5 = backbone_of("t5")
+    tasks = [dataclasses.replace(toy_texts(), name="echo"), toy_task("two", num_rows=24), *(
+        dataclasses.replace(toy_texts(), name=name) for name in ("again", "more")
+    )]  # fmt: skip
+    config = RunConfig(
+        method=MethodConfig("hyperformer++", 4),
+        train=TrainConfig(lr=3e-2, **{**QUIET, "epochs": 1}),
+        joint=JointConfig(batches="mixed", steps=6),
+    )
+    cohort = Cohort([make_joint_run(tasks, config, t5)], t5, SETTINGS)
+    take_steps(cohort, 6)
+    bank = Bank(t5, len(tasks))
+    run = cohort.members[0].run
+    for slot, (part, own) in enumerate(
+        zip(run.parts, write_out(run, cohort.members[0].read(cohort.bank), t5), strict=True)
+    ):
+        head = part.spec.head if part.name == "two" else dataclasses.replace(part.spec.head, beams=beams, max_answer=6)
+        bank.put(slot, SlotSpec(written_method(run.config.method), head), own)
+    rows = [row for part in cohort.members[0].parts for row in part.dev_rows()[:3]]
+    for row, answer in zip(rows, infer(bank, rows), strict=True):
+        torch.testing.assert_close(answer, infer(bank, [row])[0], atol=1e-4, rtol=1e-4)

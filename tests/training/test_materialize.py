@@ -1,0 +1,154 @@
+"""Tasks of a run become ordinary slots that answer as they did in training, and new ones start from what it learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from inlay.errors import BadConfig, UnknownName
+from inlay.model.bank import Bank
+from inlay.model.inference import infer
+from inlay.model.route import Row
+from inlay.serving import Engine, Request
+from inlay.store import Store
+from inlay.training.cohort import Cohort
+from inlay.training.fit import FitSettings, fit
+from inlay.training.joint import make_joint_run
+from inlay.training.materialize import materialize, read_joint, read_parts, start_from
+from inlay.training.publish import publish
+from inlay.training.run import make_run
+from joint_runs import METHODS, SETTINGS, make_joint, make_tasks, take_steps
+
+QUICK = FitSettings(draw_curves=False, token_budget=4096)
+
+
+def train(backbone, toy_task, folder, method, **more):
+    run = make_joint(backbone, toy_task, method, joint={"batches": "mixed", "steps": 6}, epochs=2, **more)
+    (result,) = fit([run], backbone, folder, QUICK)
+    return run, result
+
+
+@pytest.mark.parametrize(
+    ("family", "method"), [*(("bert", each) for each in METHODS), *(("t5", m) for m in METHODS[:4])]
+)
+def test_materialised_tasks_answer_as_in_training(backbone_of, toy_task, tmp_path, family, method):
+    backbone = backbone_of(family)
+    run, result = train(backbone, toy_task, tmp_path, method)
+    cohort = Cohort(
+        [dataclasses.replace(run, start=dataclasses.replace(run.start, tensors=result.tensors))], backbone, SETTINGS
+    )
+    served = Bank(backbone, 3)
+    trained = materialize(run, result, backbone)
+    for slot, item in enumerate(trained):
+        served.put(slot, item.spec, item.result.tensors)
+    for slot, part in enumerate(cohort.members[0].parts):
+        rows = part.dev_rows()
+        for ours, theirs in zip(infer(served, rows), infer(cohort.bank, rows), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        best = next(line for line in result.history if line["epoch"] == result.best_epoch)
+        assert trained[slot].result.dev_metric == best["dev"][f"{part.run.name}/{part.run.metric}"]
+
+
+def test_the_engine_reads_what_a_task_was_trained_to_read_before_its_texts(backbone_of, toy_task, tmp_path):
+    t5 = backbone_of("t5")
+    run, result = train(t5, toy_task, tmp_path / "runs", "full-multi")
+    item = materialize(run, result, t5)[0]
+    store = Store(tmp_path / "store")
+    publish(item.run, item.result, t5, store)
+    (answer,) = Engine(t5, store).predict([Request("two", "the movie was good")])
+    bank = Bank(t5, 1)
+    bank.put(0, item.spec, item.result.tensors)
+    (logits,) = infer(bank, [Row(t5.tokenizer("two: the movie was good")["input_ids"], 0)])
+    torch.testing.assert_close(answer.logits, logits, atol=1e-5, rtol=1e-5)
+
+
+def test_store_and_engine_serve_them_like_any_other(tiny_bert, toy_task, tmp_path):
+    run, result = train(tiny_bert, toy_task, tmp_path / "runs", "hyperformer++")
+    store = Store(tmp_path / "store")
+    for item in materialize(run, result, tiny_bert):
+        version = publish(item.run, item.result, tiny_bert, store)
+        manifest = store.manifest(version)
+        assert manifest.run_id == run.id
+        assert manifest.method["name"] == "mahabadi"
+        assert manifest.extra["joint"]["tasks"] == ["two", "five", "number"]
+    answers = Engine(tiny_bert, store).predict([Request("two", "the movie was good"), Request("number", "no")])
+    assert answers[0].to_json()["label"] in ("label-0", "label-1")
+    assert "value" in answers[1].to_json()
+
+
+def test_a_finished_run_is_found_again_with_its_tasks(tiny_bert, toy_task, tmp_path):
+    run, _ = train(tiny_bert, toy_task, tmp_path, "hyperformer++")
+    assert [config.task for config in read_parts(tmp_path / run.id)] == ["two", "five", "number"]
+    again, result = read_joint(tmp_path / run.id, make_tasks(toy_task), tiny_bert)
+    assert again.id == run.id == result.run_id
+
+
+def new_run(backbone, toy_task, folder, source, **joint):
+    task = toy_task("new", num_labels=3, num_rows=24, seed=5)
+    joint = dataclasses.replace(source.config.joint, start=source.id, steps=4, **joint)
+    config = dataclasses.replace(source.config, joint=joint)
+    start = start_from(folder / source.id, config, [task.name])
+    return make_joint_run([task], config, backbone, "new", start=start)
+
+
+def test_a_new_task_may_train_its_embedding_and_head_alone(tiny_bert, toy_task, tmp_path):
+    source, before = train(tiny_bert, toy_task, tmp_path, "hyperformer++")
+    run = new_run(tiny_bert, toy_task, tmp_path, source, trained="task")
+    (result,) = fit([run], tiny_bert, tmp_path, QUICK)
+    own = {name for name in result.tensors if "/" in name}
+    assert own == {"new/task.embedding", "new/head.weight", "new/head.bias"}
+    for name, tensor in result.tensors.items():
+        assert name in own or torch.equal(tensor, before.tensors[name]), name
+    fresh = Cohort([run], tiny_bert, SETTINGS).members[0]
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    start = fresh.read(cohort.bank)
+    assert all(not torch.equal(result.tensors[name], start[name]) for name in own)
+
+
+def test_a_new_task_may_train_a_copy_of_the_hypernetwork_too(tiny_bert, toy_task, tmp_path):
+    source, before = train(tiny_bert, toy_task, tmp_path, "hyperformer++")
+    run = new_run(tiny_bert, toy_task, tmp_path, source, like=("new=five",))
+    assert torch.equal(run.start.of("new")["task.embedding"], before.tensors["five/task.embedding"])
+    (result,) = fit([run], tiny_bert, tmp_path, QUICK)
+    moved = [
+        name
+        for name, tensor in result.tensors.items()
+        if "/" not in name and not torch.equal(tensor, before.tensors[name])
+    ]
+    assert any(name.startswith("hyper.") for name in moved)
+    assert any(name.startswith("norm.") for name in moved)
+
+
+def test_a_new_task_goes_on_from_a_network_whose_tasks_have_nothing_of_their_own(backbone_of, toy_task, tmp_path):
+    t5 = backbone_of("t5")
+    source, before = train(t5, toy_task, tmp_path, "full-multi")
+    assert not any("/" in name for name in before.tensors)
+    run = new_run(t5, toy_task, tmp_path, source, like=("new=five",))
+    start = run.start.of("new")
+    assert all(torch.equal(start[name], tensor) for name, tensor in before.tensors.items())
+    with pytest.raises(UnknownName, match="seven"):
+        new_run(t5, toy_task, tmp_path, source, like=("new=seven",))
+
+
+def test_ordinary_adapters_may_start_from_those_that_were_written(tiny_bert, toy_task, tmp_path):
+    source, result = train(tiny_bert, toy_task, tmp_path / "runs", "hyperformer++")
+    store = Store(tmp_path / "store")
+    item = materialize(source, result, tiny_bert)[1]
+    publish(item.run, item.result, tiny_bert, store)
+    config = dataclasses.replace(item.run.config, train=dataclasses.replace(item.run.config.train, start=("five",)))
+    run = make_run(toy_task("new", num_labels=3, num_rows=24, seed=5), config, tiny_bert, store)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    for name, tensor in cohort.bank.read(0).items():
+        assert torch.equal(tensor, item.result.tensors[name]) != name.startswith("head."), name
+    take_steps(cohort, 2)
+
+
+def test_a_start_of_another_method_or_of_an_unknown_task_is_refused(tiny_bert, toy_task, tmp_path):
+    source, _ = train(tiny_bert, toy_task, tmp_path, "hyperformer++")
+    other = make_joint(tiny_bert, toy_task, "hyperformer").config
+    with pytest.raises(BadConfig, match="has `hyperformer\\+\\+`"):
+        start_from(tmp_path / source.id, other, ["new"])
+    with pytest.raises(UnknownName, match="seven"):
+        new_run(tiny_bert, toy_task, tmp_path, source, like=("new=seven",))

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from inlay.config import DataConfig, JointConfig, MethodConfig, TrainConfig
+from inlay.model.families import FAMILIES
 from inlay.model.methods import JOINT_METHODS, METHODS
-from inlay.model.sites import FAMILIES
 
 SECTIONS = {
     "method": (

@@ -7,11 +7,11 @@ import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import Bank, infer, load_backbone
-from inlay.model.bank import SlotSpec
 from inlay.model.graphed import GraphedForward
 from inlay.model.heads import WRITTEN, HeadSpec
 from inlay.model.methods import METHODS, UNSUPPORTED
 from inlay.model.route import Row
+from inlay.model.slots import SlotSpec
 from inlay.model.writing import Read
 from inlay.serving import Engine, Request, verify
 from inlay.store import Store

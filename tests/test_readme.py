@@ -206,9 +206,9 @@ def test_map_names_every_file_of_the_code():
 
 
 def test_families_methods_and_kinds_of_the_readme_are_those_there_are():
+    from inlay.model.families import FAMILIES
     from inlay.model.heads import HEADS
     from inlay.model.methods import JOINT_METHODS, METHODS
-    from inlay.model.sites import FAMILIES
 
     rows = dict(re.findall(r"^\| (backbones|methods|kinds of task) \| (.+) \|$", README, re.MULTILINE))
     assert {name for name in re.split(r"[,: ]+", rows["backbones"]) if name in FAMILIES} == FAMILIES.keys()

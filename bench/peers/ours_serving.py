@@ -15,11 +15,11 @@ from torch import Tensor
 from inlay.config import MethodConfig
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.backbone import Backbone
-from inlay.model.bank import SlotSpec
 from inlay.model.graphed import GraphedForward
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import resolve_method
 from inlay.model.route import Row
+from inlay.model.slots import SlotSpec
 from inlay.serving import Engine, Request
 from inlay.store import Manifest, Store
 from inlay.training.publish import describe_backbone

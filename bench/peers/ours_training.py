@@ -97,7 +97,7 @@ def use_eager_steps() -> None:
 
 def matrix_parameters(backbone: Backbone) -> int:
     """Weights of the layers' frozen matrices, which every token is multiplied with."""
-    from inlay.model.sites import find_family
+    from inlay.model.families import find_family
 
     stack = find_family(backbone.anatomy.family).stack
     return sum(

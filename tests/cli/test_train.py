@@ -222,10 +222,10 @@ def test_trouble_with_a_file_is_told_in_words(inlay: Inlay, mail: Mail, monkeypa
     assert (ended.status, ended.out) == (1, "")
     assert "error: `xxx" in ended.err
     assert "File name too long" in ended.err
-    monkeypatch.setattr("inlay.data.sources.find_encoding", _refuse(PermissionError(13, "Permission denied", "m.csv")))
+    monkeypatch.setattr("inlay.data.readers.find_encoding", _refuse(PermissionError(13, "Permission denied", "m.csv")))
     ended = inlay("evaluate", "mail", mail.data, "--json")
     assert json.loads(ended.err)["error"]["message"] == "`m.csv`: Permission denied"
-    monkeypatch.setattr("inlay.data.sources.find_encoding", _refuse(BrokenPipeError(32, "Broken pipe")))
+    monkeypatch.setattr("inlay.data.readers.find_encoding", _refuse(BrokenPipeError(32, "Broken pipe")))
     ended = inlay("evaluate", "mail", mail.data)
     assert (ended.status, ended.err) == (1, ""), "a reader that went away is no error"
 

@@ -15,12 +15,13 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM
 from conftest import WRITING
 from inlay.config import MethodConfig, RunConfig
 from inlay.errors import InlayError, Unsupported
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
+from inlay.model.families import FAMILIES
 from inlay.model.heads import WRITTEN, HeadSpec
 from inlay.model.inference import infer
 from inlay.model.methods import METHODS, UNSUPPORTED, resolve_method
 from inlay.model.route import Row, collate
-from inlay.model.sites import FAMILIES
+from inlay.model.slots import SlotSpec
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.run import make_run
 from toys import WORDS

@@ -11,8 +11,8 @@ import torch
 from inlay.config import MethodConfig
 from inlay.exchange import Wishes, export_folder, import_folder
 from inlay.exchange.to_adapterhub import _find_factor
-from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
+from inlay.model.slots import SlotSpec
 from inlay.store import Store
 
 CLS = HeadSpec("classify", 3, "cls")

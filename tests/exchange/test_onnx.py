@@ -21,9 +21,9 @@ from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
 from inlay.exchange import onnx
 from inlay.exchange.gathered import TaskGraph
 from inlay.model import Bank, SlotSpec, infer, infer_canonically, load_backbone
+from inlay.model.families import FAMILIES
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Row, collate
-from inlay.model.sites import FAMILIES
 from inlay.store import Manifest, Probe, Store
 from inlay.training.publish import describe_backbone
 

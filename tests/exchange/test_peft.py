@@ -13,9 +13,10 @@ from inlay.config import MethodConfig
 from inlay.data.tasks import Split
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import Wishes, export_folder, import_folder
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec
 from inlay.model.route import collate
+from inlay.model.slots import SlotSpec
 from inlay.store import Store
 from inlay.training.evaluate import encode_rows, predict_split
 

@@ -13,9 +13,9 @@ from inlay.config import MethodConfig
 from inlay.errors import BadData, InlayError, Unsupported, WrongBackbone
 from inlay.exchange import FORMATS, Wishes, adapterhub, export_folder, import_folder, to_adapterhub
 from inlay.exchange.folder import Leaving
-from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import resolve_method
+from inlay.model.slots import SlotSpec
 from inlay.presets import find_preset
 from inlay.store import Store
 

@@ -11,9 +11,9 @@ import torch
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.exchange import FORMATS, Wishes, export_folder, import_folder, named_backbone
-from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import METHODS
+from inlay.model.slots import SlotSpec
 from inlay.serving import Engine, Request
 from inlay.serving.verify import verify
 from inlay.store import Store

@@ -19,8 +19,8 @@ from inlay.config import MethodConfig
 from inlay.data.tasks import Split
 from inlay.errors import Unsupported
 from inlay.exchange import Wishes, export_folder, import_folder
-from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
+from inlay.model.slots import SlotSpec
 from inlay.store import Store
 from inlay.training.evaluate import predict_split
 

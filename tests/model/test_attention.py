@@ -11,10 +11,11 @@ from conftest import WRITING
 from inlay.config import MethodConfig
 from inlay.model import attention
 from inlay.model.attention import attend, attend_first, spread_bias
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
+from inlay.model.families import FAMILIES
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Pack, Row, collate, pack
-from inlay.model.sites import FAMILIES
+from inlay.model.slots import SlotSpec
 
 LENGTHS = (1, 1, 3, 7, 7, 7, 12, 2)
 HEADS, CHANNELS = 3, 8

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model import load_backbone
+from inlay.model.families import FAMILIES
 from inlay.model.folders import BUILT_IN, find_folder
 from inlay.model.route import Row, collate
-from inlay.model.sites import FAMILIES
 
 # Computed with transformers 5.17.0 and 5.22.2; a version that changes it would orphan every published task.
 MINILM = "1b270ee776ef549a2507f6df6dcc4adad804dd6a36dc5f2f2110833ae6840ba8"

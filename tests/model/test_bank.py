@@ -7,11 +7,12 @@ import torch
 
 from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.inference import batches_by_length, infer, infer_canonically, single_thread
 from inlay.model.kernels import ACTIVATIONS, Bottleneck, Shape, bottleneck_update, layer_norm, linear_heads
 from inlay.model.route import Route, Row, Segment, collate
+from inlay.model.slots import SlotSpec
 
 
 def spec(size=8, num_labels=2, method="houlsby", **more):

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from inlay.config import MethodConfig
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec
 from inlay.model.joined import join
 from inlay.model.route import Row
+from inlay.model.slots import SlotSpec
 
 
 def test_layers_side_by_side_give_what_each_gives_and_share_its_memory():

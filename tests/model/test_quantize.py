@@ -8,13 +8,14 @@ from torch import nn
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import UnknownName, Unsupported
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
+from inlay.model.families import FAMILIES, find_family
 from inlay.model.fingerprint import digest_weights
 from inlay.model.heads import HeadSpec
 from inlay.model.inference import canonical_backbone, infer
 from inlay.model.quantize import Int8Linear, find_precision, quantize
 from inlay.model.route import Row
-from inlay.model.sites import FAMILIES, find_family
+from inlay.model.slots import SlotSpec
 from inlay.serving import Engine, Request
 from inlay.store import Store
 from inlay.training import fit, make_run, publish

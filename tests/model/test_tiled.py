@@ -7,9 +7,10 @@ import torch
 
 from inlay.config import MethodConfig
 from inlay.model import launch
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.heads import WRITTEN, HeadSpec
 from inlay.model.route import Row, collate
+from inlay.model.slots import SlotSpec
 
 pytestmark = pytest.mark.triton
 

@@ -9,9 +9,10 @@ import torch
 
 from inlay.config import MethodConfig
 from inlay.model import bank as bank_module
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Row, collate
+from inlay.model.slots import SlotSpec
 
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3]]
 

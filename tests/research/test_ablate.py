@@ -10,9 +10,10 @@ import torch
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.data.windows import Reading
 from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec
 from inlay.model.inference import infer
+from inlay.model.slots import SlotSpec
 from inlay.research.ablate import list_spans, score_spans
 from inlay.training import fit, make_run
 from inlay.training.evaluate import encode_rows

@@ -7,9 +7,9 @@ import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig, Unsupported
+from inlay.model.families import find_family
 from inlay.model.fingerprint import digest_weights
 from inlay.model.methods import METHODS
-from inlay.model.sites import find_family
 from inlay.serving import Engine, Request, verify
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish

@@ -10,10 +10,11 @@ import torch
 
 from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.inference import infer
 from inlay.model.methods import written_method
 from inlay.model.route import Row
+from inlay.model.slots import SlotSpec
 from inlay.training.cohort import Cohort, Watcher
 from inlay.training.fit import FitSettings, fit
 from inlay.training.joint import make_joint_run

@@ -13,7 +13,7 @@ import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import OutOfMemory
-from inlay.model.sites import find_family
+from inlay.model.families import find_family
 from inlay.training import FitSettings, fit, make_run, memory
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.memory import TOKEN_BUDGET, choose_budget, choose_slots, counting_saved

@@ -15,9 +15,9 @@ import torch
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
+from inlay.model.families import FAMILIES
 from inlay.model.inference import infer
 from inlay.model.route import Reach
-from inlay.model.sites import FAMILIES
 from inlay.training import FitSettings, fit, make_run, plan
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.prefix import Limits, PrefixCache

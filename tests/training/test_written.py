@@ -10,7 +10,7 @@ import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig, digest
 from inlay.errors import BadConfig, Unsupported
-from inlay.model.bank import SlotSpec
+from inlay.model.slots import SlotSpec
 from inlay.serving.engine import Engine, Request
 from inlay.serving.verify import verify
 from inlay.store import Store

@@ -38,7 +38,10 @@ _TASKS = typer.Argument(metavar="DATA…", help="data of every task, as `inlay t
 
 
 @run_options(
-    panels=("Rows", "Method", "Tasks", "Training"), without=("start",), shared=("backbone", "preset", "config", "set_")
+    panels=("Rows", "Method", "Tasks", "Training"),
+    without=("start",),
+    shared=("backbone", "preset", "config", "set_"),
+    defaults={"method.name": _METHOD},
 )
 def multitask(
     run: RunOptions,

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -148,10 +149,14 @@ def _read_config(path: Path, config: RunConfig) -> RunConfig:
 
 
 def run_options(
-    *, without: Sequence[str] = (), panels: Sequence[str] = USUAL, shared: Sequence[str] = SHARED
+    *,
+    without: Sequence[str] = (),
+    panels: Sequence[str] = USUAL,
+    shared: Sequence[str] = SHARED,
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a run, as its first parameter `run`: the flags of `panels` except those in
-    `without`, and the options in `shared`."""
+    `without`, and the options in `shared`. `defaults` are shown where the command has others than the config."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         own = [item for item in inspect.signature(command, eval_str=True).parameters.values() if item.name != "run"]
@@ -164,7 +169,12 @@ def run_options(
             given = {key: value for key, value in flags.items() if value is not None}
             command(run=RunOptions(**{_FIELDS[name]: values.pop(name) for name in general}, flags=given), **values)
 
-        made = [_flag_parameter(key, panel) for panel in panels for key in FLAGS[panel] if key in keys.values()]
+        made = [
+            _flag_parameter(key, panel, defaults.get(key))
+            for panel in panels
+            for key in FLAGS[panel]
+            if key in keys.values()
+        ]
         call.__signature__ = inspect.Signature([*general.values(), *made, *own])  # type: ignore[attr-defined]
         call.__annotations__ = {}  # typer would read the command's own instead of the signature's
         return call
@@ -182,10 +192,10 @@ def option_name(key: str) -> str:
     return _FLAGS.get(key, f"--{flag_name(key).replace('_', '-')}")
 
 
-def config_help(key: str) -> str:
-    """The line of a config field, with its default."""
+def config_help(key: str, default: Any = None) -> str:
+    """The line of a config field, with its default or the one that is given."""
     item = _config_field(key)
-    text, default = item.metadata["help"] + _MORE_HELP.get(key, ""), item.default
+    text, default = item.metadata["help"] + _MORE_HELP.get(key, ""), default or item.default
     if default in (None, (), "", "auto") or "default" in text:
         return text
     return f"{text}  [default: {default:g}]" if isinstance(default, float) else f"{text}  [default: {default}]"
@@ -227,11 +237,11 @@ def _shared_parameters() -> list[inspect.Parameter]:
     return [_parameter(name, annotation, None) for name, annotation in made.items()]
 
 
-def _flag_parameter(key: str, panel: str) -> inspect.Parameter:
+def _flag_parameter(key: str, panel: str, default: str | None) -> inspect.Parameter:
     item, name = _config_field(key), flag_name(key)
     kind = _plain_type(key)
     metavar = "|".join(item.metadata["choices"]) or _METAVARS.get(key)
-    option = typer.Option(option_name(key), help=config_help(key), metavar=metavar, rich_help_panel=panel)
+    option = typer.Option(option_name(key), help=config_help(key, default), metavar=metavar, rich_help_panel=panel)
     return _parameter(name, Annotated[kind | None, option], None)
 
 

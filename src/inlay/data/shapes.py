@@ -13,7 +13,8 @@ from typing import Any
 from inlay.config import DataConfig
 from inlay.data.answers import read_answers
 from inlay.data.columns import Fault, as_list, find_name, list_columns
-from inlay.data.sources import SKIP_HINT, Table
+from inlay.data.readers import SKIP_HINT
+from inlay.data.sources import Table
 from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
 

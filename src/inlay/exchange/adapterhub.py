@@ -22,9 +22,10 @@ from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_n
 from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
 from inlay.exchange.parts import Bottleneck, LowRank, join_bottlenecks, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
+from inlay.model.families import find_family
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import resolve_method
-from inlay.model.sites import Anatomy, find_family
+from inlay.model.sites import Anatomy
 from inlay.model.tensors import adapted_linears
 
 CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"

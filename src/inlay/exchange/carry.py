@@ -26,12 +26,12 @@ from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_json, read_json
 from inlay.model.backbone import Backbone
-from inlay.model.bank import SlotSpec
 from inlay.model.folders import BUILT_IN
 from inlay.model.heads import find_head
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.model.methods import resolve_method
 from inlay.model.sites import Anatomy
+from inlay.model.slots import SlotSpec
 from inlay.serving.engine import check_backbone
 from inlay.store import Manifest, Probe, Store, Version
 from inlay.store.format import legal_name

@@ -21,7 +21,8 @@ from inlay.model.bank import Bank
 from inlay.model.kernels import ACTIVATIONS, NORM_EPS, Bottleneck, Shape
 from inlay.model.methods import resolve_method
 from inlay.model.route import Batch, Route
-from inlay.model.views import RoutedBank, Views, build_views
+from inlay.model.routed import RoutedBank
+from inlay.model.views import Views, build_views
 
 
 class Choice:

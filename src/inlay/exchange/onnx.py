@@ -30,10 +30,11 @@ from inlay.data.encode import encode
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
 from inlay.exchange.gathered import TaskGraph
 from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.inference import canonical_backbone
 from inlay.model.methods import find_method
 from inlay.model.route import Row, collate
+from inlay.model.slots import SlotSpec
 from inlay.model.tensors import pals
 from inlay.serving.engine import check_backbone
 from inlay.store import Manifest, Store, Version

@@ -24,9 +24,10 @@ from inlay.exchange.heads import check_classifier, describe_temperature, fold_ta
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
+from inlay.model.families import CLASSIFIERS, find_family
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import resolve_method
-from inlay.model.sites import CLASSIFIERS, Anatomy, LinearSite, find_family
+from inlay.model.sites import Anatomy, LinearSite
 from inlay.model.tensors import adapted_linears, scales_input, trained_norms
 
 CONFIG = "adapter_config.json"

@@ -18,8 +18,9 @@ from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Leaving, dump_json
 from inlay.exchange.heads import HEAD_KINDS, describe_temperature, fold_targets
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
+from inlay.model.families import find_family
 from inlay.model.heads import HeadSpec
-from inlay.model.sites import Anatomy, find_family
+from inlay.model.sites import Anatomy
 from inlay.model.tensors import adapted_layers, adapted_linears, adapter_groups
 
 _BOTTLENECK: dict[str, Any] = {

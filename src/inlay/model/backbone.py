@@ -24,13 +24,14 @@ from torch.utils.checkpoint import checkpoint
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model import launch
 from inlay.model.attention import register as register_attention
+from inlay.model.families import find_family
 from inlay.model.fingerprint import digest_weights, fingerprint, weight_files
 from inlay.model.folders import find_folder, first_line
 from inlay.model.heads import WRITTEN
 from inlay.model.mount import join_projections, mount
 from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
-from inlay.model.sites import find_family, survey
+from inlay.model.sites import survey
 from inlay.model.tying import settle_embeddings
 from inlay.model.writing import Read
 from inlay.world import find_place

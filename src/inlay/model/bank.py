@@ -29,56 +29,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model import kernels, launch, writing
 from inlay.model.backbone import Backbone
 from inlay.model.expand import Expander, renumber
 from inlay.model.heads import HeadSpec
-from inlay.model.methods import find_method, layout, resolve_method, written_method
+from inlay.model.methods import resolve_method, written_method
 from inlay.model.route import Batch, Route, Segment
-from inlay.model.sites import Anatomy
+from inlay.model.routed import RoutedBank
+from inlay.model.slots import SlotSpec
 from inlay.model.tensors import TensorSpec, adapter_groups
-from inlay.model.views import Gated, Molds, RoutedBank, Views, build_views, site_shapes
+from inlay.model.views import Gated, Molds, Views, build_views, site_shapes
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 _OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
-
-
-@dataclass(frozen=True)
-class SlotSpec:
-    """What a slot holds: a method with all its settings, and a head."""
-
-    method: MethodConfig
-    head: HeadSpec
-
-    def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
-        """The slot's tensors, in a fixed order."""
-        return layout(anatomy, self.method, self.head)
-
-    def count_parameters(self, anatomy: Anatomy) -> int:
-        """How many parameters are trained, head included."""
-        return sum(item.num_parameters for item in self.layout(anatomy))
-
-    @property
-    def is_joint(self) -> bool:
-        """Whether it is one of several tasks of a run that share parameters."""
-        return find_method(self.method.name).is_joint
-
-    @property
-    def is_solo(self) -> bool:
-        """Whether it has its own copy of backbone weights."""
-        return find_method(self.method.name).has_own_weights
-
-    @classmethod
-    def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:
-        """The spec a version's manifest describes."""
-        try:
-            return cls(MethodConfig(**method), HeadSpec(**head))
-        except TypeError as error:
-            raise Unsupported(
-                f"the version has a setting this Inlay does not know: {error}", "it was made by a newer Inlay: upgrade"
-            ) from None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import Missing
-from inlay.model.sites import Family, find_family
+from inlay.model.families import Family, find_family
 
 # Only what changes the function computed. Values are read from the config object, which knows the defaults that a
 # short config.json leaves out.

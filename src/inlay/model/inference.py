@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from inlay.model.backbone import Backbone, load_backbone
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.route import Row, collate
+from inlay.model.slots import SlotSpec
 
 TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 """Tokens of one forward pass, padding included: enough to fill the device, small enough to stay in its caches."""

@@ -27,10 +27,11 @@ from functools import partial
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model import tensors
+from inlay.model.families import find_family
 from inlay.model.heads import HeadSpec
 from inlay.model.hypernet import EMBEDDED, Hypernet
 from inlay.model.kernels import ACTIVATIONS
-from inlay.model.sites import Anatomy, find_family
+from inlay.model.sites import Anatomy
 from inlay.model.tensors import TensorSpec
 
 

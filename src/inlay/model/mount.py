@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from inlay.model.attention import replace_biased, replace_bucketed
 from inlay.model.dropout import Dropout
+from inlay.model.families import find_family
 from inlay.model.gelu import is_exact_gelu
 from inlay.model.joined import Joined, join
 from inlay.model.route import Pack
-from inlay.model.sites import Anatomy, LinearSite, find_family
+from inlay.model.sites import Anatomy, LinearSite
 
 
 class SlotOperations(Protocol):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from inlay.errors import UnknownName, Unsupported
 from inlay.model.backbone import Backbone
-from inlay.model.bank import SlotSpec
+from inlay.model.slots import SlotSpec
 
 PRECISIONS = ("auto", "int8")
 """of the frozen linear layers while they answer; `auto` is the one the backbone was loaded in"""

@@ -19,11 +19,12 @@ from inlay.data.tags import entity_types
 from inlay.data.tasks import Task
 from inlay.errors import Unsupported
 from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.heads import collect_outputs
 from inlay.model.inference import TOKEN_BUDGET, infer
 from inlay.model.methods import resolve_method
 from inlay.model.route import Row
+from inlay.model.slots import SlotSpec
 from inlay.model.views import site_shapes
 from inlay.training.evaluate import read_outputs
 from inlay.training.run import read_trained

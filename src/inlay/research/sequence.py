@@ -27,9 +27,10 @@ from inlay.data.metrics import score_all
 from inlay.data.once import encode_once
 from inlay.data.tasks import Task
 from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.inference import canonical_backbone, infer_canonically
 from inlay.model.route import Row
+from inlay.model.slots import SlotSpec
 from inlay.store import write_atomically
 from inlay.training.cohort import Watcher
 from inlay.training.evaluate import answer_slot, score_split

@@ -29,9 +29,10 @@ from inlay.data.tasks import Task
 from inlay.data.windows import Reading
 from inlay.errors import InlayError, Unsupported
 from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET, batches_by_length
 from inlay.model.route import Row, collate
+from inlay.model.slots import SlotSpec
 from inlay.store import Store, Version
 
 NUM_ROWS = 256

@@ -19,12 +19,13 @@ from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig, BadData, InlayError, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.graphed import GraphedForward
 from inlay.model.heads import HeadSpec, Outcome, Output, collect_outputs, find_head
 from inlay.model.inference import infer
 from inlay.model.quantize import check_slot, find_precision
 from inlay.model.route import Row
+from inlay.model.slots import SlotSpec
 from inlay.serving.drift import Drift, measure_drift
 from inlay.store import Manifest, Store, Version
 

@@ -27,10 +27,10 @@ from inlay.data.windows import Reading
 from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
+from inlay.model.families import find_family
 from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer, has_frozen_attention
 from inlay.model.route import Reach
-from inlay.model.sites import find_family
 from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.evaluate import Verdict, find_texts, score_dev
 from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun

@@ -25,10 +25,11 @@ from inlay.data.once import encode_once
 from inlay.data.tasks import Split
 from inlay.data.windows import IGNORED, Reading, align_targets
 from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank, SlotSpec
+from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec, Output, collect_outputs, find_head, find_output_passages
 from inlay.model.inference import infer
 from inlay.model.route import Row
+from inlay.model.slots import SlotSpec
 from inlay.training.run import Result, Run
 
 

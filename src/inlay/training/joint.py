@@ -24,9 +24,9 @@ from inlay.data.sampling import TaskSampler
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig
 from inlay.model.backbone import Backbone
-from inlay.model.bank import SlotSpec
 from inlay.model.methods import JOINT_METHODS, find_method
 from inlay.model.sites import Anatomy
+from inlay.model.slots import SlotSpec
 from inlay.model.tensors import TensorSpec
 from inlay.training.evaluate import Verdict
 from inlay.training.member import Member, Progress

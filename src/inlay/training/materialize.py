@@ -18,9 +18,9 @@ from inlay.config import RunConfig, read_toml
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, Diverged, Missing, UnknownName, WrongBackbone
 from inlay.model.backbone import Backbone
-from inlay.model.bank import SlotSpec
 from inlay.model.expand import Expander
 from inlay.model.methods import resolve_method, written_method
+from inlay.model.slots import SlotSpec
 from inlay.training.joint import JointRun, make_joint_run
 from inlay.training.run import JOINT_TASKS, Result, Run, Trained, read_result
 from inlay.training.start import Start

@@ -25,9 +25,9 @@ from inlay.data.tasks import Task
 from inlay.data.windows import Reading
 from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
-from inlay.model.bank import SlotSpec
 from inlay.model.heads import WRITTEN, HeadSpec, find_head
 from inlay.model.methods import find_method, resolve_method
+from inlay.model.slots import SlotSpec
 from inlay.store import Store, write_atomically
 from inlay.training.start import Start, load_sources, make_start
 

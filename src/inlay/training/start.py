@@ -18,9 +18,9 @@ from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.model.backbone import Backbone
-from inlay.model.bank import SlotSpec
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import resolve_method
+from inlay.model.slots import SlotSpec
 from inlay.store import Manifest, Store, Version
 
 _DIGITS = 12

@@ -1,0 +1,310 @@
+"""Readers of files by their suffix: a stream of records, each with the line it stands on.
+
+Text files are read with exact line numbers and in constant memory; the whole file is scanned once before the first row
+for its encoding and for bytes no text has, so a reader downstream never meets either. A CSV is quoted and its delimiter
+(`,`, `;` or tab) is found from the header; a TSV is raw, as GLUE's are: quotes are letters, unless every cell of the
+header is quoted.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from inlay.data.answers import is_squad, read_squad
+from inlay.data.columns import Header
+from inlay.data.encodings import find_encoding
+from inlay.errors import BadData, Missing
+
+SKIP_HINT = "mend the row, or leave bad rows out with `--on-bad-row skip`"
+Names = tuple[str, ...] | None  # of the columns of a file without a header
+Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or what is wrong with the row
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A source while it is read: records one by one, and what was found out about it so far."""
+
+    header: Header  # without names where each record brings its own (JSONL)
+    records: Iterator[Record]
+    encoding: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def open_file(
+    path: str | Path, encoding: str | None = None, names: Names = None, *, kind: str = "auto", suffix: str | None = None
+) -> Stream:
+    """A file as a stream of records, read by the reader of its suffix, or of `suffix` where its name has none.
+
+    `names` are those of a file without a header. Plain text of a `tag` task is columns of words, whatever its suffix.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise _missing_file(path)
+    reader = READERS.get(suffix or path.suffix.lower())
+    if kind == "tag" and reader in (None, _open_txt, _open_tsv):
+        reader = _open_conll
+    if reader is None:
+        known = ", ".join(READERS)
+        raise BadData(f"unknown file type `{path.suffix}`", f"give it the suffix of its format: {known}", path=path)
+    if path.stat().st_size == 0:
+        raise BadData("the file is empty", "give a file with rows", path=path)
+    return reader(path, encoding, names)
+
+
+def _missing_file(path: Path) -> Missing:
+    if path.is_dir():
+        return Missing(f"`{path}` is a folder, not a file", "name a file in it")
+    if path.exists():
+        return Missing(
+            f"`{path}` is a pipe or a device, not a file",
+            "write it to a file first, or use `inlay predict` with lines on stdin",
+        )
+    near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, near, n=1)
+    hint = (
+        f"did you mean `{path.parent / close[0]}`?"
+        if close
+        else "give a file, a folder, glue/NAME, extra/NAME or hub:NAME"
+    )
+    return Missing(f"no file or folder `{path}`", hint)
+
+
+def _open_csv(path: Path, encoding: str | None, names: Names) -> Stream:
+    found = find_encoding(path, encoding)
+    delimiter = _find_delimiter(_first_line(path, found.name))
+    stream = _with_header(path, _split_quoted(path, found.name, delimiter), names)
+    shown = "tab" if delimiter == "\t" else f"`{delimiter}`"
+    notes = () if delimiter == "," else (f"{path.name}: delimiter {shown}",)
+    return replace(stream, encoding=found.name, notes=found.notes + notes + stream.notes)
+
+
+def _open_tsv(path: Path, encoding: str | None, names: Names) -> Stream:
+    found = find_encoding(path, encoding)
+    cells = _first_line(path, found.name).split("\t")
+    is_quoted = all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
+    rows = _split_quoted(path, found.name, "\t") if is_quoted else _split_raw(path, found.name)
+    stream = _with_header(path, rows, names)
+    return replace(stream, encoding=found.name, notes=found.notes + stream.notes)
+
+
+def _open_jsonl(path: Path, encoding: str | None, names: Names) -> Stream:
+    found = find_encoding(path, encoding)
+    return Stream(Header(str(path), (), None), _parse_json(path, found.name), found.name, found.notes)
+
+
+def _open_json(path: Path, encoding: str | None, names: Names) -> Stream:
+    """SQuAD's own document, or JSON lines."""
+    found = find_encoding(path, encoding)
+    with path.open(encoding=found.name) as file:
+        if not is_squad(file.read(4096)):
+            return _open_jsonl(path, encoding, names)
+        file.seek(0)
+        try:
+            records = list(read_squad(json.load(file)))
+        except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            reason = f"no SQuAD document: {type(error).__name__}: {error}"
+            raise BadData(reason, "write it as SQuAD's own files are, or as JSON lines", path=path) from None
+    numbered = cast(Iterator[Record], enumerate(records, start=1))
+    note = f"{path.name}: SQuAD's format; a line is a question's number"
+    return Stream(Header(str(path), (), None), numbered, found.name, (*found.notes, note))
+
+
+def _open_conll(path: Path, encoding: str | None, names: Names) -> Stream:
+    """Columns of words: the first is the word, the last its tag, a blank line ends the sentence."""
+    found = find_encoding(path, encoding)
+    return Stream(Header(str(path), (), None), _read_sentences(path, found.name), found.name, found.notes)
+
+
+def _read_sentences(path: Path, encoding: str) -> Iterator[Record]:
+    sentence: list[list[str]] = []
+    start, fault = 1, None
+    for number, line in itertools.chain(_read_lines(path, encoding), [(0, "")]):
+        fields = line.split("\t") if "\t" in line else line.split()
+        if line.strip() and fields[0] != "-DOCSTART-":
+            if not sentence and re.match(r"# [\w.-]+ = ", line):
+                continue  # CoNLL-U says so where a sentence comes from
+            start = start if sentence else number
+            if fault is None and (len(fields) < 2 or len(fields) != len((sentence or [fields])[0])):
+                reason = f"{len(fields)} columns where {max(2, len((sentence or [fields])[0]))} should be"
+                hint = f"write word and tag in each line, a blank line after a sentence; {SKIP_HINT}"
+                fault = BadData(reason, hint, path=path, line=number)
+            if fault is None and " " in fields[-1].strip():
+                hint = "a tag is one word, such as B-PER; a table of texts and labels is for `--kind classify`"
+                fault = BadData(f"the tag `{fields[-1][:40]}` has spaces in it", hint, path=path, line=number)
+            sentence.append(fields)
+        elif sentence:
+            yield start, fault or _make_sentence(sentence)
+            sentence, fault = [], None
+
+
+def _make_sentence(rows: list[list[str]]) -> dict[str, Any]:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    names = ["tokens", *(f"column{number}" for number in range(2, len(columns))), "tags"]
+    return {"text": " ".join(columns[0]), **dict(zip(names, columns, strict=True))}
+
+
+def _open_txt(path: Path, encoding: str | None, names: Names) -> Stream:
+    found = find_encoding(path, encoding)
+    records = ((number, {"text": line}) for number, line in _read_lines(path, found.name))
+    return Stream(Header(str(path), ("text",), None), cast(Iterator[Record], records), found.name, found.notes)
+
+
+def _open_parquet(path: Path, encoding: str | None, names: Names) -> Stream:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadData(f"no readable Parquet file: {error}", "write it again, or use CSV or JSONL", path=path) from None
+
+    def records() -> Iterator[Record]:
+        number = 0
+        with file:
+            for batch in file.iter_batches(batch_size=1024):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield number, record
+
+    return Stream(Header(str(path), tuple(file.schema_arrow.names), None), records())
+
+
+READERS: dict[str, Callable[[Path, str | None, Names], Stream]] = {
+    ".csv": _open_csv,
+    ".tsv": _open_tsv,
+    ".tab": _open_tsv,
+    ".jsonl": _open_jsonl,
+    ".ndjson": _open_jsonl,
+    ".json": _open_json,
+    ".conll": _open_conll,
+    ".iob": _open_conll,
+    ".bio": _open_conll,
+    ".parquet": _open_parquet,
+    ".txt": _open_txt,
+}
+
+
+def _read_lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
+    # Lines end with \n or \r\n only: a stray \r or U+2028 inside a text must not shift every later line number.
+    with path.open(encoding=encoding, newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            yield number, line.rstrip("\n").removesuffix("\r")
+
+
+def _first_line(path: Path, encoding: str) -> str:
+    with path.open(encoding=encoding) as file:  # any line end: spreadsheets on old Macs wrote \r alone
+        return next((line.rstrip("\n") for line in file if line.strip()), "")
+
+
+def _find_delimiter(line: str) -> str:
+    """The delimiter that gives the header the most columns; a comma where none does."""
+    return max(",;\t", key=lambda delimiter: len(next(csv.reader([line], delimiter=delimiter), [])))
+
+
+def _split_raw(path: Path, encoding: str) -> Iterator[tuple[int, list[str] | BadData]]:
+    for number, line in _read_lines(path, encoding):
+        if line:
+            yield number, line.split("\t")
+
+
+def _split_quoted(path: Path, encoding: str, delimiter: str) -> Iterator[tuple[int, list[str] | BadData]]:
+    csv.field_size_limit(2**31 - 1)  # the default refuses texts over 128 KiB
+    with path.open(encoding=encoding, newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        while True:
+            line = reader.line_num + 1  # where the row begins; `line_num` is where the last one ended
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                if "unexpected end" in str(error):
+                    raise _unclosed_quote(path, encoding, delimiter, line) from None
+                reason = f"broken quoting: {error}"
+                if reader.line_num > line:
+                    reason = f"broken quoting in lines {line}–{reader.line_num}: {error}"
+                yield line, BadData(reason, f'write " inside a field as ""; {SKIP_HINT}', path=path, line=line)
+                continue
+            if row is None:
+                return
+            if row:
+                yield line, row
+
+
+def _unclosed_quote(path: Path, encoding: str, delimiter: str, line: int) -> BadData:
+    """The error of a file whose row at `line` has a quote without an end.
+
+    It is the file's and not the row's: how many rows the quote took in is not known, so leaving out one is not enough.
+    """
+    with path.open(encoding=encoding, newline="") as file:
+        reader = csv.reader(itertools.islice(file, line - 1, None), delimiter=delimiter)
+        field = next(reader)[-1]
+    last = line + reader.line_num - 1
+    opened = last - len(re.findall(r"\r\n|\r|\n", field.removesuffix("\n").removesuffix("\r")))
+    taken = f": lines {opened}–{last} are all in it" if last > opened else ""
+    hint = 'close or remove the quote in this line; write " inside a field as ""'
+    return BadData(f"a quoted field never ends{taken}", hint, path=path, line=opened)
+
+
+def _with_header(path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: Names) -> Stream:
+    """Rows as records: the first names the columns, and every other must have as many fields."""
+    line, notes = None, []
+    if names is None:
+        line, cells = next(rows, (1, []))
+        if isinstance(cells, BadData):
+            raise cells
+        if not cells:
+            raise BadData("the file is empty", "give a file with a header and rows", path=path)
+        names = tuple(_make_unique(cell.strip() for cell in cells))
+        renamed = [name for name, cell in zip(names, cells, strict=True) if name != cell.strip()]
+        if renamed:
+            notes.append(f"{path.name}: repeated column names, read as {', '.join(f'`{name}`' for name in renamed)}")
+    return Stream(Header(str(path), names, line), _check_widths(path, rows, names), None, tuple(notes))
+
+
+def _make_unique(names: Iterable[str]) -> Iterator[str]:
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        yield name if seen[name] == 1 else f"{name}.{seen[name]}"
+
+
+def _check_widths(
+    path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: tuple[str, ...]
+) -> Iterator[Record]:
+    for line, row in rows:
+        if isinstance(row, BadData):
+            yield line, row
+        elif len(row) != len(names):
+            reason = f"ragged row: {len(row)} fields, but there are {len(names)} columns"
+            hint = SKIP_HINT
+            if path.suffix.lower() != ".csv":
+                hint += "; quotes mean nothing in a TSV: if its fields are quoted, name it .csv"
+            yield line, BadData(reason, hint, path=path, line=line)
+        else:
+            yield line, dict(zip(names, row, strict=True))
+
+
+def _parse_json(path: Path, encoding: str) -> Iterator[Record]:
+    for number, line in _read_lines(path, encoding):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = f"no JSON: {error}" if isinstance(error, json.JSONDecodeError) else "JSON nested too deeply"
+            hint = f"one object in each line; {SKIP_HINT}"
+            yield number, BadData(reason, hint, path=path, line=number)
+            continue
+        if isinstance(record, dict):
+            yield number, record
+        else:
+            kind = "an array" if isinstance(record, list) else f"`{line.strip()[:40]}`"
+            reason = f"{kind} where an object should be"
+            yield number, BadData(reason, 'write each row as {"text": …, "label": …}', path=path, line=number)

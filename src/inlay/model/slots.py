@@ -1,0 +1,50 @@
+"""What a slot is: a resolved method and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.config import MethodConfig
+from inlay.errors import Unsupported
+from inlay.model.heads import HeadSpec
+from inlay.model.methods import find_method, layout
+from inlay.model.sites import Anatomy
+from inlay.model.tensors import TensorSpec
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """What a slot holds: a method with all its settings, and a head."""
+
+    method: MethodConfig
+    head: HeadSpec
+
+    def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
+        """The slot's tensors, in a fixed order."""
+        return layout(anatomy, self.method, self.head)
+
+    def count_parameters(self, anatomy: Anatomy) -> int:
+        """How many parameters are trained, head included."""
+        return sum(item.num_parameters for item in self.layout(anatomy))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it is one of several tasks of a run that share parameters."""
+        return find_method(self.method.name).is_joint
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether it has its own copy of backbone weights."""
+        return find_method(self.method.name).has_own_weights
+
+    @classmethod
+    def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:
+        """The spec a version's manifest describes."""
+        try:
+            return cls(MethodConfig(**method), HeadSpec(**head))
+        except TypeError as error:
+            raise Unsupported(
+                f"the version has a setting this Inlay does not know: {error}", "it was made by a newer Inlay: upgrade"
+            ) from None

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from .conftest import Inlay
 
+STUDIES = Path(__file__).parents[2] / "studies"
+
 
 def test_a_study_ends_with_its_report_and_report_draws_it_anew(inlay: Inlay, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -32,7 +34,8 @@ def test_a_report_of_all_studies_says_which_were_not_run(inlay: Inlay, tmp_path:
     drawn = inlay("study", "report", "--out", out, "--json")
     assert drawn.data["report"] == str(out / "report.html")
     text = (out / "report.md").read_text()
-    assert text.count("> Not run yet.") == 12
+    others = [path for path in STUDIES.glob("*.toml") if path.stem != "squad"]
+    assert text.count("> Not run yet.") == len(others) > 12
     assert "](squad/tiny-tiny-squad.svg)" in text
 
 

@@ -53,6 +53,31 @@ def test_a_new_task_starts_from_the_run(inlay: Inlay, trained, tiny_bert_folder:
     assert ended.data["tasks"][0]["reference"] == "new@1"
 
 
+def test_a_new_task_stands_on_the_backbone_of_the_run_it_starts_from(
+    inlay: Inlay, trained, tiny_bert_folder: Path, backbone_folder, tmp_path: Path
+) -> None:
+    new = write_mail(tmp_path / "new.csv", num_rows=30, seed=3)
+    same = ("multitask", new, "--max-length", 24, "--steps", 2, "--epochs", 1, "--from-run", trained.data["run"])
+    ended = inlay(*same, "--json")
+    assert ended.status == 0, ended.err
+    assert inlay("show", "new", "--json").data["backbone"]["name"] == str(tiny_bert_folder)
+    refused = inlay(*same, "--backbone", backbone_folder("roberta"))
+    assert (refused.status, "Traceback" in refused.err) == (6, False)
+    assert f"use `--backbone {tiny_bert_folder}`" in " ".join(refused.err.split())
+
+
+@pytest.mark.parametrize("way", ["--method", "--set", "--config", "--preset"])
+def test_a_method_of_one_task_is_refused_however_it_was_asked_for(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path, way: str
+) -> None:
+    mail, config = write_mail(tmp_path / "mail.csv"), tmp_path / "run.toml"
+    config.write_text('[method]\nname = "houlsby"\n')
+    asked = {"--method": "houlsby", "--set": "method.name=houlsby", "--config": config, "--preset": "houlsby2019"}
+    ended = inlay("multitask", mail, "--backbone", tiny_bert_folder, way, asked[way], "--max-length", 24, "--steps", 2)
+    assert ended.status == 2
+    assert "method `houlsby` trains one task at a time" in ended.err
+
+
 def test_mistakes_are_refused_with_a_hint(inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path) -> None:
     mail = write_mail(tmp_path / "mail.csv")
     for arguments, words in [
@@ -61,6 +86,12 @@ def test_mistakes_are_refused_with_a_hint(inlay: Inlay, tiny_bert_folder: Path, 
         (("multitask", mail, mail), "a name of its own"),
         (("multitask", mail, "--from-run", "abc"), "no run of several tasks"),
         (("train", mail, "--method", "hyperformer++"), "inlay multitask"),
+        (("train", mail, "--set", "joint.steps=3"), "`joint.steps` is `3` for a run of one task"),
+        (("multitask", mail, "--like", "mail=nothing"), "`joint.like` is `mail=nothing`, but there is no run"),
+        (("multitask", mail, "--trained", "task"), "`joint.trained` is `task`, but there is no run"),
+        (("multitask", mail, "--set", "train.steps=bert"), "`train.steps` is `bert` for a run of several tasks"),
+        (("multitask", mail, "--set", "train.bucket=4"), "`train.bucket` is `4` for a run of several tasks"),
+        (("multitask", mail, "--set", "train.start=mail"), "--from-run"),
     ]:
         ended = inlay(*arguments, *(("--backbone", tiny_bert_folder) if len(arguments) > 1 else ()))
         assert ended.status != 0

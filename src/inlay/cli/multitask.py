@@ -22,12 +22,11 @@ from inlay.cli.train import (
     fit_runs,
     load_task,
 )
-from inlay.config import MethodConfig
+from inlay.config import MethodConfig, RunConfig
 from inlay.errors import BadConfig, Diverged, UnknownName
 from inlay.store import Store
 
 if TYPE_CHECKING:
-    from inlay.config import RunConfig
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.training.joint import JointRun
@@ -59,8 +58,9 @@ def multitask(
     """Train several tasks as one run that shares parameters, and publish each.
 
     With hyperformer++, the default, a hypernetwork writes the adapters of all tasks; other methods are hyperformer,
-    mahabadi-multi (an adapter for every task, norms shared) and full-multi (one fine-tuned backbone). The best epoch is
-    that of the best mean over the tasks. Every task is published as an ordinary one.
+    mahabadi-multi (an adapter for every task, norms shared), full-multi (one fine-tuned backbone) and pal-published
+    (projected attention for every task beside it). The best epoch is that of the best mean over the tasks. Every task is
+    published as an ordinary one.
     """
     from inlay.training import FitSettings
 
@@ -97,16 +97,15 @@ class _Ready:
 
 
 def _find_config(run: RunOptions, store: Store) -> RunConfig:
-    """The settings, with those of the run that this one starts from where nothing else was asked for."""
+    """The settings, over the method and the backbone of the run that this one starts from, if it starts from one."""
     from inlay.config import read_toml
 
-    config = dataclasses.replace(run, task="multitask").resolve(store)
-    if config.joint.start is not None and config.method == MethodConfig():
-        source = read_toml(_find_run(config.joint.start, store) / "config.toml")
-        return dataclasses.replace(config, method=source.method)
-    if config.method.name == MethodConfig().name and "method.name" not in run.flags:
-        return dataclasses.replace(config, method=dataclasses.replace(config.method, name=_METHOD))
-    return config
+    named = dataclasses.replace(run, task="multitask")
+    config = named.resolve(base=RunConfig(method=MethodConfig(_METHOD)))
+    if config.joint.start is None:
+        return config
+    source = read_toml(_find_run(config.joint.start, store) / "config.toml")
+    return named.resolve(base=RunConfig(method=source.method, backbone=source.backbone))
 
 
 def _prepare(config: RunConfig, data: Sequence[str], store: Store, device: str, seeds: int) -> _Ready:

@@ -100,12 +100,12 @@ class RunOptions:
     flags: Mapping[str, Any] = field(default_factory=dict)
     """config key -> value, for the flags that were given"""
 
-    def resolve(self, store: Store | None = None) -> RunConfig:
-        """The run's settings; a task that was not named is called as its data is.
+    def resolve(self, store: Store | None = None, base: RunConfig = RunConfig()) -> RunConfig:
+        """The run's settings, laid over `base`; a task that was not named is called as its data is.
 
         A run that starts from a task of `store` has its method, where nothing else was asked for.
         """
-        config = self._lay(RunConfig())
+        config = self._lay(base)
         if config.train.start and store is not None:
             from inlay.training.start import check_method, inherit
 

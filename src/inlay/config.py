@@ -216,11 +216,25 @@ class JointConfig:
         """What the loss of a task counts."""
         return self._weights().get(task, 1.0)
 
+    def resemblances(self) -> dict[str, str]:
+        """New task -> the one of the run it starts from whose own parameters it begins with."""
+        pairs = [item.partition("=") for item in self.like]
+        for item, (new, _, old) in zip(self.like, pairs, strict=True):
+            _require(bool(new and old), "joint.like", item, "a new task and an old one: `--like new=old`")
+        return {new.strip(): old.strip() for new, _, old in pairs}
+
     def check_tasks(self, names: Iterable[str]) -> None:
-        """Refuse weights of tasks that are not there."""
+        """Refuse what is said of tasks that are not there, and what has no sense without a run to start from."""
         known = list(names)
-        for name in self._weights():
-            _require(name in known, "joint.weights", name, f"for one of the tasks: {', '.join(known)}")
+        for key, tasks in (("joint.weights", self._weights()), ("joint.like", self.resemblances())):
+            for name in tasks:
+                _require(name in known, key, name, f"for one of the tasks: {', '.join(known)}")
+        for key, value in (("like", ", ".join(self.like)), ("trained", self.trained)):
+            if self.start is None and value not in ("", "all"):
+                raise BadConfig(
+                    f"`joint.{key}` is `{value}`, but there is no run to start from",
+                    "name one that `inlay multitask` trained: `--from-run RUN`",
+                )
 
     def _weights(self) -> dict[str, float]:
         found = {}

@@ -218,6 +218,24 @@ def test_what_cannot_be_trained_together_is_refused(tiny_bert, toy_task):
         make_joint_run([two, toy_task("number", kind="regress")], config, tiny_bert)
     with pytest.raises(BadConfig, match=r"joint\.weights"):
         make_joint_run([two, five], config.override(["joint.weights=three=2"]), tiny_bert)
+    for setting, words in [
+        ("joint.like=two=five", "no run to start from"),
+        ("joint.trained=task", "no run to start from"),
+        ("train.steps=bert", "for a run of several tasks"),
+        ("train.bucket=4", "for a run of several tasks"),
+        ("train.start=two", "for a run of several tasks"),
+    ]:
+        with pytest.raises(BadConfig, match=words) as caught:
+            make_joint_run([two, five], config.override([setting]), tiny_bert)
+        assert caught.value.hint
+    with pytest.raises(BadConfig, match=r"`joint\.steps` is `3` for a run of one task"):
+        make_run(two, RunConfig().override(["joint.steps=3"]), tiny_bert)
+
+
+def test_rows_of_a_padded_backbone_are_drawn_as_its_settings_say(backbone_of, toy_task):
+    """Tasks are drawn, then rows from all of a task's: none are kept together by their length."""
+    run = make_joint(backbone_of("deberta-v2"), toy_task)
+    assert {part.config.train.bucket for part in run.parts} == {run.config.train.bucket} == {1}
 
 
 @pytest.mark.parametrize("method", METHODS[:4])

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from inlay.errors import BadConfig, UnknownName
+from inlay.errors import BadConfig, UnknownName, WrongBackbone
 from inlay.model.bank import Bank
 from inlay.model.inference import infer
 from inlay.model.route import Row
@@ -152,3 +152,34 @@ def test_a_start_of_another_method_or_of_an_unknown_task_is_refused(tiny_bert, t
         start_from(tmp_path / source.id, other, ["new"])
     with pytest.raises(UnknownName, match="seven"):
         new_run(tiny_bert, toy_task, tmp_path, source, like=("new=seven",))
+    with pytest.raises(BadConfig, match=r"`joint\.like` is `new`"):
+        new_run(tiny_bert, toy_task, tmp_path, source, like=("new",))
+    wider = dataclasses.replace(source.config, method=dataclasses.replace(source.config.method, size=8))
+    with pytest.raises(BadConfig, match=r"`method\.size` is `8`, but run `\w+` has `4`"):
+        start_from(tmp_path / source.id, wider, ["new"])
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_start_on_another_backbone_is_refused_though_its_shapes_fit(
+    tiny_bert, backbone_of, toy_task, tmp_path, is_kept
+):
+    """By its fingerprint, or by its name where a folder is older than that."""
+    source, _ = train(tiny_bert, toy_task, tmp_path, "hyperformer++")
+    if not is_kept:
+        (tmp_path / source.id / "fingerprint").unlink()
+    assert new_run(tiny_bert, toy_task, tmp_path, source).start.tensors
+    with pytest.raises(WrongBackbone, match=f"cannot start from run `{source.id}`") as caught:
+        new_run(backbone_of("roberta"), toy_task, tmp_path, source)
+    assert caught.value.hint.startswith(f"use `--backbone {tiny_bert.name}`")
+
+
+def test_nothing_to_train_is_refused(backbone_of, toy_task, tmp_path):
+    """A head is a task's own; a backbone that writes has none."""
+    t5, bert = backbone_of("t5"), backbone_of("bert")
+    for backbone in (t5, bert):
+        source, _ = train(backbone, toy_task, tmp_path, "full-multi")
+        if backbone is bert:
+            assert new_run(bert, toy_task, tmp_path, source, trained="task")
+            continue
+        with pytest.raises(BadConfig, match=r"tasks have nothing of their own"):
+            new_run(t5, toy_task, tmp_path, source, trained="task")

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from inlay.config import DataConfig, RunConfig, digest, settled
+from inlay.config import DataConfig, RunConfig, TrainConfig, digest, settled
 from inlay.data.metrics import MEAN, METRICS
 from inlay.data.sampling import TaskSampler
 from inlay.data.tasks import Task
-from inlay.errors import BadConfig
+from inlay.errors import BadConfig, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.methods import JOINT_METHODS, find_method
 from inlay.model.sites import Anatomy
@@ -101,6 +101,34 @@ def make_joint_run(
 
     `data` says of every task where its rows were, so that the finished run can find them again.
     """
+    _check_tasks(tasks, config)
+    _check_train(config.train)
+    _check_backbone(start, backbone)
+    # What is recorded is what is done: rows are drawn from all of a task's, on padded backbones too.
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, bucket=1))
+    sources = data or [config.data] * len(tasks)
+    parts = tuple(
+        make_part(task, dataclasses.replace(config, data=source), backbone)
+        for task, source in zip(tasks, sources, strict=True)
+    )
+    # What of the training suits one kind of task only is that task's: as it was asked for, it is resolved alike again.
+    train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
+    resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
+    run = JointRun(name, parts, resolved, start)
+    if config.joint.trained == "task" and all(item.is_shared for item in run.layout(backbone.anatomy)):
+        raise BadConfig(
+            f"`joint.trained` is `task`, but with `{config.method.name}` on `{backbone.name}` tasks have nothing of "
+            "their own",
+            "leave out `--trained`, or use another method",
+        )
+    return run
+
+
+_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
+
+
+def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
+    """Refuse a method of one task, names that cannot be told apart, and metrics that have no mean."""
     if not find_method(config.method.name).is_joint:
         known = ", ".join(JOINT_METHODS)
         raise BadConfig(f"method `{config.method.name}` trains one task at a time", f"of several tasks: {known}")
@@ -117,18 +145,32 @@ def make_joint_run(
                 f"task `{task.name}` has the metric `{task.metric}`, of which less is better: there is no mean with it",
                 "use a metric of which more is better: `--set data.metric=pearson`",
             )
-    sources = data or [config.data] * len(tasks)
-    parts = tuple(
-        make_part(task, dataclasses.replace(config, data=source), backbone)
-        for task, source in zip(tasks, sources, strict=True)
-    )
-    # What of the training suits one kind of task only is that task's: as it was asked for, it is resolved alike again.
-    train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
-    resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
-    return JointRun(name, parts, resolved, start)
 
 
-_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
+# Setting of training -> the values it may have here, and what to do instead of others: those are for one task.
+_PLAIN: dict[str, tuple[tuple[object, ...], str]] = {
+    "steps": (("epochs",), "leave it out, or say how many steps there are: `--steps N`"),
+    "bucket": ((None, 1), "leave it out: rows are drawn from all of a task's, whatever their length"),
+    "start": (((),), "start from another run of several tasks: `--from-run RUN`"),
+}
+
+
+def _check_train(train: TrainConfig) -> None:
+    for name, (taken, hint) in _PLAIN.items():
+        if (value := getattr(train, name)) not in taken:
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            raise BadConfig(f"`train.{name}` is `{shown}` for a run of several tasks", hint)
+
+
+def _check_backbone(start: Start, backbone: Backbone) -> None:
+    """Refuse what was learnt on another backbone: where the shapes fit it would be taken without a word."""
+    if start.backbone and (start.fingerprint or start.backbone) not in (backbone.fingerprint, backbone.name):
+        source = start.lineage[0]["run"]
+        raise WrongBackbone(
+            f"cannot start from run `{source}`: it was trained on the backbone `{start.backbone}` "
+            f"({start.fingerprint[:12]}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
+            f"use `--backbone {start.backbone}`, or start from a run on `{backbone.name}`",
+        )
 
 
 class JointMember:

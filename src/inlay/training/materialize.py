@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from inlay.config import RunConfig, read_toml
+from inlay.config import JointConfig, MethodConfig, RunConfig, read_toml
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, Diverged, Missing, UnknownName, WrongBackbone
 from inlay.model.backbone import Backbone
@@ -22,7 +22,7 @@ from inlay.model.expand import Expander
 from inlay.model.methods import resolve_method, written_method
 from inlay.model.slots import SlotSpec
 from inlay.training.joint import JointRun, make_joint_run
-from inlay.training.run import JOINT_TASKS, Result, Run, Trained, read_result
+from inlay.training.run import JOINT_TASKS, Result, Run, Trained, read_fingerprint, read_result
 from inlay.training.start import Start
 
 
@@ -57,7 +57,7 @@ def write_out(run: JointRun, tensors: Mapping[str, Tensor], backbone: Backbone) 
 def _ordinary(run: JointRun, part: Run) -> Run:
     method = written_method(run.config.method)
     origin = {"run": run.id, "method": run.config.method.name, "tasks": [each.name for each in run.parts]}
-    config = dataclasses.replace(part.config, method=method)
+    config = dataclasses.replace(part.config, method=method, joint=JointConfig())
     return dataclasses.replace(part, config=config, spec=SlotSpec(method, part.spec.head), origin=origin)
 
 
@@ -110,16 +110,11 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[str]) -> Start:
     result, source = read_result(folder), read_toml(folder / "config.toml")
     if result is None or not result.tensors:
         raise Missing(f"no trained weights in `{folder}`", "give a run that finished")
-    if resolve_method(config.method) != source.method:
-        raise BadConfig(
-            f"`method` is `{config.method.name}`, but run `{folder.name}` has `{source.method.name}`",
-            "a run that starts from another has its method: leave out the settings of the method",
-        )
+    _check_method(config.method, source.method, folder.name)
     shared = {name: tensor for name, tensor in result.tensors.items() if "/" not in name}
     # Not by their tensors: tasks that share every weight of a backbone that writes have none of their own.
     known = [part.task for part in read_parts(folder)]
-    for item in config.joint.like:
-        new, _, old = item.partition("=")
+    for new, old in config.joint.resemblances().items():
         if old not in known:
             raise UnknownName("task of the run", old, known)
         if new not in tasks:
@@ -127,4 +122,16 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[str]) -> Start:
         own = Start(result.tensors).of(old)
         shared |= {f"{new}/{name}": own[name] for name in own if name not in shared and not name.startswith("head.")}
     note = f"starts from what the tasks of run `{folder.name}` share"
-    return Start(shared, ({"run": folder.name},), (note,))
+    return Start(shared, ({"run": folder.name},), (note,), source.backbone, read_fingerprint(folder))
+
+
+def _check_method(method: MethodConfig, its: MethodConfig, run_id: str) -> None:
+    # By name first: the settings of one method are refused by another.
+    mine = resolve_method(method) if method.name == its.name else method
+    for item in dataclasses.fields(mine):
+        if getattr(mine, item.name) != getattr(its, item.name):
+            raise BadConfig(
+                f"`method.{item.name}` is `{getattr(mine, item.name)}`, but run `{run_id}` has "
+                f"`{getattr(its, item.name)}`",
+                "a run that starts from another has its method: leave out the settings of the method",
+            )

@@ -1,7 +1,8 @@
 """A run: one task trained once, with its settings, its folder and its result.
 
-A run's folder is `runs/<id>/`: `config.toml`, `metrics.jsonl` (a line per epoch), `curve.png`, `best.safetensors`,
-`last.safetensors`, and `result.json`, which is written last: a folder that has one is a finished run.
+A run's folder is `runs/<id>/`: `config.toml`, `fingerprint` (of the backbone), `metrics.jsonl` (a line per epoch),
+`curve.png`, `best.safetensors`, `last.safetensors`, and `result.json`, which is written last: a folder that has one is
+a finished run.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
 JOINT_TASKS = "tasks"
 """The folder within that of a run of several tasks that has the settings of each."""
+_FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +144,12 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
             f"method `{config.method.name}` trains several tasks as one run, whose parameters they share",
             "use `inlay multitask`, or `make_joint_run`",
         )
+    for item in dataclasses.fields(config.joint):
+        if (value := getattr(config.joint, item.name)) != item.default:
+            raise BadConfig(
+                f"`joint.{item.name}` is `{value}` for a run of one task",
+                "leave it out: settings of `joint` are for `inlay multitask`",
+            )
     return make_part(task, config, backbone, store)
 
 
@@ -264,6 +272,14 @@ def write_start(folder: Path, run: Run | JointRun) -> None:
             content = write_toml(part.config).encode()
             write_atomically(folder / JOINT_TASKS / f"{number:03}-{part.name}.toml", content)
     write_atomically(folder / "config.toml", write_toml(run.config).encode())
+    # The name in the settings is a path or a word; what it stood for then, only this can say.
+    write_atomically(folder / _FINGERPRINT, f"{run.parts[0].fingerprint}\n".encode())
+
+
+def read_fingerprint(folder: Path) -> str:
+    """Of the backbone a run was trained on; nothing in a folder from before it was kept."""
+    path = folder / _FINGERPRINT
+    return path.read_text(encoding="utf8").strip() if path.is_file() else ""
 
 
 def write_history(folder: Path, history: list[dict[str, Any]]) -> None:

@@ -52,6 +52,10 @@ class Start:
     lineage: tuple[dict[str, str], ...] = ()
     """reference and digest of every source"""
     notes: tuple[str, ...] = ()
+    backbone: str = ""
+    """that a run of several tasks was trained on, where this is what it learnt"""
+    fingerprint: str = ""
+    """of that backbone; nothing where the run's folder does not say it"""
 
     def of(self, task: str) -> dict[str, Tensor]:
         """What the slot of a task begins with: what is the same for all tasks of its run, and what is its own."""

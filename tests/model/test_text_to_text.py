@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -112,3 +113,19 @@ def test_different_embeddings_for_reading_and_writing_are_refused(backbone_of, t
     save_file(tensors, tmp_path / "odd" / "model.safetensors", {"format": "pt"})
     with pytest.raises(StoreDamaged, match="different embeddings"):
         load_backbone(str(tmp_path / "odd"), device="cpu")
+
+
+@pytest.mark.parametrize("family", ["t5", "mt5"])
+def test_an_output_layer_of_its_own_that_is_not_in_the_files_is_missed(backbone_of, tmp_path, family):
+    """Tied instead, it would write with the wrong matrix. Only a folder that says it is tied may leave it out."""
+    folder = tmp_path / "half"
+    shutil.copytree(backbone_of(family).folder, folder)
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    tensors.pop("lm_head.weight", None)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(StoreDamaged, match=r"weights have no `lm_head\.weight`"):
+        load_backbone(str(folder), device="cpu")
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model = load_backbone(str(folder), device="cpu").model
+    assert model.lm_head.weight is model.shared.weight

@@ -2,13 +2,15 @@
 
 Which of its tensors are one is not left to transformers, whose versions differ: some tie what a config calls untied,
 and a state dict loaded into a model whose output layer is its embedding overwrites that without a word. Here the files
-decide: an output layer that they have and that is not the embedding is one of its own.
+decide: an output layer that they have and that is not the embedding is one of its own, and one that they should have
+and do not is missed, not made up.
 """
 
 from __future__ import annotations
 
 import json
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,12 @@ def settle_embeddings(model: Any, folder: Path) -> None:
         raise StoreDamaged(
             f"`{folder}` has different embeddings for reading and for writing", "a T5 has one: fetch the folder again"
         )
-    output = found.get(_OUTPUT)
+    output, config = found.get(_OUTPUT), json.loads((folder / "config.json").read_text(encoding="utf8"))
+    if output is None and not _is_tied(config):
+        raise StoreDamaged(
+            f"no output layer in `{folder}`: its embeddings are not tied, and its weights have no `{_OUTPUT}`",
+            "fetch the folder again; a model that only reads, such as an encoder of it, cannot write answers",
+        )
     model.shared.weight = _like(model.shared.weight, inputs[0])
     # One tensor in modules of their own: `functional_call` cannot give back what one module under three names had.
     model.encoder.embed_tokens.weight = model.decoder.embed_tokens.weight = model.shared.weight
@@ -43,7 +50,9 @@ def settle_embeddings(model: Any, folder: Path) -> None:
     model.lm_head.forward = types.MethodType(_write_in_float32, model.lm_head)
     # Where output and embedding were trained as one, what is written is scaled first. Older versions read it off the
     # second of these settings, newer ones off the first.
-    model.config.scale_decoder_outputs = model.config.tie_word_embeddings = _is_scaled(folder)
+    model.config.scale_decoder_outputs = model.config.tie_word_embeddings = bool(
+        config.get("scale_decoder_outputs", _is_tied(config))
+    )
 
 
 def _write_in_float32(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -51,10 +60,9 @@ def _write_in_float32(layer: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x.float(), layer.weight.float())
 
 
-def _is_scaled(folder: Path) -> bool:
-    config = json.loads((folder / "config.json").read_text(encoding="utf8"))
-    default = config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
-    return bool(config.get("scale_decoder_outputs", default))
+def _is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether a folder's settings say that the embedding is the output layer too."""
+    return bool(config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT))
 
 
 def _like(parameter: Tensor, value: Tensor) -> nn.Parameter:

@@ -1,24 +1,30 @@
-"""Presets: every published count, optimizer and schedule of SEMANTICS §1, §2 and §5."""
+"""Presets: every published count, optimizer and schedule of SEMANTICS §1, §2, §3, §5 and §6."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
 import transformers
 
 from inlay.config import RunConfig, TrainConfig
+from inlay.data.sampling import task_shares
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.heads import HeadSpec
-from inlay.model.methods import layout, resolve_method
+from inlay.model.methods import JOINT_METHODS, find_method, layout, resolve_method
 from inlay.model.sites import survey
 from inlay.presets import PRESETS, apply_preset
 from inlay.training import make_run
+from inlay.training.joint import make_joint_run
 from inlay.training.optimizer import VARIANTS, learning_rate
 
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+T5_SMALL = {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
 HOULSBY = ("houlsby2019", "houlsby2019-code", "uva2019")
+JOINT = [name for name, entry in PRESETS.items() if entry.settings["method.name"] in JOINT_METHODS]
 TF_ADAPTER_BERT = ("tf-adapter-bert-within-layer", "tf-adapter-bert-none", "tf-adapter-bert-every-3")
 
 
@@ -30,6 +36,11 @@ def shape_of(**config):
 @pytest.fixture(scope="module")
 def bert_base():
     return shape_of()
+
+
+def t5_of(**config):
+    with torch.device("meta"):
+        return survey(transformers.T5ForConditionalGeneration(transformers.T5Config(**config)))
 
 
 def preset(name, **method):
@@ -132,7 +143,65 @@ def test_every_setting_of_a_preset_is_one_that_its_method_takes(name):
     assert PRESETS[name].summary
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    ("name", "family"), [("mahabadi2021", "t5"), ("mahabadi2021", "bert"), ("stickland2019", "bert")]
+)
+def test_a_run_of_several_tasks_can_be_made_with_every_preset_for_it(name, family, backbone_of, toy_task):
+    config = preset(name)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_length=32))
+    run = make_joint_run([toy_task("two"), toy_task("five", num_labels=5)], config, backbone_of(family))
+    smoothing = 0.1 if family == "t5" else None
+    assert [part.config.train.label_smoothing for part in run.parts] == [smoothing, smoothing]
+    assert run.num_steps == config.joint.steps
+
+
+def test_mahabadi_s_preset_has_the_published_counts_and_schedule():
+    config = preset("mahabadi2021")
+    task = sum(item.num_parameters for item in layout(t5_of(**T5_BASE), config.method) if not item.is_shared)
+    shared = sum(item.num_parameters for item in layout(t5_of(**T5_BASE), config.method) if item.is_shared)
+    assert shared + 8 * task == 5_211_056
+    small = layout(t5_of(**T5_SMALL), preset("mahabadi2021", size=16).method)
+    assert sum(item.num_parameters * (1 if item.is_shared else 8) for item in small) == 2_415_776
+    for changes in (
+        ["method.name=hyperformer"],
+        ["method.name=mahabadi-multi"],
+        ["method.name=full-multi", "method.size=none"],
+    ):
+        resolve_method(config.override(changes).method)
+    train, joint = config.train, config.joint
+    assert (train.optimizer, train.weight_decay, train.lr, train.batch_size) == ("adamw", 0.0, 3e-4, 32)
+    assert (joint.steps, joint.sampling, joint.temperature, joint.batches) == (
+        262_144,
+        "temperature",
+        10,
+        "homogeneous",
+    )
+    rates = [learning_rate(train, step, joint.steps) for step in range(joint.steps)]
+    assert rates.index(max(rates)) == 499, "500 steps of warm-up"
+    assert rates[-1] == pytest.approx(3e-4 / (262_144 - 500))
+
+
+def test_pals_preset_has_the_published_count_and_annealed_sampling(bert_base):
+    config = preset("stickland2019")
+    own = [item for item in layout(bert_base, config.method) if not item.is_shared]
+    assert sum(item.num_parameters for item in own) == 1_811_520
+    assert (config.train.lr, config.train.epochs, config.joint.steps) == (2e-5, 25, 25 * 300 * 8)
+    sizes, epochs = (100, 10_000), config.train.epochs
+    for epoch in range(epochs):
+        exponent = 1 - 0.8 * epoch / (epochs - 1)
+        few, many = task_shares(sizes, config.joint, epoch, epochs)
+        assert many / few == pytest.approx(100**exponent)
+
+
+def test_the_help_of_the_rate_says_what_methods_have():
+    (item,) = (item for item in dataclasses.fields(TrainConfig) if item.name == "lr")
+    told = re.findall(r"(\S+) for (\w+)", item.metadata["help"])
+    assert len(told) == 4
+    for rate, method in told:
+        assert find_method(method).lr == float(rate)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in JOINT])
 def test_a_run_can_be_made_with_every_preset(name, tiny_bert, toy_task):
     config = preset(name)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_length=32))

@@ -100,7 +100,11 @@ class MethodConfig:
 class TrainConfig:
     """How a run is trained. All of it belongs to the run, not to the cohort it is trained in."""
 
-    lr: float | None = setting(None, "peak learning rate; default: the method's own, 5e-4 for adapters, 5e-5 for full")
+    lr: float | None = setting(
+        None,
+        "peak learning rate; default: the method's own, such as 5e-4 for houlsby, 3e-4 for mahabadi, 1e-4 for "
+        "hyperformer, 5e-5 for full",
+    )
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
     steps: str = setting(

@@ -25,7 +25,7 @@ class Preset:
     notes: tuple[str, ...] = ()
 
 
-# Batches are drawn from all rows (bucket 1), and the head reads BERT's own frozen pooler.
+# Batches are drawn from all rows (bucket 1), and the head reads BERT's own pooler, frozen where BERT is.
 _BERT = {
     "train.batch_size": 32,
     "train.max_length": 128,
@@ -90,6 +90,36 @@ _ADAPTERHUB_NOTES = (
     "layer norms stay frozen, as AdapterHub's format has no place for trained ones: `inlay export` can write it",
     "size 48 is a sixteenth of BERT-base's width, the library's default; on another backbone set `--size`",
 )
+_MAHABADI_STEPS = 2**18
+_MAHABADI = {
+    "method.name": "hyperformer++",
+    "method.size": 24,
+    "train.optimizer": "adamw",
+    "train.schedule": "linear",
+    "train.warmup": 500 / _MAHABADI_STEPS,
+    "train.weight_decay": 0.0,
+    "train.lr": 3e-4,
+    "train.epochs": 64,
+    "train.batch_size": 32,
+    "train.max_length": 128,
+    "train.attention_dropout": 0.1,
+    "joint.sampling": "temperature",
+    "joint.temperature": 10.0,
+    "joint.batches": "homogeneous",
+    "joint.steps": _MAHABADI_STEPS,
+}
+_PALS = _BERT | {
+    "method.name": "pal-published",
+    "train.optimizer": "bert-adam",
+    "train.schedule": "bert",
+    "train.weight_decay": 0.01,
+    "train.clip_norm": 1.0,
+    "train.lr": 2e-5,
+    "train.epochs": 25,
+    "joint.sampling": "annealed",
+    "joint.batches": "homogeneous",
+    "joint.steps": 25 * 2400,
+}
 
 PRESETS: dict[str, Preset] = {
     "houlsby2019": Preset("Houlsby et al. 2019, as the paper has it (init 1e-2)", _HOULSBY, _HOULSBY_NOTES),
@@ -135,6 +165,29 @@ PRESETS: dict[str, Preset] = {
         "AdapterHub's `seq_bn`: one relu adapter a layer, frozen norms, a two-layer head; for `inlay export`",
         _ADAPTERHUB | {"method.name": "pfeiffer", "method.activation": "relu"},
         _ADAPTERHUB_NOTES,
+    ),
+    "mahabadi2021": Preset(
+        "Mahabadi et al. 2021: HyperFormer++ on T5, several tasks as one run; for `inlay multitask`",
+        _MAHABADI,
+        (
+            "warm-up is 500 steps of 262,144: with other `--steps`, set `train.warmup` to 500 divided by them",
+            "size 24 is a 32nd of T5-base's width; for T5-small `--size 16`, and a 16th was tried too",
+            "the paper's other rows: `--method hyperformer`, `--method mahabadi-multi`; for `full-multi` add "
+            "`--set method.size=none`",
+            "label smoothing of 0.1 is what a backbone that writes has anyway, so that encoders take the preset too; "
+            "they want a smaller rate, `--lr 1e-4`",
+            "how often dev rows are scored is ours: 64 times",
+        ),
+    ),
+    "stickland2019": Preset(
+        "Stickland & Murray 2019: PALs beside one fine-tuned BERT-base, annealed sampling; for `inlay multitask`",
+        _PALS,
+        (
+            "60,000 steps are the code's for GLUE's eight tasks: an epoch is 300 steps for each of them",
+            "optimizer, schedule, weight decay and dropout are those of its code: BERT's own; the code clips the "
+            "gradient of every tensor, this the run's whole",
+            "the pooler is one for all tasks, trained with the rest of BERT",
+        ),
     ),
 }
 

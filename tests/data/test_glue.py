@@ -63,6 +63,7 @@ def test_official_files_are_read(root, name, metric, labels, text, pair, targets
     assert task.train.targets.tolist() == targets
     assert len(task.dev) == 1
     assert task.test is None
+    assert task.bounds == ((0, 5) if name == "stsb" else None)
 
 
 def test_mnli_reads_the_gold_label_and_says_which_file(root):

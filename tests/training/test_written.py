@@ -114,6 +114,15 @@ def test_numbers_are_written_in_steps_of_a_fifth(backbone_of, toy_task):
         make(backbone_of("t5"), as_numbers(toy_task(kind="regress"), 500.0))
 
 
+def test_few_rows_leave_no_number_of_a_known_range_out(backbone_of, toy_task):
+    """The ends of STS-B's range are rare: 100 rows may have neither, and 0.0 and 5.0 must be answers all the same."""
+    task = as_numbers(toy_task(kind="regress"), 2.0)
+    few = dataclasses.replace(task, train=dataclasses.replace(task.train, targets=task.train.targets + 1))
+    for bounds, least, largest in [(None, 5, 15), ((0.0, 5.0), 0, 25), ((2.0, 2.4), 5, 15)]:
+        run = make(backbone_of("t5"), dataclasses.replace(few, bounds=bounds))
+        assert run.spec.head.texts == tuple(f"{number / 5:.1f}" for number in range(least, largest + 1))
+
+
 def test_a_task_adds_no_head_to_a_backbone_that_writes(backbone_of, toy_task):
     backbone = backbone_of("t5")
     run = make(backbone, toy_task())

@@ -59,8 +59,8 @@ def multitask(
 
     With hyperformer++, the default, a hypernetwork writes the adapters of all tasks; other methods are hyperformer,
     mahabadi-multi (an adapter for every task, norms shared), full-multi (one fine-tuned backbone) and pal-published
-    (projected attention for every task beside it). The best epoch is that of the best mean over the tasks. Every task is
-    published as an ordinary one.
+    (projected attention for every task beside it). The best epoch is that of the best mean over the tasks. Every task
+    is published as an ordinary one.
     """
     from inlay.training import FitSettings
 

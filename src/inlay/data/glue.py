@@ -31,13 +31,14 @@ class GlueSet:
     dev: str = "dev"
     test: str = "test"
     names: tuple[str, ...] | None = None  # of train and dev files that have no header
+    bounds: tuple[float, float] | None = None  # of its numbers
 
 
 GLUE = {
     "cola": GlueSet("CoLA", ("sentence", None, "label"), metric="matthews", names=_COLA_COLUMNS),
     "sst2": GlueSet("SST-2", ("sentence", None, "label")),
     "mrpc": GlueSet("MRPC", ("#1 String", "#2 String", "Quality"), metric="f1"),
-    "stsb": GlueSet("STS-B", ("sentence1", "sentence2", "score"), metric="spearman", kind="regress"),
+    "stsb": GlueSet("STS-B", ("sentence1", "sentence2", "score"), metric="spearman", kind="regress", bounds=(0.0, 5.0)),
     "qqp": GlueSet("QQP", ("question1", "question2", "is_duplicate"), metric="f1"),
     "mnli": GlueSet("MNLI", ("sentence1", "sentence2", "gold_label"), dev="dev_matched", test="test_matched"),
     "mnli-mm": GlueSet("MNLI", ("sentence1", "sentence2", "gold_label"), dev="dev_mismatched", test="test_mismatched"),
@@ -71,7 +72,7 @@ def open_glue(name: str, config: DataConfig) -> Source:
     if name.lower() == "qnli" and "train" not in sides and squad.is_file():
         sides["train"] = lambda: _plain_columns(rebuild_qnli(squad), entry)
     required = ("train", "dev") if config.dev is None else ("train",)  # scores are on the official dev rows or nothing
-    return Source(f"glue/{name.lower()}", sides, config, str(folder), required)
+    return Source(f"glue/{name.lower()}", sides, config, str(folder), required, entry.bounds)
 
 
 def _refuse_settings(config: DataConfig) -> None:

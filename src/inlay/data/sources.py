@@ -44,6 +44,7 @@ class Source:
     config: DataConfig  # the user's, with what the source itself says filled in
     place: str = ""
     required: tuple[str, ...] = ("train",)  # sides that cannot be split off another
+    bounds: tuple[float, float] | None = None  # of the numbers of a set whose range is known
 
     def read(self, side: str) -> Table:
         """The table of one side; a side that is not there is a `Missing`."""

@@ -72,6 +72,7 @@ class Task:
     notes: tuple[str, ...]
     digest: str
     dev_digest: str
+    bounds: tuple[float, float] | None = None  # of a set's numbers, where known: a few rows may not have the ends
 
 
 def load_task(config: DataConfig, name: str) -> Task:
@@ -172,7 +173,9 @@ def _build_task(source: Source, name: str) -> Task:
     digest = _digest_rows(head, {"train": train, "dev": dev} | ({"test": test} if test else {}))
     dev_digest = _digest_rows(head, {"dev": dev})
     notes += bad.notes()
-    return Task(name, scheme.kind, scheme.labels, metric, train, dev, test, tuple(notes), digest, dev_digest)
+    return Task(
+        name, scheme.kind, scheme.labels, metric, train, dev, test, tuple(notes), digest, dev_digest, source.bounds
+    )
 
 
 def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[str, Rows], str | None]:

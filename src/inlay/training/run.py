@@ -208,9 +208,9 @@ _MOST_NUMBERS = 500
 
 
 def _spell_numbers(task: Task) -> tuple[str, ...]:
-    """The texts that stand for numbers: those from the least to the largest target, in steps."""
-    targets = task.train.targets
-    assert targets is not None
+    """The texts that stand for numbers, in steps: those of the task's range, where it is known, and of its rows."""
+    assert task.train.targets is not None
+    targets = np.append(task.train.targets, task.bounds or ())
     first, last = math.floor(targets.min() / _STEP + 1e-9), math.ceil(targets.max() / _STEP - 1e-9)
     if last - first >= _MOST_NUMBERS:
         raise BadConfig(

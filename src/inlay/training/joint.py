@@ -165,10 +165,10 @@ def _check_train(train: TrainConfig) -> None:
 def _check_backbone(start: Start, backbone: Backbone) -> None:
     """Refuse what was learnt on another backbone: where the shapes fit it would be taken without a word."""
     if start.backbone and (start.fingerprint or start.backbone) not in (backbone.fingerprint, backbone.name):
-        source = start.lineage[0]["run"]
+        known = start.fingerprint[:12] or "fingerprint not kept"
         raise WrongBackbone(
-            f"cannot start from run `{source}`: it was trained on the backbone `{start.backbone}` "
-            f"({start.fingerprint[:12]}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
+            f"cannot start from run `{start.lineage[0]['run']}`: it was trained on the backbone `{start.backbone}` "
+            f"({known}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
             f"use `--backbone {start.backbone}`, or start from a run on `{backbone.name}`",
         )
 

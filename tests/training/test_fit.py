@@ -51,8 +51,10 @@ def test_run_folder_holds_config_metrics_curve_and_weights(tiny_bert, toy_task, 
     (result,) = fit([run], tiny_bert, tmp_path)
     folder = tmp_path / run.id
     assert sorted(path.name for path in folder.iterdir()) == [
-        "best.safetensors", "config.toml", "curve.png", "last.safetensors", "metrics.jsonl", "result.json",
+        "best.safetensors", "config.toml", "curve.png", "fingerprint", "last.safetensors", "metrics.jsonl",
+        "result.json",
     ]  # fmt: skip
+    assert (folder / "fingerprint").read_text() == f"{tiny_bert.fingerprint}\n"
     assert read_toml(folder / "config.toml") == run.config
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3]

@@ -23,7 +23,7 @@ from inlay.research.lineup import (
 )
 from inlay.research.published import PublishedTable
 from inlay.research.records import FINISHED, Record
-from inlay.research.scores import Estimate, Row, StudySpec, average, estimate, mean_of, pair, total_parameters
+from inlay.research.scores import Estimate, Row, StudySpec, column_row, estimate, mean_of, pair, total_parameters
 
 ABSENT = "–"
 
@@ -224,7 +224,8 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
     if layout.reference:
         notes.append(
             f"less {scored.label(layout.reference)}: the mean over tasks of differences between runs of the same task "
-            "and seed, each at its own chosen settings; ± s.e.m. over seeds; `pairs` is their number"
+            "and seed, each at its own chosen settings; ± s.e.m. over seeds; `pairs` is their number, where a run of "
+            "several tasks counts once, by the mean of its tasks"
         )
     untested = [name_task(task) for task in layout.tasks if scored.split == "test" and not scored.is_tested(task)]
     return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
@@ -271,10 +272,9 @@ def joint_tables(scored: Scored) -> list[Table]:
     columns = _printed_columns(scored)
     lines, is_published = [], set()
     for key, row in scored.rows.items():
-        if all(task in row and metric in row[task].by_metric for task, metric in columns):
-            cells = [estimate(row[task].by_metric[metric].values()) for task, metric in columns]
-            whole = average([list(row[task].by_metric[metric].values()) for task, metric in columns])
-            lines.append((scored.label(key), *map(show, cells), show(whole)))
+        if (cells := column_row(row, columns)) is not None:
+            whole = mean_of(cells, cells)
+            lines.append((scored.label(key), *(show(cell.estimate) for cell in cells.values()), show(whole)))
         names = [f"{task}:{metric}" for task, metric in columns]
         for table in scored.published.tables:
             mean = table.mean(key, names)

@@ -53,6 +53,12 @@ class Estimate(NamedTuple):
         return self.sem or 0.0
 
 
+def largest_error(values: Iterable[Estimate]) -> float | None:
+    """The largest of several standard errors; None where one of them is not known."""
+    found = [value.sem for value in values]
+    return None if None in found else max(sem for sem in found if sem is not None)
+
+
 @dataclass(frozen=True)
 class Cell:
     """A row's score on one task, at the setting that was best on dev."""

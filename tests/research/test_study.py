@@ -7,11 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
-from inlay.config import RunConfig, overlay
+from inlay.config import RunConfig
 from inlay.errors import BadConfig, UnknownName
-from inlay.model.methods import resolve_method
+from inlay.model.methods import layout, resolve_method
+from inlay.model.sites import survey
 from inlay.research.study import PROFILES, find_study, list_differences, list_studies, read_study, study_folders
+from inlay.training.optimizer import learning_rate
 
 STUDIES = list_studies([Path(__file__).parents[2] / "studies"])
 ONE_TASK = "ablation extensions extra features glue init methods sharing sizes squad stream tradeoff uva".split()
@@ -95,15 +99,68 @@ def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
     assert name != "multitask" or max(totals) - min(totals) < len(study.tasks), totals
 
 
-@pytest.mark.parametrize(("profile", "backbone"), [*((each, None) for each in PROFILES), ("device", "minilm")])
+SAME = [*((each, None) for each in PROFILES), ("device", "minilm"), *(("paper", f"google-t5/t5-{size}") for size in
+        ("small", "base"))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "backbone"), SAME)
 def test_studies_of_the_same_trained_models_have_the_same_settings(profile, backbone):
     """So that nothing is trained twice: the ablation's whole and the embeddings are runs of `multitask`."""
-    own = {arm: study_points("multitask", profile, arm, backbone) for arm in ("hyperformer", "hyperformer++")}
     for name, arm in (("hyper-ablation", "hyperformer"), ("embeddings", "hyperformer++")):
         found = study_points(name, profile, arm, backbone)
-        if profile == "paper" and name == "hyper-ablation":  # published for the small model only
-            found = [overlay(config, {"method": {"size": 24}}) for config in found]
-        assert all(config in own[arm] for config in found), name
+        on = read_study(STUDIES[name], profile, backbone).backbone  # the ablation is published for the small model
+        own = study_points("multitask", profile, arm, on)
+        assert all(config in own for config in found), name
+
+
+@pytest.mark.parametrize(
+    ("backbone", "config", "counts"),
+    [
+        ("google-t5/t5-base", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+         {"hyperformer++": 5_211_056, "hyperformer": 122_404_672, "adapters-multi": 14_581_248,
+          "single-adapters": 1_928_832, "multi-full": 222_903_552}),
+        ("google-t5/t5-small", {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+         {"hyperformer++": 2_415_776, "hyperformer": 28_074_560, "adapters-multi": 3_288_064,
+          "single-adapters": 446_848, "multi-full": 60_506_624}),
+    ],
+)  # fmt: skip
+def test_the_paper_profile_trains_the_published_number_of_parameters(backbone, config, counts):
+    """Of both published sizes: what eight tasks train together, or one by itself."""
+    with torch.device("meta"):
+        anatomy = survey(transformers.T5ForConditionalGeneration(transformers.T5Config(**config)))
+    study = read_study(STUDIES["multitask"], "paper", backbone)
+    assert len(study.tasks) == 8
+    for name, total in counts.items():
+        arm = study.arms[name]
+        num_tasks = 8 if arm.kind == "joint" else 1
+        for point in arm.points():
+            specs = layout(anatomy, resolve_method(point.config.method))
+            assert sum(spec.num_parameters * (1 if spec.is_shared else num_tasks) for spec in specs) == total, name
+
+
+@pytest.mark.parametrize("name", SEVERAL_TASKS)
+def test_sizes_of_the_small_model_are_those_of_its_rows_in_every_study(name):
+    for size, model in ((16, "google-t5/t5-small"), (24, "google-t5/t5-base")):
+        study = read_study(STUDIES[name], "paper", model)
+        assert {point.config.method.size for _, _, point in study.points()} <= {size, None}
+
+
+@pytest.mark.parametrize("name", ["multitask", "hyper-ablation", "embeddings"])
+def test_warm_up_is_five_hundred_of_the_published_steps(name):
+    for arm, _, point in read_study(STUDIES[name], "paper").points():
+        train, steps = dataclasses.replace(point.config.train, lr=1.0), point.config.joint.steps
+        assert steps == 2**18
+        assert learning_rate(train, 499, steps) == 1.0 > learning_rate(train, 498, steps), arm.name
+        assert learning_rate(train, 498, steps) == pytest.approx(499 / 500)
+
+
+@pytest.mark.parametrize("name", SEVERAL_TASKS)
+def test_attention_drops_as_published_and_where_it_does_not_that_is_said(name):
+    paper, device = (read_study(STUDIES[name], profile) for profile in ("paper", "device"))
+    assert {point.config.train.attention_dropout for _, _, point in paper.points()} == {0.1}
+    assert {point.config.train.attention_dropout for _, _, point in device.points()} == {0.0}
+    assert any("attention" in note for note in device.notes)
+    assert any("attention_dropout 0 instead of 0.1" in text for text in list_differences(device, paper))
 
 
 def study_points(name, profile, arm, backbone):

@@ -194,17 +194,39 @@ def _own_mean(table: PublishedTable, key: str) -> float | None:
 
 
 def _mean_table(scored: Scored, table: PublishedTable) -> Table:
-    """Our means beside those that a source prints of its own tasks: only differences compare."""
-    tasks, reference = mean_tasks(scored), scored.reference
+    """Our means beside those that a source prints of its own tasks: only differences compare.
+
+    Where the source says which columns its mean is over, ours is over those of them that are at hand.
+    """
+    rows, what, notes = _averaged_rows(scored, table)
+    reference = scored.reference
     lines = []
-    for key in [key for key in scored.rows if table.row(key) is not None]:
-        gap = pair(scored.rows[key], scored.rows[reference], tasks) if reference and key != reference else None
-        ours = [show(mean_of(scored.rows[key], tasks)), show(gap.estimate if gap else None, signed=True)]
+    for key in [key for key in rows if table.row(key) is not None]:
+        is_compared = reference in rows and key != reference
+        gap = pair(rows[key], rows[reference]) if is_compared and reference else None
+        ours = [show(mean_of(rows[key], rows[key])), show(gap.estimate if gap else None, signed=True)]
         printed = [show(_own_mean(table, key)), show(_table_gap(scored, table, key), signed=True)]
         lines.append((scored.label(key), *ours, *printed))
     less = f"less {scored.label(reference)}" if reference else "difference"
-    columns = ("", f"ours, mean of {len(tasks)}", less, f"published, mean of its {table.over}", f"{less}, published")
-    return Table("means beside the published", columns, tuple(lines), (f"published: {table.source}, {table.backbone}",))
+    columns = ("", f"ours, {what}", less, f"published, mean of its {table.over}", f"{less}, published")
+    notes = (f"published: {table.source}, {table.backbone}", *notes)
+    return Table("means beside the published", columns, tuple(lines), notes)
+
+
+def _averaged_rows(scored: Scored, table: PublishedTable) -> tuple[dict[str, Row], str, tuple[str, ...]]:
+    """Our rows with the cells that a mean beside this table is over, what that mean is, and what it lacks."""
+    tasks = mean_tasks(scored)
+    if not table.mean_of:
+        rows = {key: {task: row[task] for task in tasks} for key, row in scored.rows.items()}
+        return rows, f"mean of {len(tasks)}", ()
+    split = [(task, metric) for task, _, metric in (column.partition(":") for column in table.mean_of)]
+    known = [column for column in split if column[0] in tasks]
+    found = {key: column_row(row, known) for key, row in scored.rows.items()}
+    absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)
+    note = f"the published kind of average, every printed column once; ours lacks {', '.join(absent)}, which the "
+    note += "published one has: only differences compare"
+    kept = {key: row for key, row in found.items() if row}
+    return kept, f"avg of {len(known)} columns", (note,) * bool(absent)
 
 
 def _split_name(scored: Scored) -> str:

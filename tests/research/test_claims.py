@@ -169,6 +169,22 @@ def test_agreement_is_about_the_difference_to_full_fine_tuning():
     assert "ours −6.0 ± 0.0, published −0.8: not as published (5.2 points apart)" in small
 
 
+def test_agreement_is_over_the_columns_of_the_published_mean_where_it_names_them():
+    study, records = synthetic.hyper_ablation()
+    # The second metric of MRPC: one of eight columns, and the own metric of no task.
+    moved = [
+        dataclasses.replace(item, dev={**item.dev, "accuracy": item.dev["accuracy"] + 0.8})
+        if (item.arm, item.task) == ("without-blocks", "glue/mrpc") else item
+        for item in records
+    ]  # fmt: skip
+    before, after = (
+        describe_agreement(score_study(study, given, read_published(PUBLISHED, study.published)))[0]
+        for given in (records, moved)
+    )
+    assert before.startswith("without-blocks less hyperformer: ours −12.")
+    assert after.startswith("without-blocks less hyperformer: ours −2."), "80 points in one of eight columns are ten"
+
+
 def test_what_hypernetworks_are_claimed_to_do_is_judged_by_paired_runs():
     for name, wanted in {
         "multitask": ("hyper-adapters", "hyper-plus-adapters", "multi-single", "hyper-plus-close"),

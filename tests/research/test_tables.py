@@ -247,6 +247,17 @@ def test_a_run_of_several_tasks_has_one_setting_for_all_of_them():
         for item in records
     ]  # fmt: skip
     scored = score_study(study, [*records, *other], Published(""))
-    for row in scored.rows.values():
-        assert {str(cell.setting) for cell in row.values()} == {"{}"}, "better on RTE alone is not better"
+    for key, row in scored.rows.items():
+        if key != "single-adapters":
+            assert {str(cell.setting) for cell in row.values()} == {"{}"}, "better on RTE alone is not better"
         assert {cell.num_settings for cell in row.values()} == {2}
+    alone = scored.rows["single-adapters"]
+    assert [task for task, cell in alone.items() if cell.setting == {"lr": 1.0}] == ["glue/rte"]
+
+
+def test_a_table_says_for_which_rows_settings_are_chosen_for_all_tasks_at_once():
+    mixed = study_tables(scored_of("multitask"))[0].notes[0]
+    joint = "adapters-multi, hyperformer, hyperformer++, multi-full"
+    assert f"once for all tasks where they are one run ({joint}), else for each task" in mixed
+    assert "once for all tasks of a row" in study_tables(scored_of("hyper-ablation"))[0].notes[0]
+    assert "settings are chosen for each task on dev" in study_tables(scored_of("glue"))[0].notes[0]

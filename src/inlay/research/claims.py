@@ -13,7 +13,7 @@ from inlay.research.extras import Ablation, forgotten, read_ablations, read_step
 from inlay.research.hyper_claims import HYPER_CLAIMS
 from inlay.research.lineup import Scored, mean_tasks, name_task
 from inlay.research.scores import Estimate, Paired, estimate, largest_error, mean_of, pair
-from inlay.research.tables import published_gap, show
+from inlay.research.tables import find_gaps, show
 from inlay.research.verdicts import (
     CLEARLY,
     CONFIRMED,
@@ -339,10 +339,10 @@ def describe_agreement(scored: Scored) -> list[str]:
     """For each row whose difference to the reference was published too: one sentence on whether ours is like it."""
     sentences = []
     for key in scored.rows:
-        ours = pair(scored.rows[key], scored.rows[scored.reference], mean_tasks(scored)) if scored.reference else None
-        theirs = published_gap(scored, key)
-        if ours is None or theirs is None or key == scored.reference:
+        gaps = find_gaps(scored, key)
+        if gaps is None:
             continue
+        ours, theirs = gaps.ours, gaps.published
         distance = abs(ours.estimate.mean - theirs)
         does = "as published" if distance <= max(2 * ours.estimate.margin, LIKE) else "not as published"
         does = "open, with one seed" if ours.estimate.sem is None else does

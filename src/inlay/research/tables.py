@@ -15,6 +15,7 @@ from inlay.research.lineup import (
     WIDE,
     Scored,
     group_tasks,
+    has_joint_runs,
     mean_tasks,
     name_column,
     name_task,
@@ -23,7 +24,17 @@ from inlay.research.lineup import (
 )
 from inlay.research.published import PublishedTable
 from inlay.research.records import FINISHED, Record
-from inlay.research.scores import Estimate, Row, StudySpec, column_row, estimate, mean_of, pair, total_parameters
+from inlay.research.scores import (
+    Estimate,
+    Paired,
+    Row,
+    StudySpec,
+    column_row,
+    estimate,
+    mean_of,
+    pair,
+    total_parameters,
+)
 
 ABSENT = "–"
 
@@ -168,10 +179,23 @@ def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[st
     return lines
 
 
-def published_gap(scored: Scored, key: str) -> float | None:
-    """A published row less the reference's, in the first table that has both; None where none has."""
-    gaps = (_table_gap(scored, table, key) for table in scored.published.tables)
-    return next((gap for gap in gaps if gap is not None), None)
+@dataclass(frozen=True)
+class Gaps:
+    """A row less the reference: ours, and as published."""
+
+    ours: Paired
+    published: float
+
+
+def find_gaps(scored: Scored, key: str) -> Gaps | None:
+    """Both, from the first published table that has the two rows, over the columns it means; None where none has."""
+    for table in scored.published.tables:
+        theirs, reference = _table_gap(scored, table, key), scored.reference
+        rows = _averaged_rows(scored, table)[0] if theirs is not None else {}
+        if theirs is not None and reference in rows and key in rows:
+            ours = pair(rows[key], rows[reference])
+            return Gaps(ours, theirs) if ours is not None else None
+    return None
 
 
 def _table_gap(scored: Scored, table: PublishedTable, key: str) -> float | None:
@@ -238,7 +262,7 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     notes = [
         f"mean ± s.e.m. over {counted} seed{'' if seeds == [1] else 's'}, in points; "
-        "settings are chosen for each task on dev, by the mean over seeds"
+        f"settings are chosen {_chosen_for(scored)}, by the mean over seeds"
     ]
     left_out = [name_task(task) for task in layout.tasks if task not in layout.averaged]
     if layout.averaged and left_out:
@@ -251,6 +275,16 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
         )
     untested = [name_task(task) for task in layout.tasks if scored.split == "test" and not scored.is_tested(task)]
     return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
+
+
+def _chosen_for(scored: Scored) -> str:
+    """What the settings of a row are chosen for: a run of several tasks has one for all of them."""
+    joint = [scored.label(spec.key) for spec in scored.specs if spec.key in scored.rows and has_joint_runs(spec)]
+    if not joint:
+        return "for each task on dev"
+    if len(joint) == len(scored.rows):
+        return "on dev, once for all tasks of a row: they are one run"
+    return f"on dev, once for all tasks where they are one run ({', '.join(joint)}), else for each task"
 
 
 def ablation_table(scored: Scored) -> list[Table]:

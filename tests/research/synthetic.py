@@ -331,7 +331,7 @@ def uva() -> tuple[FakeStudy, list[Record]]:
 
 
 def _fill_joint(bench: Bench, arm: str, tasks: Any, shift: float, **more: Any) -> None:
-    """Three seeds of a run of all tasks, or of one for each, with other published metrics and embeddings of the tasks."""
+    """Three seeds of a run of all tasks, or of one for each, with other published metrics and embeddings."""
     total, embeds = more.pop("total", 2_400_000), more.pop("embeds", False)
     for seed in range(3):
         draw = random.Random(f"{bench.study}/{arm}/{seed}")

@@ -182,10 +182,25 @@ def test_an_arm_may_go_on_from_another_studys_run(tmp_path):
         ('kind = "single"', 'kind = "single"\njoint = { step = 4 }', "did you mean `joint.steps`"),
         ("sample = 4", "sample = 0", "`arms.few-4.sample` is `0`"),
         ('title = "s"', 'title = "s"\nmost_rows = { train = 3 }', "no setting named `most_rows.train`"),
+        ('title = "s"', 'title = "s"\nmost_samples = { cb = "all" }', "`most_samples.cb` is `all`"),
     ]:
         path.write_text(SECOND.replace(old, new))
         with pytest.raises(BadConfig, match=re.compile(reason, re.DOTALL)):
             read_study(path, "device")
+
+
+def test_few_shot_arms_ask_for_no_more_samples_than_a_task_has():
+    study = read_study(STUDIES["fewshot"], "paper")
+    for method in ("hyperformer++", "adapters-multi", "multi-full"):
+        sizes = {task: [] for task in study.tasks}
+        for arm in study.arms.values():
+            if arm.name.rpartition("-")[0] == method:
+                for task in arm.tasks:
+                    sizes[task].append(arm.sample)
+        assert sorted(sizes["scitail"]) == [4, 16, 32, 100, 500, 1000]
+        assert sorted(sizes["cb"]) == [4, 16, 32, 100, 250]
+        assert sorted(sizes["imdb"]) == sorted(sizes["yelp-polarity"]) == [4, 16, 32, 100, 500, 1000, 2000]
+    assert any("SciTail has no run with 2,000 samples" in note for note in study.notes)
 
 
 FIRST = """

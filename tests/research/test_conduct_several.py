@@ -38,6 +38,11 @@ axes = {{ lr = [1e-3, 1e-2] }}
 kind = "joint"
 seeds = 1
 method = {{ name = "full-multi" }}
+[arms.pals]
+kind = "joint"
+seeds = 1
+joint = {{ sampling = "annealed" }}
+method = {{ name = "pal-published" }}
 [arms.alone]
 kind = "single"
 joint = {{ steps = 2 }}
@@ -105,6 +110,7 @@ def test_seeds_and_rates_of_a_method_train_as_one_cohort_and_copies_alone(done):
     assert described == [
         ("hyper on 2 tasks, 2 seeds", 4),
         ("multi-full on 2 tasks, seed 0", 1),
+        ("pals on 2 tasks, seed 0", 1),
         ("alone on 2 tasks, 2 seeds", 4),
     ]
 

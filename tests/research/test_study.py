@@ -91,7 +91,7 @@ def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
     """At least 3 seeds (2 of a copy of the backbone), one number of steps for all arms that share their tasks."""
     study = read_study(STUDIES[name], "device", backbone)
     for arm, _, point in study.points():
-        assert arm.seeds >= (2 if point.config.method.name == "full-multi" else 3), arm.name
+        assert arm.seeds >= (2 if point.config.method.name in ("full-multi", "pal-published") else 3), arm.name
         assert point.config.train.epochs <= 4, "that often dev rows are scored"
     steps = {arm.kind: {point.config.joint.steps for point in arm.points()} for arm in study.arms.values()}
     totals = {number * (len(study.tasks) if kind == "single" else 1) for kind, own in steps.items() for number in own}
@@ -187,6 +187,18 @@ def test_an_arm_may_go_on_from_another_studys_run(tmp_path):
         path.write_text(SECOND.replace(old, new))
         with pytest.raises(BadConfig, match=re.compile(reason, re.DOTALL)):
             read_study(path, "device")
+
+
+@pytest.mark.parametrize("backbone", ["minilm", "mpnet-base"])
+def test_pals_are_a_row_of_encoders_as_published(backbone):
+    """All tasks train one backbone together and draw annealed, with the steps and rate of full fine-tuning."""
+    assert "pals" not in read_study(STUDIES["multitask"], "device").arms, "they stand beside an encoder's blocks"
+    study = read_study(STUDIES["multitask"], "device", backbone)
+    (point,), (full,) = (study.arms[name].points() for name in ("pals", "multi-full"))
+    assert resolve_method(point.config.method).name == "pal-published"
+    assert point.config.joint == dataclasses.replace(full.config.joint, sampling="annealed")
+    assert point.config.train == full.config.train
+    assert study.arms["pals"].tasks == study.tasks
 
 
 def test_few_shot_arms_ask_for_no_more_samples_than_a_task_has():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,19 +66,20 @@ def test_an_encoder_has_one_stack_of_the_same_parts(tiny_bert):
 
 
 def make_net(anatomy, name, **more):
+    """Two networks of one shape, and the embeddings of three tasks for each."""
     torch.manual_seed(0)
     config = MethodConfig(name, 4, **more)
     net = find_hypernet(anatomy, config)
-    shared = {item.name: 0.1 * torch.randn(item.shape) for item in net.tensors()}
-    return net, shared, torch.randn(3, net.task_size)
+    shared = {item.name: 0.1 * torch.randn(2, *item.shape) for item in net.tensors()}
+    return net, shared, torch.randn(2, 3, net.task_size)
 
 
 @pytest.mark.parametrize("projector", [128, 0])
 def test_hyperformer_writes_what_its_formula_says(tiny_bert, projector):
-    net, shared, tasks = make_net(tiny_bert.anatomy, "hyperformer", projector=projector)
-    written = write_adapters(net, shared, tasks)
-    for task in range(3):
-        read = tasks[task]
+    net, stacked, tasks = make_net(tiny_bert.anatomy, "hyperformer", projector=projector)
+    written = write_adapters(net, stacked, tasks)
+    for slot, (number, task) in enumerate(itertools.product(range(2), range(3))):
+        shared, read = {name: stack[number] for name, stack in stacked.items()}, tasks[number, task]
         if projector:
             hidden = torch.relu(read @ shared["hyper.in.weight"] + shared["hyper.in.bias"])
             read = hidden @ shared["hyper.out.weight"] + shared["hyper.out.bias"]
@@ -84,26 +87,28 @@ def test_hyperformer_writes_what_its_formula_says(tiny_bert, projector):
             for part, shape in net.parts.items():
                 weight, bias = shared[f"hyper.encoder.{part}.weight"][site], shared[f"hyper.encoder.{part}.bias"][site]
                 expected = (read @ weight + bias).view(shape)
-                torch.testing.assert_close(written[f"adapter.{key}.{part}"][task], expected)
+                torch.testing.assert_close(written[f"adapter.{key}.{part}"][slot], expected)
 
 
+@pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("family", ["bert", "t5"])
-def test_hyperformer_plus_plus_writes_what_its_formula_says(backbone_of, family):
+def test_hyperformer_plus_plus_writes_what_its_formula_says(backbone_of, family, number):
     anatomy = backbone_of(family).anatomy
-    net, shared, tasks = make_net(anatomy, "hyperformer++")
-    written = write_adapters(net, shared, tasks)
+    net, stacked, tasks = make_net(anatomy, "hyperformer++")
+    written = write_adapters(net, stacked, tasks)
+    shared = {name: stack[number] for name, stack in stacked.items()}
     stacks = {"encoder": range(3)} | ({"decoder": range(3, 5)} if family == "t5" else {})
     for stack, layers in stacks.items():
         own = {name.removeprefix(f"hyper.{stack}."): tensor for name, tensor in shared.items()}
         for index, layer in enumerate(layers):
             for place, name in enumerate(("attention", "feedforward")):
-                joined = torch.cat([tasks[1], own["layers"][index], own["places"][place]])
+                joined = torch.cat([tasks[number, 1], own["layers"][index], own["places"][place]])
                 hidden = torch.relu(joined @ own["in.weight"] + own["in.bias"])
                 read = hidden @ own["out.weight"] + own["out.bias"]
                 read = F.layer_norm(read, (64,), own["norm.scale"], own["norm.shift"])
                 for part, shape in net.parts.items():
                     expected = (read @ own[f"{part}.weight"] + own[f"{part}.bias"]).view(shape)
-                    torch.testing.assert_close(written[f"adapter.{layer}.{name}.{part}"][1], expected)
+                    torch.testing.assert_close(written[f"adapter.{layer}.{name}.{part}"][3 * number + 1], expected)
 
 
 @pytest.mark.parametrize("name", ["hyperformer", "hyperformer++", "mahabadi-multi", "full-multi"])
@@ -118,14 +123,14 @@ def test_a_trained_task_has_the_tensors_of_an_ordinary_slot(backbone_of, family,
         kept = {item.name: item.shape for item in layout(anatomy, config)}
         if name.startswith("hyper"):
             net = find_hypernet(anatomy, config)
-            shared = {item.name: torch.zeros(item.shape) for item in net.tensors()}
-            written = write_adapters(net, shared, torch.zeros(1, net.task_size))
+            shared = {item.name: torch.zeros(1, *item.shape) for item in net.tensors()}
+            written = write_adapters(net, shared, torch.zeros(1, 1, net.task_size))
             kept |= {key: tuple(tensor.shape[1:]) for key, tensor in written.items()}
             kept = {key: shape for key, shape in kept.items() if not key.startswith(("hyper.", "task."))}
         assert kept == ordinary
 
 
-def test_all_layers_and_tasks_come_from_a_few_products(tiny_bert):
+def test_all_layers_tasks_and_networks_come_from_a_few_products(tiny_bert):
     for name, most in (("hyperformer", 2 + 6), ("hyperformer++", 2 + 6)):
         net, shared, tasks = make_net(tiny_bert.anatomy, name)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from inlay.config import MethodConfig
-from inlay.model.hypernet import Hypernet, write_adapters
+from inlay.model.hypernet import Hypernet, numbers_on, write_adapters
 from inlay.model.methods import find_hypernet, find_method
 from inlay.model.route import Route, Segment
 from inlay.model.sites import Anatomy
@@ -50,10 +50,9 @@ class Expander:
 
     def expand(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
         """Ordinary stacks [A, …] of these slots, which are in order; `stacks` are the bank's, by slot or by run."""
-        runs = [slot // self.slots_per_run for slot in slots]
-        index = torch.tensor(runs, device=next(iter(stacks.values())).device)  # sent once, for all stacks
+        runs = tuple(slot // self.slots_per_run for slot in slots)
         expanded = {
-            name: _repeat(stack, runs, index) if self._is_shared(name) else stack
+            name: _repeat(stack, runs) if self._is_shared(name) else stack
             for name, stack in stacks.items()
             if not name.startswith((*_WRITTEN, *_OUTSIDE))
         }
@@ -62,13 +61,17 @@ class Expander:
         return expanded
 
     def _write(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
-        """The adapters of these slots: a few products for every run."""
-        shared = {name: _rows(stack) for name, stack in stacks.items() if name.startswith("hyper.")}
+        """The adapters of these slots: a few products for neighbouring runs that ask for equally many."""
         embeddings = _rows(stacks["task.embedding"])
+        by_run = [(run, list(own)) for run, own in itertools.groupby(slots, lambda slot: slot // self.slots_per_run)]
         pieces = []
-        for run, own in itertools.groupby(slots, lambda slot: slot // self.slots_per_run):
-            tasks_AZ = torch.stack([embeddings[slot] for slot in own])
-            pieces.append(write_adapters(self._net, {name: rows[run] for name, rows in shared.items()}, tasks_AZ))
+        for _, alike in itertools.groupby(enumerate(by_run), lambda item: (item[1][0] - item[0], len(item[1][1]))):
+            runs, own = zip(*(found for _, found in alike), strict=True)
+            tasks_GAZ = torch.stack([embeddings[slot] for each in own for slot in each]).unflatten(0, (len(runs), -1))
+            shared = {
+                name: stack[runs[0] : runs[-1] + 1] for name, stack in stacks.items() if name.startswith("hyper.")
+            }
+            pieces.append(write_adapters(self._net, shared, tasks_GAZ))
         if len(pieces) == 1:
             return pieces[0]
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
@@ -84,13 +87,13 @@ def renumber(route: Route, slots: Sequence[int]) -> Route:
     return replace(route, segments=segments, decoder=decoder, wide=wide)
 
 
-def _repeat(stack_G: Tensor, runs: Sequence[int], index_A: Tensor) -> Tensor:
+def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
     """What each slot has of what its run shares."""
     if len(stack_G) == 1:
         return stack_G.expand(len(runs), *stack_G.shape[1:])
-    if list(runs) == list(range(len(stack_G))):
+    if runs == tuple(range(len(stack_G))):
         return stack_G
-    return stack_G[index_A]
+    return stack_G[numbers_on(stack_G.device, runs)]
 
 
 def _rows(stack: Tensor) -> Sequence[Tensor]:

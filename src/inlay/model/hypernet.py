@@ -5,9 +5,10 @@ scale and shift of the norm behind them. HyperFormer has heads of its own for ev
 for all of them; HyperFormer++ has one set of heads for each stack of blocks, and an embedding of task, layer and place
 together. What comes out has the names and shapes of ordinary adapters, so that whatever reads those reads these.
 
-All sites' and all tasks' tensors of a kind come from one product. Layers are never looped over.
+All sites' and all tasks' tensors of a kind come from one product, also those of several networks. Layers are never
+looped over.
 
-Shape letters: A tasks, Z embedding of a task, E what the heads read, J sites, V values of a head.
+Shape letters: G networks, A tasks of each, Z embedding of a task, E what the heads read, J sites, V values of a head.
 """
 
 from __future__ import annotations
@@ -118,50 +119,59 @@ class Hypernet:
             yield HyperTensor(f"{name}.{layer}.bias", widths[index + 1 : index + 2], "zeros")
 
 
-def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_AZ: Tensor) -> dict[str, Tensor]:
-    """The adapters of every site for these tasks, by their names: [A, …]. `shared` has the tensors of `net`."""
+def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_GAZ: Tensor) -> dict[str, Tensor]:
+    """The adapters of every site for these tasks of each network, by their names: [G·A, …].
+
+    `shared` has the tensors of `net`, of all networks [G, …].
+    """
     written: dict[str, Tensor] = {}
-    # HyperFormer's heads read the task alone, the same everywhere: [A, E].
-    of_task = None if net.is_shared else _project(net, "hyper", shared, tasks_AZ)
+    # HyperFormer's heads read the task alone, the same everywhere: [G, 1, A, E].
+    of_task = None if net.is_shared else _project(net, "hyper", shared, tasks_GAZ).unsqueeze(1)
     for group in net.groups:
-        read = _embed_sites(net, group, shared, tasks_AZ) if of_task is None else of_task
+        read = _embed_sites(net, group, shared, tasks_GAZ) if of_task is None else of_task
         for part, shape in net.parts.items():
             name = f"hyper.{group.name}.{part}"
-            values_JAV = _read_heads(read, shared[f"{name}.weight"], shared[f"{name}.bias"])
-            sites = values_JAV.unflatten(-1, shape).unbind(0)
+            values_GJAV = _read_heads(read, shared[f"{name}.weight"], shared[f"{name}.bias"])
+            # Site by site: one copy here, where there are several networks, instead of one at each site.
+            sites = values_GJAV.transpose(0, 1).flatten(1, 2).unflatten(-1, shape).unbind(0)
             written |= {f"adapter.{key}.{part}": site for key, site in zip(group.keys, sites, strict=True)}
     return written
 
 
-def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_AZ: Tensor) -> Tensor:
-    """What HyperFormer++'s heads read [J, A, E]: task, layer and place together, normalised."""
-    name, device = f"hyper.{group.name}", tasks_AZ.device
-    layers_JE = shared[f"{name}.layers"][_numbers(group.layers, device)]
+def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_GAZ: Tensor) -> Tensor:
+    """What HyperFormer++'s heads read [G, J, A, E]: task, layer and place together, normalised."""
+    name, device = f"hyper.{group.name}", tasks_GAZ.device
+    layers_GJE = shared[f"{name}.layers"][:, numbers_on(device, group.layers)]
     places = tuple(_PLACES.index(place) for place in group.places)
-    places_JE = shared[f"{name}.places"][_numbers(places, device)]
-    num_sites, num_tasks = len(group.keys), len(tasks_AZ)
-    parts = (tasks_AZ.unsqueeze(0), layers_JE.unsqueeze(1), places_JE.unsqueeze(1))
-    joined = torch.cat([part.expand(num_sites, num_tasks, -1) for part in parts], -1)
-    read = _project(net, name, shared, joined)
-    return F.layer_norm(read, read.shape[-1:], shared[f"{name}.norm.scale"], shared[f"{name}.norm.shift"], _NORM_EPS)
+    places_GJE = shared[f"{name}.places"][:, numbers_on(device, places)]
+    sizes = (len(tasks_GAZ), len(group.keys), tasks_GAZ.shape[1], -1)
+    parts = (tasks_GAZ.unsqueeze(1), layers_GJE.unsqueeze(2), places_GJE.unsqueeze(2))
+    joined = torch.cat([part.expand(sizes) for part in parts], -1)
+    read = _project(net, name, shared, joined.flatten(1, 2))
+    read = F.layer_norm(read, read.shape[-1:], eps=_NORM_EPS)
+    read = read * shared[f"{name}.norm.scale"].unsqueeze(1) + shared[f"{name}.norm.shift"].unsqueeze(1)
+    return read.unflatten(1, sizes[1:3])
 
 
-@functools.cache
-def _numbers(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """They lie on the device from the first pass on: a copy from the host would wait for it at every one."""
+@functools.lru_cache(4096)
+def numbers_on(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
+    """Indices of rows. They lie on the device from the first time on: a copy would wait for it at every one."""
     with torch.inference_mode(False):  # a gradient may be taken through what reads them
         return torch.tensor(numbers, device=device)
 
 
-def _project(net: Hypernet, name: str, shared: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def _project(net: Hypernet, name: str, shared: Mapping[str, Tensor], x_GNE: Tensor) -> Tensor:
     if not net.projector:
-        return x
-    hidden = F.relu(x @ shared[f"{name}.in.weight"] + shared[f"{name}.in.bias"])
-    return hidden @ shared[f"{name}.out.weight"] + shared[f"{name}.out.bias"]
+        return x_GNE
+    weights = [shared[f"{name}.{layer}.{kind}"] for layer in ("in", "out") for kind in ("weight", "bias")]
+    hidden = F.relu(torch.baddbmm(weights[1].unsqueeze(1), x_GNE, weights[0]))
+    return torch.baddbmm(weights[3].unsqueeze(1), hidden, weights[2])
 
 
 def _read_heads(read: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A head's values at all sites [J, A, V]: read is [A, E] with weights [J, E, V], or [J, A, E] with [E, V]."""
+    """A head's values at all sites [G, J, A, V]: one head for all, [G, E, V], or one for each, [G, J, E, V]."""
     if weight.dim() == 3:
-        return torch.baddbmm(bias.unsqueeze(1), read.expand(len(weight), *read.shape), weight)
-    return torch.addmm(bias, read.flatten(0, 1), weight).unflatten(0, read.shape[:2])
+        return torch.baddbmm(bias.unsqueeze(1), read.flatten(1, 2), weight).unflatten(1, read.shape[1:3])
+    read = read.expand(-1, weight.shape[1], -1, -1)
+    values = torch.baddbmm(bias.flatten(0, 1).unsqueeze(1), read.flatten(0, 1), weight.flatten(0, 1))
+    return values.unflatten(0, weight.shape[:2])

@@ -22,8 +22,8 @@ from inlay.model.route import Batch, Route
 if TYPE_CHECKING:
     from inlay.model.bank import Bank
 
-MOST_SCORED = {"cpu": 1024, "cuda": 8192}
-"""Tokens of texts scored at a time: each has a probability for every word of the vocabulary."""
+MOST_SCORED = {"cpu": 2**25, "cuda": 2**28}
+"""Probabilities at a time: a token of a text that is scored has one for every word of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def _slots(batch: Batch) -> list[int]:
 
 def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
     """Rows that are answered together: with the same number of beams, or with not too many texts to be scored."""
-    limit = MOST_SCORED[bank.backbone.device.type]
+    vocabulary = int(bank.backbone.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    limit = MOST_SCORED[bank.backbone.device.type] // vocabulary
     written: dict[tuple[int, int], list[int]] = {}
     scored: list[int] = []
     num_tokens = 0

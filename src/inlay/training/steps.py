@@ -173,7 +173,8 @@ class JointStepper(Stepper):
         shared_GP = self._shared.bank.take_grads()
         self._world.add_up(torch.zeros_like(losses_S), shared_GP)
         frozen = [run for run in range(len(shared_GP)) if self._is_frozen(run, active)]
-        shared_GP[frozen] = 0
+        if frozen:
+            shared_GP[frozen] = 0
         norms_G = self._shared.clip_together(shared_GP, grads_SP)
         losses_G = losses_S.view(len(norms_G), -1).sum(1)
         losses, norms = torch.stack([losses_G, norms_G]).tolist()

@@ -331,7 +331,7 @@ def uva() -> tuple[FakeStudy, list[Record]]:
 
 
 def _fill_joint(bench: Bench, arm: str, tasks: Any, shift: float, **more: Any) -> None:
-    """Three seeds of a run of all tasks, with the other metrics that were published and an embedding of each task."""
+    """Three seeds of a run of all tasks, or of one for each, with other published metrics and embeddings."""
     total, embeds = more.pop("total", 2_400_000), more.pop("embeds", False)
     for seed in range(3):
         draw = random.Random(f"{bench.study}/{arm}/{seed}")
@@ -341,7 +341,10 @@ def _fill_joint(bench: Bench, arm: str, tasks: Any, shift: float, **more: Any) -
             others = {"glue/mrpc": {"accuracy": score - 0.04}, "glue/stsb": {"pearson": score + 0.01}}
             kind = {"glue/mnli": 1, "glue/rte": 1, "glue/mrpc": 2, "glue/stsb": 2}.get(task, 3 + number)
             vector = [draw.gauss(0, 0.3) + (place == kind) * 3 for place in range(8)]
-            extra = {"joint": {"run": f"{arm}-{seed}", "tasks": list(tasks), "is_copy": more.get("is_copy", False)}}
+            joint = {"run": f"{arm}-{seed}", "tasks": list(tasks)}
+            if arm.startswith("single"):
+                joint = {"run": f"{arm}-{task}-{seed}", "tasks": [task]}
+            extra: dict[str, Any] = {"joint": joint | {"is_copy": more.get("is_copy", False)}}
             extra |= {"embedding": vector} if embeds else {}
             dev = {metric: score, **others.get(task, {})}
             count = round(total / len(tasks))

@@ -47,6 +47,42 @@ def test_the_bound_decides_and_the_error_leaves_it_open():
     assert all_of([]) == "open"
 
 
+def test_one_seed_leaves_every_claim_open():
+    assert at_most(Estimate(0.3), 0.4) == at_most(Estimate(0.5), 0.4) == "open"
+    assert at_least(Estimate(0.7), 0.4) == above(Estimate(0.2), 0.0) == above(Estimate(-0.2), 0.0) == "open"
+    judged = set()
+    for name, make in synthetic.STUDIES.items():
+        if name == "stream":  # there an answer moved, or it did not
+            continue
+        study, records = make()
+        alone = [record for record in records if record.seed == 0]
+        scored = score_study(study, alone, read_published(PUBLISHED, study.published))
+        for item in judge_claims({study.name: scored}):
+            if "was not" not in item.verdict.sentence and item.claim.study == name:
+                judged.add(item.claim.name)
+                assert item.verdict.status == "open", (item.claim.name, item.verdict.sentence)
+    assert len(judged) > 20
+    study, records = compare("squad", {"full": (86.0, 100), "adapters-64": (85.7, 2)}, tasks=("squad",), seeds=1)
+    scored = score_study(study, records, read_published(PUBLISHED, "squad"))
+    assert all("open, with one seed" in sentence for sentence in describe_agreement(scored))
+    gap = next(item.verdict for item in judge_claims({"glue": _one_seed()}) if item.claim.name == "glue-0.4")
+    assert "(2 pairs, of one seed)" in gap.sentence
+
+
+def _one_seed():
+    study, records = compare("glue", {"full": (80.0, 100_000_000), "adapters-64": (79.9, 2_000_000)}, seeds=1)
+    return score_study(study, records, read_published(PUBLISHED, "glue"))
+
+
+def test_few_shot_verdicts_say_that_all_seeds_go_on_from_one_run():
+    study, records = synthetic.fewshot()
+    started = [dataclasses.replace(item, config={**item.config, "joint": {"start": "a" * 16}}) for item in records]
+    for given, is_said in ((started, True), (records, False)):
+        scored = score_study(study, given, read_published(PUBLISHED, study.published))
+        found = [item.verdict.sentence for item in judge_claims({"fewshot": scored}) if item.claim.study == "fewshot"]
+        assert all(("go on from one trained run" in sentence) is is_said for sentence in found)
+
+
 def test_what_was_not_run_is_open():
     assert {item.verdict.status for item in judge_claims({})} == {"open"}
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
@@ -131,6 +167,22 @@ def test_agreement_is_about_the_difference_to_full_fine_tuning():
     small, usual = describe_agreement(scored)
     assert "ours −0.3 ± 0.0, published −0.3: as published" in usual
     assert "ours −6.0 ± 0.0, published −0.8: not as published (5.2 points apart)" in small
+
+
+def test_agreement_is_over_the_columns_of_the_published_mean_where_it_names_them():
+    study, records = synthetic.hyper_ablation()
+    # The second metric of MRPC: one of eight columns, and the own metric of no task.
+    moved = [
+        dataclasses.replace(item, dev={**item.dev, "accuracy": item.dev["accuracy"] + 0.8})
+        if (item.arm, item.task) == ("without-blocks", "glue/mrpc") else item
+        for item in records
+    ]  # fmt: skip
+    before, after = (
+        describe_agreement(score_study(study, given, read_published(PUBLISHED, study.published)))[0]
+        for given in (records, moved)
+    )
+    assert before.startswith("without-blocks less hyperformer: ours −12.")
+    assert after.startswith("without-blocks less hyperformer: ours −2."), "80 points in one of eight columns are ten"
 
 
 def test_what_hypernetworks_are_claimed_to_do_is_judged_by_paired_runs():

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 
 import pytest
 from test_conduct import Counter, without_times
 
+from inlay.data import load_task
 from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
 from inlay.research.conduct import Places, conduct, list_todo
 from inlay.research.planning import estimate_units, load_tasks, plan_study
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
+from inlay.training.materialize import materialize, read_joint, read_parts
 
 TINY = """
 [profiles.tiny]
@@ -35,6 +38,11 @@ axes = {{ lr = [1e-3, 1e-2] }}
 kind = "joint"
 seeds = 1
 method = {{ name = "full-multi" }}
+[arms.pals]
+kind = "joint"
+seeds = 1
+joint = {{ sampling = "annealed" }}
+method = {{ name = "pal-published" }}
 [arms.alone]
 kind = "single"
 joint = {{ steps = 2 }}
@@ -102,6 +110,7 @@ def test_seeds_and_rates_of_a_method_train_as_one_cohort_and_copies_alone(done):
     assert described == [
         ("hyper on 2 tasks, 2 seeds", 4),
         ("multi-full on 2 tasks, seed 0", 1),
+        ("pals on 2 tasks, seed 0", 1),
         ("alone on 2 tasks, 2 seeds", 4),
     ]
 
@@ -143,6 +152,49 @@ def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_h
         assert record.num_train == int(record.arm.rpartition("-")[2])
         assert set(record.test) >= {"accuracy"}
         assert record.config["joint"]["start"] == few.items[0].source.id
+
+
+def test_an_arm_says_of_which_tasks_it_wants_more_rows_than_there_are(tmp_path, backbone):
+    (left_out,) = {text.partition(" on ")[0] for text in make_plan(tmp_path, backbone, "few").left_out}
+    assert left_out == "hyper-1000"
+    rows = [text.partition(": it has ")[2] for text in make_plan(tmp_path, backbone, "few").left_out]
+    assert all(text.endswith(" training rows") for text in rows)
+    assert len(rows) == 2
+
+
+OWN = """
+title = "own"
+tasks = ["mine"]
+joint = { steps = 2 }
+[data.mine]
+source = "{root}/Mine/rows.jsonl"
+dev_share = 0.25
+[arms.alone]
+kind = "single"
+method = { name = "mahabadi-multi", size = 4 }
+[profiles.tiny]
+backbone = "tiny"
+train = { epochs = 1, batch_size = 8 }
+"""
+
+
+def test_a_run_knows_where_its_rows_are_and_its_record_names_no_folder(tmp_path, backbone):
+    (tmp_path / "data" / "Mine").mkdir(parents=True)
+    rows = [{"text": f"{WORDS[number]} {WORDS[number + 1]}", "label": "ab"[number % 2]} for number in range(32)]
+    (tmp_path / "data" / "Mine" / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (tmp_path / "own.toml").write_text(OWN)
+    study, root = read_study(tmp_path / "own.toml", "tiny"), str(tmp_path / "data")
+    plan = plan_study(study, backbone, *load_tasks(study, root), root=root)
+    places = Places(tmp_path / "results", tmp_path / "runs")
+    (record,) = conduct(plan, backbone, places).records
+    assert (record.config["data"]["source"], record.config["data"]["root"]) == ("{root}/Mine/rows.jsonl", None)
+    assert record.config["data"]["dev_share"] == 0.25
+    folder = places.runs / record.id
+    (config,) = read_parts(folder)
+    assert config.data.source == f"{root}/Mine/rows.jsonl"
+    run, result = read_joint(folder, [load_task(config.data, config.task)], backbone)
+    (trained,) = materialize(run, result, backbone)
+    assert trained.result.dev_metrics == pytest.approx(record.dev)
 
 
 def test_seeds_draw_the_samples_and_dev_and_test_rows_are_cut_once(tmp_path, backbone):

@@ -11,6 +11,7 @@ from synthetic import Bench
 from inlay.research.scores import (
     average,
     choose,
+    column_row,
     estimate,
     keep_best,
     mean_of,
@@ -52,6 +53,70 @@ def test_error_of_a_mean_over_tasks_is_that_of_seeds_not_of_tasks():
 def test_a_task_with_one_seed_borrows_the_variance_of_the_others():
     sem = average([[90.0, 92.0], [50.0]]).sem
     assert sem == pytest.approx(math.sqrt(2.0 * (1 / 2 + 1)) / 2)
+
+
+def fill_joint(arm: str, scores: dict[str, list[float]]) -> list:
+    """Runs of several tasks: task -> a score of each seed, in points; all tasks of a seed are one network."""
+    bench = Bench("multitask")
+    for task, values in scores.items():
+        for seed, value in enumerate(values):
+            extra = {"joint": {"run": f"{arm}{seed}", "tasks": list(scores)}}
+            bench.add(arm, task, value / 100, seed=seed, extra=extra, metric="accuracy")
+    return bench.records
+
+
+def test_tasks_of_one_network_are_averaged_for_each_seed_before_the_error_is_taken():
+    # Seed 1 is better by 4 on both tasks: a lucky network, not two lucky runs.
+    row = choose(fill_joint("hyperformer", {"glue/rte": [70.0, 74.0], "glue/mrpc": [80.0, 84.0]}))
+    found = mean_of(row, row)
+    assert found.mean == pytest.approx(77.0)
+    assert found.sem == pytest.approx(estimate([75.0, 79.0]).sem)
+    assert found.sem == pytest.approx(2.0)
+    assert found.num == 2
+    # What one task gains and the other loses leaves the mean where it is.
+    row = choose(fill_joint("hyperformer", {"glue/rte": [70.0, 74.0], "glue/mrpc": [84.0, 80.0]}))
+    assert mean_of(row, row).sem == pytest.approx(0.0)
+
+
+def test_differences_of_joint_runs_are_averaged_over_tasks_for_each_seed_too():
+    joint = choose(fill_joint("hyperformer", {"glue/rte": [71.0, 74.0, 70.0], "glue/mrpc": [80.0, 84.0, 83.0]}))
+    other = choose(fill_joint("adapters-multi", {"glue/rte": [70.0, 70.0, 70.0], "glue/mrpc": [80.0, 80.0, 80.0]}))
+    alone = Bench("multitask")
+    for task in ("glue/rte", "glue/mrpc"):
+        for seed in range(3):
+            alone.add("single-adapters", task, 0.7 if task == "glue/rte" else 0.8, seed=seed, metric="accuracy")
+    by_seed = [(1 + 0) / 2, (4 + 4) / 2, (0 + 3) / 2]
+    for against in (other, choose(alone.records)):
+        found = pair(joint, against)
+        assert found.estimate.mean == pytest.approx(sum(by_seed) / 3)
+        assert found.estimate.sem == pytest.approx(estimate(by_seed).sem)
+        assert found.num_pairs == 3
+        assert pair(against, joint).estimate.sem == pytest.approx(found.estimate.sem)
+
+
+def test_two_metrics_of_a_run_are_one_draw_and_two_tasks_are_two():
+    bench = Bench("multitask")
+    for seed, (accuracy, f1, rte) in enumerate([(0.80, 0.86, 0.60), (0.84, 0.90, 0.66)]):
+        bench.add("single-adapters", "glue/mrpc", f1, seed=seed, metric="f1", dev={"accuracy": accuracy})
+        bench.add("single-adapters", "glue/rte", rte, seed=seed, metric="accuracy")
+    columns = [("glue/mrpc", "accuracy"), ("glue/mrpc", "f1"), ("glue/rte", "accuracy")]
+    row = column_row(choose(bench.records), columns)
+    found = mean_of(row, row)
+    assert found.mean == pytest.approx((82 + 88 + 63) / 3)
+    variance = ((83 - 85) ** 2 + (87 - 85) ** 2 + (60 - 63) ** 2 + (66 - 63) ** 2) / 2  # pooled, over the two tasks
+    assert found.sem == pytest.approx(math.sqrt(variance * ((2 / 3) ** 2 / 2 + (1 / 3) ** 2 / 2)))
+    assert column_row(choose(bench.records), [("glue/rte", "f1")]) is None
+
+
+def test_what_varies_together_is_not_known_from_a_single_seed_that_all_tasks_have():
+    joint = choose(fill_joint("hyperformer", {"glue/rte": [70.0, 74.0], "glue/mrpc": [80.0, 84.0]}))
+    alone = Bench("multitask")
+    for task, seeds in {"glue/rte": (0, 1), "glue/mrpc": (1,)}.items():
+        for seed in seeds:
+            alone.add("single-adapters", task, 0.7, seed=seed, metric="accuracy")
+    found = pair(joint, choose(alone.records)).estimate
+    assert found.mean == pytest.approx(((0 + 4) / 2 + 14) / 2)
+    assert found.sem is None
 
 
 def test_the_setting_with_the_best_mean_on_dev_is_chosen():

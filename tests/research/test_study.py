@@ -7,11 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
-from inlay.config import RunConfig, overlay
+from inlay.config import RunConfig
 from inlay.errors import BadConfig, UnknownName
-from inlay.model.methods import resolve_method
+from inlay.model.methods import layout, resolve_method
+from inlay.model.sites import survey
 from inlay.research.study import PROFILES, find_study, list_differences, list_studies, read_study, study_folders
+from inlay.training.optimizer import learning_rate
 
 STUDIES = list_studies([Path(__file__).parents[2] / "studies"])
 ONE_TASK = "ablation extensions extra features glue init methods sharing sizes squad stream tradeoff uva".split()
@@ -87,7 +91,7 @@ def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
     """At least 3 seeds (2 of a copy of the backbone), one number of steps for all arms that share their tasks."""
     study = read_study(STUDIES[name], "device", backbone)
     for arm, _, point in study.points():
-        assert arm.seeds >= (2 if point.config.method.name == "full-multi" else 3), arm.name
+        assert arm.seeds >= (2 if point.config.method.name in ("full-multi", "pal-published") else 3), arm.name
         assert point.config.train.epochs <= 4, "that often dev rows are scored"
     steps = {arm.kind: {point.config.joint.steps for point in arm.points()} for arm in study.arms.values()}
     totals = {number * (len(study.tasks) if kind == "single" else 1) for kind, own in steps.items() for number in own}
@@ -95,15 +99,68 @@ def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
     assert name != "multitask" or max(totals) - min(totals) < len(study.tasks), totals
 
 
-@pytest.mark.parametrize(("profile", "backbone"), [*((each, None) for each in PROFILES), ("device", "minilm")])
+SAME = [*((each, None) for each in PROFILES), ("device", "minilm"), *(("paper", f"google-t5/t5-{size}") for size in
+        ("small", "base"))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "backbone"), SAME)
 def test_studies_of_the_same_trained_models_have_the_same_settings(profile, backbone):
     """So that nothing is trained twice: the ablation's whole and the embeddings are runs of `multitask`."""
-    own = {arm: study_points("multitask", profile, arm, backbone) for arm in ("hyperformer", "hyperformer++")}
     for name, arm in (("hyper-ablation", "hyperformer"), ("embeddings", "hyperformer++")):
         found = study_points(name, profile, arm, backbone)
-        if profile == "paper" and name == "hyper-ablation":  # published for the small model only
-            found = [overlay(config, {"method": {"size": 24}}) for config in found]
-        assert all(config in own[arm] for config in found), name
+        on = read_study(STUDIES[name], profile, backbone).backbone  # the ablation is published for the small model
+        own = study_points("multitask", profile, arm, on)
+        assert all(config in own for config in found), name
+
+
+@pytest.mark.parametrize(
+    ("backbone", "config", "counts"),
+    [
+        ("google-t5/t5-base", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+         {"hyperformer++": 5_211_056, "hyperformer": 122_404_672, "adapters-multi": 14_581_248,
+          "single-adapters": 1_928_832, "multi-full": 222_903_552}),
+        ("google-t5/t5-small", {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+         {"hyperformer++": 2_415_776, "hyperformer": 28_074_560, "adapters-multi": 3_288_064,
+          "single-adapters": 446_848, "multi-full": 60_506_624}),
+    ],
+)  # fmt: skip
+def test_the_paper_profile_trains_the_published_number_of_parameters(backbone, config, counts):
+    """Of both published sizes: what eight tasks train together, or one by itself."""
+    with torch.device("meta"):
+        anatomy = survey(transformers.T5ForConditionalGeneration(transformers.T5Config(**config)))
+    study = read_study(STUDIES["multitask"], "paper", backbone)
+    assert len(study.tasks) == 8
+    for name, total in counts.items():
+        arm = study.arms[name]
+        num_tasks = 8 if arm.kind == "joint" else 1
+        for point in arm.points():
+            specs = layout(anatomy, resolve_method(point.config.method))
+            assert sum(spec.num_parameters * (1 if spec.is_shared else num_tasks) for spec in specs) == total, name
+
+
+@pytest.mark.parametrize("name", SEVERAL_TASKS)
+def test_sizes_of_the_small_model_are_those_of_its_rows_in_every_study(name):
+    for size, model in ((16, "google-t5/t5-small"), (24, "google-t5/t5-base")):
+        study = read_study(STUDIES[name], "paper", model)
+        assert {point.config.method.size for _, _, point in study.points()} <= {size, None}
+
+
+@pytest.mark.parametrize("name", ["multitask", "hyper-ablation", "embeddings"])
+def test_warm_up_is_five_hundred_of_the_published_steps(name):
+    for arm, _, point in read_study(STUDIES[name], "paper").points():
+        train, steps = dataclasses.replace(point.config.train, lr=1.0), point.config.joint.steps
+        assert steps == 2**18
+        assert learning_rate(train, 499, steps) == 1.0 > learning_rate(train, 498, steps), arm.name
+        assert learning_rate(train, 498, steps) == pytest.approx(499 / 500)
+
+
+@pytest.mark.parametrize("name", SEVERAL_TASKS)
+def test_attention_drops_as_published_and_where_it_does_not_that_is_said(name):
+    paper, device = (read_study(STUDIES[name], profile) for profile in ("paper", "device"))
+    assert {point.config.train.attention_dropout for _, _, point in paper.points()} == {0.1}
+    assert {point.config.train.attention_dropout for _, _, point in device.points()} == {0.0}
+    assert any("attention" in note for note in device.notes)
+    assert any("attention_dropout 0 instead of 0.1" in text for text in list_differences(device, paper))
 
 
 def study_points(name, profile, arm, backbone):
@@ -125,10 +182,37 @@ def test_an_arm_may_go_on_from_another_studys_run(tmp_path):
         ('kind = "single"', 'kind = "single"\njoint = { step = 4 }', "did you mean `joint.steps`"),
         ("sample = 4", "sample = 0", "`arms.few-4.sample` is `0`"),
         ('title = "s"', 'title = "s"\nmost_rows = { train = 3 }', "no setting named `most_rows.train`"),
+        ('title = "s"', 'title = "s"\nmost_samples = { cb = "all" }', "`most_samples.cb` is `all`"),
     ]:
         path.write_text(SECOND.replace(old, new))
         with pytest.raises(BadConfig, match=re.compile(reason, re.DOTALL)):
             read_study(path, "device")
+
+
+@pytest.mark.parametrize("backbone", ["minilm", "mpnet-base"])
+def test_pals_are_a_row_of_encoders_as_published(backbone):
+    """All tasks train one backbone together and draw annealed, with the steps and rate of full fine-tuning."""
+    assert "pals" not in read_study(STUDIES["multitask"], "device").arms, "they stand beside an encoder's blocks"
+    study = read_study(STUDIES["multitask"], "device", backbone)
+    (point,), (full,) = (study.arms[name].points() for name in ("pals", "multi-full"))
+    assert resolve_method(point.config.method).name == "pal-published"
+    assert point.config.joint == dataclasses.replace(full.config.joint, sampling="annealed")
+    assert point.config.train == full.config.train
+    assert study.arms["pals"].tasks == study.tasks
+
+
+def test_few_shot_arms_ask_for_no_more_samples_than_a_task_has():
+    study = read_study(STUDIES["fewshot"], "paper")
+    for method in ("hyperformer++", "adapters-multi", "multi-full"):
+        sizes = {task: [] for task in study.tasks}
+        for arm in study.arms.values():
+            if arm.name.rpartition("-")[0] == method:
+                for task in arm.tasks:
+                    sizes[task].append(arm.sample)
+        assert sorted(sizes["scitail"]) == [4, 16, 32, 100, 500, 1000]
+        assert sorted(sizes["cb"]) == [4, 16, 32, 100, 250]
+        assert sorted(sizes["imdb"]) == sorted(sizes["yelp-polarity"]) == [4, 16, 32, 100, 500, 1000, 2000]
+    assert any("SciTail has no run with 2,000 samples" in note for note in study.notes)
 
 
 FIRST = """

@@ -11,7 +11,7 @@ import synthetic
 
 from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study, way_of
 from inlay.research.published import Published, read_published
-from inlay.research.scores import Estimate
+from inlay.research.scores import Estimate, estimate
 from inlay.research.tables import list_missing, score_tables, settings_table, show, study_tables
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
@@ -194,6 +194,41 @@ def test_the_average_over_all_printed_columns_stands_beside_the_mean_over_tasks(
     assert line_of(average, "hyperformer++")["avg of 8"].split(" ±")[0] == f"{statistics.fmean(ours):.1f}"
 
 
+def test_our_average_of_the_published_kind_stands_beside_the_published_ablation():
+    scored = scored_of("hyper-ablation")
+    table = next(table for table in study_tables(scored) if table.title == "means beside the published")
+    columns = [
+        ("glue/cola", "matthews"), ("glue/sst2", "accuracy"), ("glue/mrpc", "accuracy"), ("glue/mrpc", "f1"),
+        ("glue/stsb", "pearson"), ("glue/stsb", "spearman"), ("glue/mnli", "accuracy"), ("glue/rte", "accuracy"),
+    ]  # fmt: skip
+    by_seed = {
+        key: [statistics.fmean(row[task].by_metric[metric][seed] for task, metric in columns) for seed in range(3)]
+        for key, row in scored.rows.items()
+    }
+    whole = line_of(table, "hyperformer")
+    assert whole["ours, avg of 8 columns"] == show(estimate(by_seed["hyperformer"]))
+    assert whole["published, mean of its eleven GLUE columns"] == "82.5"
+    part = line_of(table, "without-blocks")
+    gaps = [ours - theirs for ours, theirs in zip(by_seed["without-blocks"], by_seed["hyperformer"], strict=True)]
+    assert part["less hyperformer"] == show(estimate(gaps), signed=True)
+    assert part["less hyperformer, published"] == f"−{82.47 - 68.37:.1f}"
+    assert any("ours lacks QQP, QNLI" in note for note in table.notes)
+
+
+def test_an_average_over_all_published_columns_lacks_none():
+    study, records = synthetic.hyper_ablation()
+    more = []
+    for record in (record for record in records if record.task == "glue/sst2"):
+        for task, dev in {"glue/qqp": {"accuracy": 0.9, "f1": 0.8}, "glue/qnli": {"accuracy": 0.85}}.items():
+            metric = next(iter(dev))
+            more.append(dataclasses.replace(record, id=f"{record.id}-{task}", task=task, metric=metric, dev=dev))
+    study = dataclasses.replace(study, tasks=(*study.tasks, "glue/qqp", "glue/qnli"))
+    scored = score_study(study, [*records, *more], read_published(PUBLISHED, study.published))
+    table = next(table for table in study_tables(scored) if table.title == "means beside the published")
+    assert "ours, avg of 11 columns" in table.columns
+    assert not any("lacks" in note for note in table.notes)
+
+
 def test_what_tasks_share_counts_once_in_the_total():
     table = study_tables(scored_of("multitask"))[0]
     assert line_of(table, "multi-full")["total, 6 tasks"] == "1.00×"
@@ -212,6 +247,17 @@ def test_a_run_of_several_tasks_has_one_setting_for_all_of_them():
         for item in records
     ]  # fmt: skip
     scored = score_study(study, [*records, *other], Published(""))
-    for row in scored.rows.values():
-        assert {str(cell.setting) for cell in row.values()} == {"{}"}, "better on RTE alone is not better"
+    for key, row in scored.rows.items():
+        if key != "single-adapters":
+            assert {str(cell.setting) for cell in row.values()} == {"{}"}, "better on RTE alone is not better"
         assert {cell.num_settings for cell in row.values()} == {2}
+    alone = scored.rows["single-adapters"]
+    assert [task for task, cell in alone.items() if cell.setting == {"lr": 1.0}] == ["glue/rte"]
+
+
+def test_a_table_says_for_which_rows_settings_are_chosen_for_all_tasks_at_once():
+    mixed = study_tables(scored_of("multitask"))[0].notes[0]
+    joint = "adapters-multi, hyperformer, hyperformer++, multi-full"
+    assert f"once for all tasks where they are one run ({joint}), else for each task" in mixed
+    assert "once for all tasks of a row" in study_tables(scored_of("hyper-ablation"))[0].notes[0]
+    assert "settings are chosen for each task on dev" in study_tables(scored_of("glue"))[0].notes[0]

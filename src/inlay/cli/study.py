@@ -175,7 +175,7 @@ class _Session:
         with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
             tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing)
         opened = self._open(study.backbone)
-        plan = plan_study(study, opened, tasks, missing)
+        plan = plan_study(study, opened, tasks, missing, root=self.data_root)
         for text in plan.left_out:
             screen.note(f"left out: {text}")
         return plan, opened

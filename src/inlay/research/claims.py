@@ -12,8 +12,8 @@ from inlay.research.curves import series_keys
 from inlay.research.extras import Ablation, forgotten, read_ablations, read_steps
 from inlay.research.hyper_claims import HYPER_CLAIMS
 from inlay.research.lineup import Scored, mean_tasks, name_task
-from inlay.research.scores import Estimate, Paired, estimate, mean_of, pair
-from inlay.research.tables import published_gap, show
+from inlay.research.scores import Estimate, Paired, estimate, largest_error, mean_of, pair
+from inlay.research.tables import find_gaps, show
 from inlay.research.verdicts import (
     CLEARLY,
     CONFIRMED,
@@ -151,7 +151,8 @@ def _lower_layers(ablations: Sequence[Ablation]) -> Verdict:
 
 
 def _difference(first: Estimate, second: Estimate) -> Estimate:
-    return Estimate(first.mean - second.mean, (first.margin**2 + second.margin**2) ** 0.5)
+    is_known = first.sem is not None and second.sem is not None
+    return Estimate(first.mean - second.mean, (first.margin**2 + second.margin**2) ** 0.5 if is_known else None)
 
 
 def _scales(scored: Scored, task: str) -> dict[float, Estimate]:
@@ -166,8 +167,7 @@ def init_robust(scored: Scored) -> Verdict:
         below = [value for scale, value in _scales(scored, task).items() if scale <= 1.0001e-2]
         if len(below) > 1:
             spread = max(below, key=lambda value: value.mean).mean - min(below, key=lambda value: value.mean).mean
-            error = max(value.margin for value in below)
-            statuses.append(at_most(Estimate(spread, error), FLAT))
+            statuses.append(at_most(Estimate(spread, largest_error(below)), FLAT))
             texts.append(f"{name_task(task)} {spread:.1f}")
     if not statuses:
         return lacking("two scales of at most 1e-2")
@@ -212,7 +212,7 @@ def sizes_stable(scored: Scored) -> Verdict:
     if len(means) < 2:
         return lacking("two sizes")
     spread = max(mean.mean for mean in means.values()) - min(mean.mean for mean in means.values())
-    error = max(mean.margin for mean in means.values())
+    error = largest_error(means.values())
     texts = ", ".join(f"{scored.label(key)} {show(mean)}" for key, mean in means.items())
     return Verdict(at_most(Estimate(spread, error), 0.5), f"{texts}: {spread:.1f} points apart over {len(tasks)} tasks")
 
@@ -241,8 +241,7 @@ def top_worse_at_equal_size(scored: Scored) -> Verdict:
     if not gaps:
         return lacking("top-k fine-tuning", "adapters of about as many parameters")
     overall = estimate(item.estimate.mean for item in gaps)
-    error = max(item.estimate.margin for item in gaps)
-    lost = Estimate(-overall.mean, error)
+    lost = Estimate(-overall.mean, largest_error(item.estimate for item in gaps))
     worst, best = min(item.estimate.mean for item in gaps), max(item.estimate.mean for item in gaps)
     counted = f"top k less the largest adapters with no more parameters, for {len(gaps)} of the k"
     ends = f"{worst:+.1f} to {best:+.1f}".replace("-", "−")
@@ -340,12 +339,13 @@ def describe_agreement(scored: Scored) -> list[str]:
     """For each row whose difference to the reference was published too: one sentence on whether ours is like it."""
     sentences = []
     for key in scored.rows:
-        ours = pair(scored.rows[key], scored.rows[scored.reference], mean_tasks(scored)) if scored.reference else None
-        theirs = published_gap(scored, key)
-        if ours is None or theirs is None or key == scored.reference:
+        gaps = find_gaps(scored, key)
+        if gaps is None:
             continue
+        ours, theirs = gaps.ours, gaps.published
         distance = abs(ours.estimate.mean - theirs)
         does = "as published" if distance <= max(2 * ours.estimate.margin, LIKE) else "not as published"
+        does = "open, with one seed" if ours.estimate.sem is None else does
         sentences.append(
             f"{scored.label(key)} less {scored.label(scored.reference or '')}: ours "
             f"{show(ours.estimate, signed=True)}, published {show(theirs, signed=True)}: {does} "

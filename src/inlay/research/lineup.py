@@ -289,7 +289,7 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
     rows = {}
     for spec in specs:
         found: Sequence[Record] = spec.records
-        if any(len(joint_of(record).get("tasks", ())) > 1 for record in found):
+        if has_joint_runs(spec):
             found = keep_best(found, metric, over_tasks=True)  # one run of all tasks has one setting
         chosen = choose(found, split, metric)
         if len(found) < len(spec.records):
@@ -305,6 +305,11 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
     known = [*study.tasks, *sorted(held - set(study.tasks))]
     tasks = tuple(task for task in known if task in held)
     return Scored(study, tuple(specs), {key: row for key, row in rows.items() if row}, tasks, split, published)
+
+
+def has_joint_runs(spec: RowSpec) -> bool:
+    """Whether runs of a row have several tasks."""
+    return any(len(joint_of(record).get("tasks", ())) > 1 for record in spec.records)
 
 
 def mean_tasks(scored: Scored) -> list[str]:

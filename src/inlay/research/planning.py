@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inlay.config import RunConfig, digest
+from inlay.config import DataConfig, RunConfig, digest
 from inlay.data import Task, load_task
 from inlay.data.sampling import task_shares
 from inlay.data.tasks import cut_task, take_sample
@@ -134,7 +134,7 @@ def load_tasks(study: Study, root: str | None, *, skip_missing: bool = False) ->
     Those of studies that it goes on from are there as `STUDY:TASK`. Refuses a study whose data is missing, naming all
     of it, unless it may be skipped; and one that has none at all.
     """
-    root = root or os.environ.get("INLAY_DATA")
+    root = find_root(root)
     tasks, missing = {}, {}
     for owner, prefix in [(study, ""), *((source, f"{name}:") for name, source in study.sources.items())]:
         for name in owner.tasks:
@@ -156,14 +156,31 @@ def load_tasks(study: Study, root: str | None, *, skip_missing: bool = False) ->
     return tasks, missing
 
 
-def plan_study(study: Study, backbone: Backbone, tasks: Mapping[str, Task], missing: Mapping[str, str]) -> Plan:
-    """Make every run of a study, put together those that train together, and order them."""
+def find_root(root: str | None) -> str | None:
+    """The folder of the data sets, whole: that given, or $INLAY_DATA."""
+    given = root or os.environ.get("INLAY_DATA")
+    return None if given is None else os.path.abspath(given)
+
+
+def plan_study(
+    study: Study,
+    backbone: Backbone,
+    tasks: Mapping[str, Task],
+    missing: Mapping[str, str],
+    *,
+    root: str | None = None,
+) -> Plan:
+    """Make every run of a study, put together those that train together, and order them.
+
+    `root` is where `load_tasks` found the tasks: a run keeps where its rows are.
+    """
     num_layers = backbone.anatomy.num_layers
     too_deep = [arm.name for arm in study.arms.values() if arm.min_layers > num_layers]
     left_out = [f"{name}: {reason}" for name, reason in missing.items()]
     if too_deep:
         left_out.append(f"{', '.join(too_deep)}: {backbone.name} has {num_layers} layers")
-    maker = _Maker(study, backbone, tasks)
+    maker = _Maker(study, backbone, tasks, find_root(root))
+    left_out += maker.list_too_small()
     items = [
         item
         for arm in study.arms.values()
@@ -178,21 +195,38 @@ def plan_study(study: Study, backbone: Backbone, tasks: Mapping[str, Task], miss
 class _Maker:
     """Makes the items of a study."""
 
-    def __init__(self, study: Study, backbone: Backbone, tasks: Mapping[str, Task]) -> None:
-        self._study, self._backbone, self._tasks = study, backbone, tasks
+    def __init__(self, study: Study, backbone: Backbone, tasks: Mapping[str, Task], root: str | None) -> None:
+        self._study, self._backbone, self._tasks, self._root = study, backbone, tasks, root
         self._samples: dict[tuple[str, int, int], Task] = {}
         self._sources: dict[str, JointRun] = {}
 
     def make(self, arm: Arm, seed: int) -> list[Item]:
         """All items of an arm with one seed."""
-        chosen = [task for task in arm.tasks if task in self._tasks]
         kind = ARM_KINDS[arm.kind]
-        if kind.is_joint and not kind.spans_tasks and arm.sample is not None:
-            chosen = [task for task in chosen if len(self._tasks[task].train) >= arm.sample]
+        chosen = [task for task in arm.tasks if task in self._tasks and not self._is_too_small(arm, task)]
         if kind.spans_tasks:
             return [self._make(arm, seed, chosen, point) for point in arm.points() if chosen]
         points = [(task, point) for task in chosen for point in arm.points(self._study.per_task.get(task))]
         return [self._make(arm, seed, [task], point) for task, point in points]
+
+    def list_too_small(self) -> list[str]:
+        """The tasks that have fewer rows than an arm of them takes samples, in words."""
+        found: dict[str, list[str]] = {}
+        for arm in self._study.arms.values():
+            for task in arm.tasks:
+                if task in self._tasks and self._is_too_small(arm, task):
+                    found.setdefault(task, []).append(arm.name)
+        return [
+            f"{', '.join(arms)} on {task}: it has {len(self._tasks[task].train):,} training rows"
+            for task, arms in found.items()
+        ]
+
+    def _is_too_small(self, arm: Arm, task: str) -> bool:
+        return arm.kind == "single" and arm.sample is not None and len(self._tasks[task].train) < arm.sample
+
+    def _find_data(self, task: str) -> DataConfig:
+        """Where a run finds a task's rows again; made-up ones are nowhere."""
+        return self._study.data_config(task, None if self._study.is_toy else self._root)
 
     def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> Item:
         kind, name = ARM_KINDS[arm.kind], names[0]
@@ -200,7 +234,7 @@ class _Maker:
             point.config,
             task=name,
             train=dataclasses.replace(point.config.train, seed=seed),
-            data=self._study.data_config(name, None),
+            data=self._find_data(name),
         )
         if kind.is_joint:
             return self._join(arm, config, names, point)
@@ -220,7 +254,7 @@ class _Maker:
             like = tuple(f"{shorten(name)}={self._study.like[name]}" for name in names if name in self._study.like)
             config = dataclasses.replace(config, joint=dataclasses.replace(config.joint, start=source.id, like=like))
         tasks = [self._sample(name, arm.sample, seed) for name in names]
-        data = [self._study.data_config(name, None) for name in names]
+        data = [self._find_data(name) for name in names]
         start = Start() if source is None else Start(lineage=({"run": source.id},))
         run = make_joint_run(tasks, config, self._backbone, start=start, data=data)
         return Item(run.id, arm, names[0], seed, point.axes, run.config, run, tuple(names), source)
@@ -242,7 +276,7 @@ class _Maker:
             own = {
                 key.removeprefix(f"{name}:"): task for key, task in self._tasks.items() if key.startswith(f"{name}:")
             }
-            found = _Maker(study, self._backbone, own).make(study.arms[arm], 0)
+            found = _Maker(study, self._backbone, own, self._root).make(study.arms[arm], 0)
             assert isinstance(found[0].run, JointRun)
             self._sources[source] = found[0].run
         return self._sources[source]

@@ -54,6 +54,8 @@ class PublishedTable:
     notes: tuple[str, ...] = ()
     over: str = ""
     """what a `mean:…` column is a mean of, where the source prints nothing else: `17 tasks`"""
+    mean_of: tuple[str, ...] = ()
+    """the columns (`task:metric`) that this mean is over, where they are known: ours is taken over the same"""
 
     def row(self, arm: str) -> PublishedRow | None:
         """The row that compares with an arm of ours."""

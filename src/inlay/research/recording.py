@@ -142,9 +142,16 @@ class Recorder:
             "seconds": 0.0,
             **dataclasses.asdict(self._origin),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "config": dataclasses.asdict(item.config) | {"backbone": short_name(self.backbone.name)},
+            "config": self._describe_config(item),
         }
         return Record.from_json(Record(**{**usual, **known}).to_json())
+
+    def _describe_config(self, item: Item) -> dict[str, Any]:
+        """The settings of a run without the folders of this machine, as results of several are put together."""
+        written = self.plan.study.data_config(item.task, None)
+        places = {name: getattr(written, name) for name in ("source", "dev", "test", "root")}
+        data = dataclasses.replace(item.config.data, **places)
+        return dataclasses.asdict(dataclasses.replace(item.config, backbone=short_name(self.backbone.name), data=data))
 
 
 def read_embedding(result: Result, task: str) -> list[float] | None:

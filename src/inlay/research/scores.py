@@ -4,6 +4,9 @@ Everything shown about a study goes through here, so that one rule holds everywh
 on its axes. Of the settings of a row the one with the best mean dev score is chosen for each task; among settings with
 fewer finished seeds than another, a lucky seed could win, so only those with the most seeds are candidates. Test scores
 are never looked at before that. Numbers here are in points (× 100).
+
+What one network scored is one draw, in however many columns it stands: columns that share networks (the tasks of a
+joint run, two metrics of a task) are averaged seed by seed before their spread over seeds is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from inlay.research.records import FINISHED, Record
@@ -50,6 +53,12 @@ class Estimate(NamedTuple):
         return self.sem or 0.0
 
 
+def largest_error(values: Iterable[Estimate]) -> float | None:
+    """The largest of several standard errors; None where one of them is not known."""
+    found = [value.sem for value in values]
+    return None if None in found else max(sem for sem in found if sem is not None)
+
+
 @dataclass(frozen=True)
 class Cell:
     """A row's score on one task, at the setting that was best on dev."""
@@ -74,6 +83,8 @@ class Cell:
     """every metric of the chosen runs: seed -> score, in points"""
     is_copy: bool = False
     """all tasks of the row together are one copy of the backbone"""
+    networks: frozenset[str] = frozenset()
+    """the runs that were scored; a run of several tasks stands in the cells of all of them"""
 
     @property
     def estimate(self) -> Estimate:
@@ -100,7 +111,7 @@ class Paired:
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of runs with the same task and seed."""
+        """Pairs of runs with the same task and seed; where one of the two has several tasks, pairs of seeds."""
         return self.estimate.num
 
     @property
@@ -116,19 +127,50 @@ def estimate(scores: Iterable[float]) -> Estimate:
     return Estimate(statistics.fmean(values), sem, len(values))
 
 
-def average(groups: Sequence[Sequence[float]]) -> Estimate:
+def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Estimate:
     """The mean of the groups' means; its error is that of the scores within their groups.
 
     The groups (tasks) are what they are, the scores in them (seeds) could have been others: the variance within groups
-    is pooled, so that a group with a single score still counts.
+    is pooled, so that a group with a single score still counts. No group may depend on another.
     """
+    shares = [weight / sum(weights) for weight in weights] if weights else [1 / len(groups)] * len(groups)
     means = [statistics.fmean(group) for group in groups]
     freedom = sum(len(group) - 1 for group in groups)
     sem = None
     if freedom:
         squares = sum((score - mean) ** 2 for group, mean in zip(groups, means, strict=True) for score in group)
-        sem = math.sqrt(squares / freedom * sum(1 / len(group) for group in groups)) / len(groups)
-    return Estimate(statistics.fmean(means), sem, sum(map(len, groups)))
+        spread = sum(share**2 / len(group) for share, group in zip(shares, groups, strict=True))
+        sem = math.sqrt(squares / freedom * spread)
+    mean = sum(share * mean for share, mean in zip(shares, means, strict=True))
+    return Estimate(mean, sem, sum(map(len, groups)))
+
+
+def average_columns(columns: Sequence[Mapping[int, float]], networks: Sequence[frozenset[str]]) -> Estimate:
+    """The mean of columns (seed -> score); `networks` are the runs that each column's scores come from.
+
+    Columns that share networks vary together, so they become one group: their mean for each seed that all have.
+    """
+    mean = statistics.fmean(statistics.fmean(column.values()) for column in columns)
+    groups, weights = [], []
+    for numbers in _join_shared(networks):
+        together = [columns[number] for number in numbers]
+        seeds = [seed for seed in together[0] if all(seed in column for column in together)]
+        groups.append([statistics.fmean(column[seed] for column in together) for seed in seeds])
+        weights.append(len(together))
+    if not all(groups):  # no seed of one network has all its columns: how they vary together is not known
+        return Estimate(mean, None, sum(map(len, groups)))
+    return Estimate(mean, *average(groups, weights)[1:])
+
+
+def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
+    """Numbers of the columns, those together that share a network, if only by way of others."""
+    found: list[tuple[frozenset[str], list[int]]] = []
+    for number, own in enumerate(networks):
+        touched = [item for item in found if item[0] & own]
+        found = [item for item in found if not item[0] & own]
+        joined = [other for _, numbers in touched for other in numbers]
+        found.append((own.union(*(item[0] for item in touched)), [*joined, number]))
+    return [numbers for _, numbers in found]
 
 
 def choose(records: Iterable[Record], report_on: str = "dev", metric: str | None = None) -> Row:
@@ -168,7 +210,13 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         num_lost=sum(record.status != FINISHED for record in records),
         by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
         is_copy=bool(joint_of(first).get("is_copy")),
+        networks=frozenset(network_of(record) for record in chosen),
     )
+
+
+def network_of(record: Record) -> str:
+    """The run that a record is of; one of several tasks, or a sequence of them, has a record for each."""
+    return joint_of(record).get("run") or record.id.partition("-")[0]
 
 
 def joint_of(record: Record) -> Mapping[str, Any]:
@@ -233,7 +281,18 @@ def mean_of(row: Row, tasks: Iterable[str]) -> Estimate | None:
     wanted = list(tasks)
     if not wanted or not all(task in row for task in wanted):
         return None
-    return average([list(row[task].scores.values()) for task in wanted])
+    return average_columns([row[task].scores for task in wanted], [row[task].networks for task in wanted])
+
+
+def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
+    """A row whose cells are columns (task, metric), as `task:metric`; None unless it has all of them."""
+    wanted = list(columns)
+    if not all(task in row and metric in row[task].by_metric for task, metric in wanted):
+        return None
+    return {
+        f"{task}:{metric}": replace(row[task], metric=metric, scores=row[task].by_metric[metric])
+        for task, metric in wanted
+    }
 
 
 def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
@@ -244,17 +303,19 @@ def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
 
 def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | None:
     """`row` less `other` over the runs that share task and seed; None where there is no such pair."""
-    differences: dict[str, list[float]] = {}
+    differences: dict[str, dict[int, float]] = {}
     for task in row if tasks is None else tasks:
         if task not in row or task not in other:
             continue
         first, second = row[task].scores, other[task].scores
-        found = [first[seed] - second[seed] for seed in first if seed in second]
+        found = {seed: first[seed] - second[seed] for seed in first if seed in second}
         if found:
             differences[task] = found
     if not differences:
         return None
-    return Paired(average(list(differences.values())), {task: estimate(found) for task, found in differences.items()})
+    networks = [row[task].networks | other[task].networks for task in differences]
+    by_task = {task: estimate(found.values()) for task, found in differences.items()}
+    return Paired(average_columns(list(differences.values()), networks), by_task)
 
 
 def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list[Record]:

@@ -5,6 +5,7 @@ make a grid, and every point of the grid is a run for each task and seed. A prof
 own values over all that: a table is merged key by key, a list or a value replaces what was there. Everything is checked
 on reading, so that what cannot be trained is refused before anything is. An arm may go on from what another study
 trained: `from = "multitask/hyperformer++"` is that study's arm under the same profile and on the same backbone.
+`most_samples` are the training rows that there are of a task, so that no arm of it asks for more.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TOY = "toy"
 
 _STUDY_KEYS = frozenset(
     "title source report_on published figures notes tasks seeds train method joint data arms per_task backbone "
-    "submission fit rows most_rows like without profiles".split()
+    "submission fit rows most_rows most_samples like without profiles".split()
 )
 _ARM_KEYS = frozenset("kind title preset method train joint axes each seeds tasks min_layers sample from".split())
 _FIT_KEYS = frozenset(("token_budget", "max_cohort"))
@@ -63,7 +64,8 @@ class Arm:
     min_layers: int = 0
     """the arm needs a backbone of so many layers"""
     sample: int | None = None
-    """training rows of each task at most, drawn by the seed; no task that has fewer is in the arm"""
+    """training rows of each task at most, drawn by the seed. A task that has fewer is trained on all of them in a run
+    of several tasks (`joint`), and has no run in an arm of a task at a time (`single`)"""
     source: str = ""
     """`STUDY/ARM` whose trained run this one goes on from"""
 
@@ -121,7 +123,10 @@ class Study:
     """the studies that arms go on from, by name"""
 
     def data_config(self, task: str, root: str | None) -> DataConfig:
-        """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets."""
+        """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets.
+
+        Without `root` the place stays as the study's file has it, which is the same on every machine.
+        """
         given = dict(self.data.get(task, {}))
         for key in ("source", "dev", "test"):
             if key in given and root is not None:
@@ -222,6 +227,8 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     _check_keys(tree.get("fit", {}), _FIT_KEYS, "fit.")
     _check_keys(tree.get("most_rows", {}), _SIDES, "most_rows.")
     tasks = tuple(tree["tasks"])
+    for task, number in tree.get("most_samples", {}).items():
+        _whole(number, f"most_samples.{task}")
     for task in tree.get("per_task", {}):
         for key in tree["per_task"][task]:
             _section_of(key)
@@ -265,6 +272,9 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
         if kind not in ARM_KINDS:
             raise UnknownName("kind of arm", kind, ARM_KINDS)
         chosen = tuple(task for task in filled.get("tasks", tasks) if task in tasks)
+        if kind == "single" and "sample" in filled:
+            most = study.get("most_samples", {})
+            chosen = tuple(task for task in chosen if filled["sample"] <= most.get(task, filled["sample"]))
         settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in _SECTIONS}
         if not ARM_KINDS[kind].is_joint:
             del settings["joint"]

@@ -15,6 +15,7 @@ from inlay.research.lineup import (
     WIDE,
     Scored,
     group_tasks,
+    has_joint_runs,
     mean_tasks,
     name_column,
     name_task,
@@ -23,7 +24,17 @@ from inlay.research.lineup import (
 )
 from inlay.research.published import PublishedTable
 from inlay.research.records import FINISHED, Record
-from inlay.research.scores import Estimate, Row, StudySpec, average, estimate, mean_of, pair, total_parameters
+from inlay.research.scores import (
+    Estimate,
+    Paired,
+    Row,
+    StudySpec,
+    column_row,
+    estimate,
+    mean_of,
+    pair,
+    total_parameters,
+)
 
 ABSENT = "–"
 
@@ -168,10 +179,23 @@ def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[st
     return lines
 
 
-def published_gap(scored: Scored, key: str) -> float | None:
-    """A published row less the reference's, in the first table that has both; None where none has."""
-    gaps = (_table_gap(scored, table, key) for table in scored.published.tables)
-    return next((gap for gap in gaps if gap is not None), None)
+@dataclass(frozen=True)
+class Gaps:
+    """A row less the reference: ours, and as published."""
+
+    ours: Paired
+    published: float
+
+
+def find_gaps(scored: Scored, key: str) -> Gaps | None:
+    """Both, from the first published table that has the two rows, over the columns it means; None where none has."""
+    for table in scored.published.tables:
+        theirs, reference = _table_gap(scored, table, key), scored.reference
+        rows = _averaged_rows(scored, table)[0] if theirs is not None else {}
+        if theirs is not None and reference in rows and key in rows:
+            ours = pair(rows[key], rows[reference])
+            return Gaps(ours, theirs) if ours is not None else None
+    return None
 
 
 def _table_gap(scored: Scored, table: PublishedTable, key: str) -> float | None:
@@ -194,17 +218,39 @@ def _own_mean(table: PublishedTable, key: str) -> float | None:
 
 
 def _mean_table(scored: Scored, table: PublishedTable) -> Table:
-    """Our means beside those that a source prints of its own tasks: only differences compare."""
-    tasks, reference = mean_tasks(scored), scored.reference
+    """Our means beside those that a source prints of its own tasks: only differences compare.
+
+    Where the source says which columns its mean is over, ours is over those of them that are at hand.
+    """
+    rows, what, notes = _averaged_rows(scored, table)
+    reference = scored.reference
     lines = []
-    for key in [key for key in scored.rows if table.row(key) is not None]:
-        gap = pair(scored.rows[key], scored.rows[reference], tasks) if reference and key != reference else None
-        ours = [show(mean_of(scored.rows[key], tasks)), show(gap.estimate if gap else None, signed=True)]
+    for key in [key for key in rows if table.row(key) is not None]:
+        is_compared = reference in rows and key != reference
+        gap = pair(rows[key], rows[reference]) if is_compared and reference else None
+        ours = [show(mean_of(rows[key], rows[key])), show(gap.estimate if gap else None, signed=True)]
         printed = [show(_own_mean(table, key)), show(_table_gap(scored, table, key), signed=True)]
         lines.append((scored.label(key), *ours, *printed))
     less = f"less {scored.label(reference)}" if reference else "difference"
-    columns = ("", f"ours, mean of {len(tasks)}", less, f"published, mean of its {table.over}", f"{less}, published")
-    return Table("means beside the published", columns, tuple(lines), (f"published: {table.source}, {table.backbone}",))
+    columns = ("", f"ours, {what}", less, f"published, mean of its {table.over}", f"{less}, published")
+    notes = (f"published: {table.source}, {table.backbone}", *notes)
+    return Table("means beside the published", columns, tuple(lines), notes)
+
+
+def _averaged_rows(scored: Scored, table: PublishedTable) -> tuple[dict[str, Row], str, tuple[str, ...]]:
+    """Our rows with the cells that a mean beside this table is over, what that mean is, and what it lacks."""
+    tasks = mean_tasks(scored)
+    if not table.mean_of:
+        rows = {key: {task: row[task] for task in tasks} for key, row in scored.rows.items()}
+        return rows, f"mean of {len(tasks)}", ()
+    split = [(task, metric) for task, _, metric in (column.partition(":") for column in table.mean_of)]
+    known = [column for column in split if column[0] in tasks]
+    found = {key: column_row(row, known) for key, row in scored.rows.items()}
+    absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)
+    note = f"the published kind of average, every printed column once; ours lacks {', '.join(absent)}, which the "
+    note += "published one has: only differences compare"
+    kept = {key: row for key, row in found.items() if row}
+    return kept, f"avg of {len(known)} columns", (note,) * bool(absent)
 
 
 def _split_name(scored: Scored) -> str:
@@ -216,7 +262,7 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     notes = [
         f"mean ± s.e.m. over {counted} seed{'' if seeds == [1] else 's'}, in points; "
-        "settings are chosen for each task on dev, by the mean over seeds"
+        f"settings are chosen {_chosen_for(scored)}, by the mean over seeds"
     ]
     left_out = [name_task(task) for task in layout.tasks if task not in layout.averaged]
     if layout.averaged and left_out:
@@ -224,10 +270,21 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
     if layout.reference:
         notes.append(
             f"less {scored.label(layout.reference)}: the mean over tasks of differences between runs of the same task "
-            "and seed, each at its own chosen settings; ± s.e.m. over seeds; `pairs` is their number"
+            "and seed, each at its own chosen settings; ± s.e.m. over seeds; `pairs` is their number, where a run of "
+            "several tasks counts once, by the mean of its tasks"
         )
     untested = [name_task(task) for task in layout.tasks if scored.split == "test" and not scored.is_tested(task)]
     return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
+
+
+def _chosen_for(scored: Scored) -> str:
+    """What the settings of a row are chosen for: a run of several tasks has one for all of them."""
+    joint = [scored.label(spec.key) for spec in scored.specs if spec.key in scored.rows and has_joint_runs(spec)]
+    if not joint:
+        return "for each task on dev"
+    if len(joint) == len(scored.rows):
+        return "on dev, once for all tasks of a row: they are one run"
+    return f"on dev, once for all tasks where they are one run ({', '.join(joint)}), else for each task"
 
 
 def ablation_table(scored: Scored) -> list[Table]:
@@ -271,10 +328,9 @@ def joint_tables(scored: Scored) -> list[Table]:
     columns = _printed_columns(scored)
     lines, is_published = [], set()
     for key, row in scored.rows.items():
-        if all(task in row and metric in row[task].by_metric for task, metric in columns):
-            cells = [estimate(row[task].by_metric[metric].values()) for task, metric in columns]
-            whole = average([list(row[task].by_metric[metric].values()) for task, metric in columns])
-            lines.append((scored.label(key), *map(show, cells), show(whole)))
+        if (cells := column_row(row, columns)) is not None:
+            whole = mean_of(cells, cells)
+            lines.append((scored.label(key), *(show(cell.estimate) for cell in cells.values()), show(whole)))
         names = [f"{task}:{metric}" for task, metric in columns]
         for table in scored.published.tables:
             mean = table.mean(key, names)

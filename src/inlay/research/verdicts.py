@@ -1,7 +1,8 @@
 """How a claim is judged: an estimate held against a bound, and what is said of it.
 
 A claim is confirmed if our estimate keeps its bound and would with one s.e.m. against it, not confirmed if it breaks
-the bound and would with one s.e.m. in its favour, and open in between, or where the runs it needs are not there.
+the bound and would with one s.e.m. in its favour, and open in between, or where the runs it needs are not there. A
+single seed has no s.e.m.: what rests on one is open.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ class Claim:
 
 def at_most(value: Estimate, bound: float) -> str:
     """Whether a quantity is at most `bound`, by more than its standard error."""
-    if value.mean + value.margin <= bound:
+    if value.sem is None:
+        return OPEN
+    if value.mean + value.sem <= bound:
         return CONFIRMED
-    return REFUTED if value.mean - value.margin > bound else OPEN
+    return REFUTED if value.mean - value.sem > bound else OPEN
 
 
 def at_least(value: Estimate, bound: float) -> str:
@@ -51,9 +54,11 @@ def at_least(value: Estimate, bound: float) -> str:
 
 def above(value: Estimate, bound: float) -> str:
     """Whether a quantity is greater than `bound`, by more than its standard error; to be equal is not enough."""
-    if value.mean - value.margin > bound:
+    if value.sem is None:
+        return OPEN
+    if value.mean - value.sem > bound:
         return CONFIRMED
-    return REFUTED if value.mean + value.margin <= bound else OPEN
+    return REFUTED if value.mean + value.sem <= bound else OPEN
 
 
 def all_of(statuses: Sequence[str]) -> str:
@@ -78,4 +83,9 @@ def lacking(*rows: str) -> Verdict:
 def gap_text(paired: Paired, what: str) -> str:
     """A difference as a sentence's part."""
     tasks, pairs = len(paired.by_task), paired.num_pairs
-    return f"{what}: {show(paired.estimate, signed=True)} points over {tasks} tasks ({pairs} pairs)"
+    return f"{what}: {show(paired.estimate, signed=True)} points over {tasks} tasks ({pairs} pairs{unsure(paired)})"
+
+
+def unsure(paired: Paired) -> str:
+    """What is added where a difference has no error."""
+    return ", of one seed" if paired.estimate.sem is None else ""

@@ -69,7 +69,9 @@ def main() -> None:
 
 
 def step(cohort: Cohort, backbone, cursor: int) -> float:
-    cohort.members[0].progress.cursor = cursor
+    """Seconds of a cohort's step on the batches at `cursor`."""
+    for member in cohort.members:
+        member.progress.cursor = cursor
     with cohort.training():
         began = time.perf_counter()
         cohort.step()

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import time
 
 import report
 import torch
+from methods import step
 
 from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data import load_task
@@ -80,17 +80,6 @@ def make_cohort(tasks, name: str, backbone, options) -> Cohort:
     ]
     runs = [make_joint_run(tasks, config, backbone) for config in configs]
     return Cohort(runs, backbone, CohortSettings(10**6, torch.get_num_threads(), 10**9))
-
-
-def step(cohort: Cohort, backbone, cursor: int) -> float:
-    for member in cohort.members:
-        member.progress.cursor = cursor
-    with cohort.training():
-        began = time.perf_counter()
-        cohort.step()
-        if backbone.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
 
 
 if __name__ == "__main__":

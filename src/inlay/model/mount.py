@@ -53,6 +53,7 @@ class Mount:
     def __init__(self, num_blocks: int = 0) -> None:
         self.active: SlotOperations | None = None
         self.joined: Joined | None = None
+        """query, key and value of the block as one, where programs run that read them so"""
         self.blocks = [Mount() for _ in range(num_blocks)]
 
     @contextmanager

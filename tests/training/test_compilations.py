@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +90,21 @@ def test_another_cohort_compiles_nothing_but_once_for_any_number_of_slots(
         trace(Cohort(runs, backbone, CohortSettings(65536, 1, 100)), [(300, 8), (700, 8)])
         counts.append(len(compilations))
     assert counts == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [(4096, [3]), (448, [2, 1]), (256, [1, 1, 1]), (128, [])],
+    ids=["all", "two", "each", "none"],
+)
+def test_runs_are_stepped_in_as_few_programs_as_hold_them(backbone_of, toy_task, monkeypatch, budget, expected):
+    """Rungs of 256, 320 and 512 tokens hold steps of one, two and three runs of 152 each."""
+    monkeypatch.setattr(launch, "is_available", lambda device: True)
+    cohort = make_cohort(backbone_of("bert"), toy_task, "houlsby")
+    stepper = cohort.stepper
+    stepper.token_budget = budget
+    active = [SimpleNamespace(slot=slot, train=SimpleNamespace(lengths=np.full(8, 19))) for slot in range(3)]
+    groups = stepper._group(active, {slot: np.arange(8) for slot in range(3)})
+    assert sorted(map(len, groups), reverse=True) == expected
+    assert sorted(member.slot for group in groups for member in group) == ([0, 1, 2] if expected else [])
+    assert all(group == sorted(group, key=lambda member: member.slot) for group in groups)  # as rows are laid

@@ -86,6 +86,22 @@ def test_a_compiled_step_equals_the_definition_and_one_compilation_serves_every_
     assert len(block.find_nodes(op="call_function", target=torch.ops.inlay.joined_attention.default)) == 1
 
 
+def test_runs_beyond_the_token_budget_are_stepped_by_several_programs_and_equal_the_definition(
+    backbone_of, toy_task, compilations
+):
+    backbone = backbone_of("bert")
+    runs = make_runs(backbone, toy_task, pooling="mean", batch_size=16)[:3]
+    small = dataclasses.replace(SETTINGS, token_budget=256)
+    ours, plain = Cohort(runs, backbone, small), Cohort(runs, backbone, SETTINGS)
+    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    losses = take(ours, 2), take(plain, 2)
+    assert ours.stepper.num_moved > 2
+    assert {program.rung.capacity.num_tokens for program in ours.stepper._programs.values()} == {256}
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.flat.values_SP, plain.flat.values_SP, atol=1e-4, rtol=1e-3)
+    assert ours.optimizer.num_steps == plain.optimizer.num_steps
+
+
 @pytest.mark.parametrize("layers", ["2:"])
 def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, tmp_path, compilations, layers):
     backbone = backbone_of("bert")

@@ -323,7 +323,8 @@ class Cohort:
     @property
     def _version(self) -> int:
         """Another number once moments have moved."""
-        return self.optimizer.first_SP._version + (0 if self.shared is None else self.shared.first_SP._version)
+        shared = 0 if self.shared is None else self.shared.first_SP._version
+        return self.optimizer.first_SP._version + shared + self.stepper.num_moved
 
     def step(self) -> int:
         """One step of every active run; returns the number of rows seen.

@@ -4,8 +4,8 @@ A cohort's rows are packed into a rung of the ladder (model/rung.py). What is co
 nearly all rungs; whatever the mix of runs, nothing is compiled again within a rung. Small steps are captured as CUDA
 graphs: what they read lies at fixed addresses and is written by two copies. While the GPU works on a step, the host
 lays out the next one. Fine-tuning is a bank of one that goes through its own copy of the weights. `steps.Stepper` is
-the definition, and takes over wherever a step does not fit: gradients that need several passes, heads that read tokens
-or a mix of layers, batch norm.
+the definition, and takes over wherever a step does not fit: a run's gradients that need several passes, heads that
+read tokens or a mix of layers, batch norm.
 
 Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, L labels, C columns of the optimizer.
 """
@@ -130,33 +130,54 @@ class CompiledStepper(Stepper):
         rates: Mapping[int, float],
         limits: Mapping[int, float],
     ) -> dict[int, Seen]:
-        """As `Stepper.step`, in one program."""
-        if not can_compile(self._bank, active) or self._count(active, batches) > self.token_budget:
+        """As `Stepper.step`, in one program, or in several where the token budget does not hold all runs."""
+        groups = self._group(active, batches) if can_compile(self._bank, active) else []
+        if not groups:
             return super().step(active, batches, rates, limits)
-        ready, self._next = self._next, None
-        if ready is None or ready.key != _key(active):
-            ready = self._prepare(active, batches)
-        program = ready.program
-        program.fill(ready, self._by_slot(active, rates, limits))
-        self._launch(program)
-        self._look_ahead(active)
-        losses, norms = program.seen_2S.tolist()  # waits for the step
-        seen = {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in active}
+        seen: dict[int, Seen] = {}
+        for index, group in enumerate(groups):
+            ready, self._next = self._next, None
+            if ready is None or ready.key != _key(group):
+                ready = self._prepare(group, batches)
+            ready.program.fill(
+                ready, self._by_slot(group, {member.slot: rates[member.slot] for member in group}, limits)
+            )
+            self._launch(ready.program)
+            if index + 1 < len(groups):
+                self._next = self._prepare(groups[index + 1], batches)
+            else:
+                self._look_ahead(active)
+            losses, norms = ready.program.seen_2S.tolist()  # waits for the step
+            self.num_moved += 1
+            seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
         for slot, found in seen.items():
             if not found.is_sound(limits[slot]):
                 self._optimizer.take_back(slot)
         return seen
 
-    def _count(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> int:
-        return climb(sum(int(member.train.lengths[batches[member.slot]].sum()) for member in active))
+    def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
+        """Who is stepped together: in as few programs as hold everyone, of about equal size. None, if a run's batch
+        alone is too large: its gradients need several passes."""
+        tokens = {member.slot: int(member.train.lengths[batches[member.slot]].sum()) for member in active}
+        heaviest = sorted(tokens, key=lambda slot: -tokens[slot])
+        if climb(tokens[heaviest[0]]) > self.token_budget:
+            return []
+        for num_groups in range(-(-sum(tokens.values()) // self.token_budget), len(active) + 1):
+            loads, places = [0] * num_groups, {}
+            for slot in heaviest:
+                places[slot] = loads.index(min(loads))
+                loads[places[slot]] += tokens[slot]
+            if climb(max(loads)) <= self.token_budget:
+                break
+        return [[member for member in active if places[member.slot] == group] for group in range(num_groups)]
 
     def _look_ahead(self, active: Sequence[Member]) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
         if any(member.progress.cursor + 1 >= member.steps_of_epoch for member in active):
             return
         batches = {member.slot: member.batch_after_next() for member in active}
-        if self._count(active, batches) <= self.token_budget:
-            self._next = self._prepare(active, batches, ahead=1)
+        if groups := self._group(active, batches):
+            self._next = self._prepare(groups[0], batches, ahead=1)
 
     def _prepare(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], ahead: int = 0) -> Prepared:
         parts = [member.train.gather(batches[member.slot]) for member in active]

@@ -48,6 +48,8 @@ class Stepper:
         self.token_budget = token_budget
         self.may_narrow = True
         """whether the last block leaves out tokens that no head reads"""
+        self.num_moved = 0
+        """programs that have moved runs, where a step takes several"""
         self.on_compile: Callable[[str], None] = lambda what: None
         """hears what is about to be compiled"""
 

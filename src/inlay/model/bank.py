@@ -388,7 +388,7 @@ class Bank:
             stacks, gated = expander.expand(self.stacks, slots), tuple(self._gated(slot) for slot in slots)
             views = build_views(self.anatomy, stacks, gated, is_expanded=False)
             if launch.is_available(self.backbone.device):
-                views = views.in_tiles(self.backbone.dtype, self._molds.get(gated))
+                views = views.in_tiles(self.backbone.dtype, self._molds.get(gated), is_fixed=True)
                 if gated not in self._molds:
                     self._molds[gated] = views.molds
             self._known_views = None if torch.is_grad_enabled() else (key, views)

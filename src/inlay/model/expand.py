@@ -69,7 +69,9 @@ class Expander:
             runs, own = zip(*(found for _, found in alike), strict=True)
             tasks_GAZ = torch.stack([embeddings[slot] for each in own for slot in each]).unflatten(0, (len(runs), -1))
             shared = {
-                name: stack[runs[0] : runs[-1] + 1] for name, stack in stacks.items() if name.startswith("hyper.")
+                name: _neighbours(stack, runs[0], runs[-1] + 1)
+                for name, stack in stacks.items()
+                if name.startswith("hyper.")
             }
             pieces.append(write_adapters(self._net, shared, tasks_GAZ))
         if len(pieces) == 1:
@@ -94,6 +96,11 @@ def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
     if runs == tuple(range(len(stack_G))):
         return stack_G
     return stack_G[numbers_on(stack_G.device, runs)]
+
+
+def _neighbours(stack_G: Tensor, start: int, stop: int) -> Tensor:
+    # A slice of everything would make backward lay every gradient into zeros of its size.
+    return stack_G if stop - start == len(stack_G) else stack_G[start:stop]
 
 
 def _rows(stack: Tensor) -> Sequence[Tensor]:

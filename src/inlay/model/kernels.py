@@ -102,11 +102,16 @@ class Moments(NamedTuple):
     var_R: Tensor
 
 
-def in_tiles(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None) -> Bottleneck:
-    """Bottlenecks ready for routes that have a tiling; `mold` has what follows from their shapes, if it is known."""
+def in_tiles(
+    weights: Bottleneck, mold: tiled.TiledBottleneck | None = None, *, is_fixed: bool = False
+) -> Bottleneck:
+    """Bottlenecks ready for routes that have a tiling; `mold` has what follows from their shapes, if it is known.
+
+    If they are `is_fixed` none will be of another shape later: what no slot has, such as a factor, is left out.
+    """
     if mold is not None:
         ends, biases = (weights.down_SDR, weights.up_SRE), (weights.down_bias_SR, weights.up_bias_SE)
-        stacks = tiled.fused.Stacks(*ends, mold.stacks.scale_S, *biases, weights.copies)
+        stacks = tiled.fused.Stacks(*ends, mold.stacks.scale_S, *biases)
         own = {name: getattr(weights, name) for name in ("hidden", "norm", "running", "out_norm")}
         return replace(weights, tiled=replace(mold, stacks=stacks, **own))
     device, shapes = weights.down_SDR.device, weights.shapes
@@ -125,7 +130,6 @@ def in_tiles(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None) -> 
         torch.tensor(scales, device=device),
         weights.down_bias_SR,
         weights.up_bias_SE,
-        weights.copies,
     )
     found = tiled.TiledBottleneck(
         stacks,
@@ -139,8 +143,21 @@ def in_tiles(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None) -> 
         weights.running,
         is_plain,
         weights.out_norm,
+        is_scaled=not is_fixed or any(scale != 1.0 for scale in scales),
     )
     return replace(weights, tiled=found)
+
+
+def reads_copies(weights: Bottleneck) -> bool:
+    """Whether bottlenecks in tiles are computed by a program that reads copies in the type of the tokens."""
+    return weights.tiled is not None and weights.tiled.is_plain
+
+
+def with_copies(weights: Bottleneck, copies: tuple[Tensor, Tensor]) -> Bottleneck:
+    """Bottlenecks in tiles that read these copies of down and up."""
+    assert weights.tiled is not None
+    stacks = replace(weights.tiled.stacks, copies=copies)
+    return replace(weights, copies=copies, tiled=replace(weights.tiled, stacks=stacks))
 
 
 def make_mold(weights: Bottleneck) -> tiled.TiledBottleneck:

@@ -62,6 +62,8 @@ class TiledBottleneck:
     is_plain: bool = field(default=True)
     """one fused program does it: no norm inside, no further layers, one activation, at most `fused.MAX_SIZE` wide"""
     out_norm: tuple[Tensor, Tensor] | None = None
+    is_scaled: bool = True
+    """whether updates are multiplied by a factor; not, if that of every slot is 1"""
 
     @property
     def all_kinds(self) -> tuple[Kinds, Kinds, Kinds, Kinds]:
@@ -107,7 +109,8 @@ def update(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
     update_NE = weights.inner_norms.pick(
         lambda kind: _out_norm(kind, h_ND if kind == "alone" else update_NE, weights, tiling), tiling
     )
-    update_NE = (update_NE * stacks.scale_S[tiling.slots_N].unsqueeze(1)).to(h_ND.dtype)
+    if weights.is_scaled:
+        update_NE = (update_NE * stacks.scale_S[tiling.slots_N].unsqueeze(1)).to(h_ND.dtype)
     return weights.multiplies.pick(lambda multiplies: h_ND * update_NE if multiplies else update_NE, tiling)
 
 

@@ -20,6 +20,8 @@ from inlay.model.tensors import PAL_PARTS, adapted_linears, adapter_groups
 PAL_PLACE = "feedforward"
 """The place of a block whose output what stands beside the whole block is added to"""
 
+_ALIGNED = 8  # numbers of two bytes that programs read at once
+
 Stacks = Mapping[str, Tensor]
 Molds = Mapping[tuple[str, str], tiled.TiledBottleneck]
 
@@ -31,6 +33,37 @@ class LinearView:
     lora: kernels.Bottleneck | None = None
     bias_SD: Tensor | None = None
     factor_SD: Tensor | None = None
+
+
+class Copies:
+    """Copies of stacks in another type, renewed together; those that lie in one piece of memory as one tensor.
+
+    What a hypernetwork writes lies so, all sites of a stack of blocks side by side, and a training bank of one slot.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._pieces: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def add(self, stack: Tensor) -> Tensor:
+        """Where the copy of a stack will be, the same for the same stack; nothing is in it yet."""
+        stack, memory = stack.detach(), stack.untyped_storage()
+        # Programs read aligned memory faster: a copy that would not be is laid out by itself.
+        is_piece = stack.is_contiguous() and stack.storage_offset() % _ALIGNED == 0
+        place = (memory.data_ptr(), 0 if is_piece else stack.data_ptr())
+        if place not in self._pieces:
+            size = memory.nbytes() // stack.element_size()
+            whole = stack.as_strided((size,), (1,), 0) if is_piece else stack
+            self._pieces[place] = whole, torch.empty(whole.shape, dtype=self._dtype, device=stack.device)
+        copy = self._pieces[place][1]
+        return copy.as_strided(stack.shape, stack.stride(), stack.storage_offset()) if is_piece else copy
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Bring the copies up to what was copied."""
+        if self._pieces:
+            copied, copies = zip(*self._pieces.values(), strict=True)
+            torch._foreach_copy_(list(copies), list(copied))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +78,7 @@ class Views:
     pals: Mapping[str, kernels.Projected] = field(default_factory=dict)
     """what stands beside each block"""
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
-    _copied: dict[int, kernels.Bottleneck] = field(default_factory=dict, repr=False)
-    """by the address of what was copied: sites that share an adapter share its copy"""
+    _copies: Copies | None = field(default=None, repr=False)
 
     @property
     def num_slots(self) -> int:
@@ -66,22 +98,19 @@ class Views:
             weights.set_slot(slot, shapes.get(place))
         return True
 
-    def in_tiles(self, dtype: torch.dtype | None, molds: Molds | None = None) -> Views:
+    def in_tiles(self, dtype: torch.dtype | None, molds: Molds | None = None, *, is_fixed: bool = False) -> Views:
         """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another.
 
-        `molds` are those of earlier views with the same shapes at every site.
+        `molds` are those of earlier views with the same shapes at every site. In views that are `is_fixed` no slot will
+        change hands.
         """
-        molds = molds or {}
-        copied: dict[int, kernels.Bottleneck] = {}
+        molds, copies = molds or {}, None if dtype is None else Copies(dtype)
 
         def prepare(weights: kernels.Bottleneck, mold: tiled.TiledBottleneck | None = None) -> kernels.Bottleneck:
-            if dtype is None or weights.down_SDR.dtype == dtype:
-                return kernels.in_tiles(weights, mold)
-            address = weights.down_SDR.data_ptr()
-            if address not in copied:
-                copies = (_empty(weights.down_SDR, dtype), _empty(weights.up_SRE, dtype))
-                copied[address] = replace(weights, copies=copies)
-            return kernels.in_tiles(replace(weights, copies=copied[address].copies), mold)
+            tiles = kernels.in_tiles(weights, mold, is_fixed=is_fixed)
+            if copies is None or weights.down_SDR.dtype == dtype or not kernels.reads_copies(tiles):
+                return tiles
+            return kernels.with_copies(tiles, (copies.add(weights.down_SDR), copies.add(weights.up_SRE)))
 
         linears = {
             key: view if view.lora is None else replace(view, lora=prepare(view.lora))
@@ -91,7 +120,7 @@ class Views:
             {key: prepare(weights, molds.get((form, key))) for key, weights in found.items()}
             for form, found in (("sequential", self.sequential), ("parallel", self.parallel))
         )
-        return Views(sequential, parallel, self.norms, linears, self.pals, _copied=copied)
+        return Views(sequential, parallel, self.norms, linears, self.pals, _copies=copies)
 
     @property
     def molds(self) -> Molds:
@@ -99,13 +128,10 @@ class Views:
         by_form = (("sequential", self.sequential), ("parallel", self.parallel))
         return {(form, key): kernels.make_mold(weights) for form, found in by_form for key, weights in found.items()}
 
-    @torch.no_grad()
     def renew_copies(self) -> None:
         """Bring the copies up to what was copied."""
-        for weights in self._copied.values():
-            assert weights.copies is not None
-            weights.copies[0].copy_(weights.down_SDR)
-            weights.copies[1].copy_(weights.up_SRE)
+        if self._copies is not None:
+            self._copies.renew()
 
     def at(self, layer: int) -> Views:
         """Those of one block."""
@@ -118,10 +144,6 @@ class Views:
                 _within(layer, self.pals),
             )
         return self._layers[layer]
-
-
-def _empty(stack: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(stack.shape, dtype=dtype, device=stack.device)
 
 
 def _within(layer: int, views: Mapping[str, Any]) -> dict[str, Any]:

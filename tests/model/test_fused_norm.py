@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.model.fused_norm import layer_norm
+from inlay.model.fused_norm import layer_norm, rms_norm
 from inlay.model.tiles import Tiles, make_tiles, tile_capacity
 
 pytestmark = pytest.mark.triton
@@ -57,6 +57,20 @@ def test_output_and_gradients_equal_the_formula(lengths, width):
     for found, expected in zip(*both(lengths, width), strict=True):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("lengths", [[5], [70, 3, 129], [0, 7, 0, 64, 0]], ids=str)
+@pytest.mark.parametrize("width", [16, 33])
+def test_without_a_mean_it_is_the_norm_of_t5(lengths, width):
+    x, _, scale, _, dy = leaves(lengths, width)
+    found, exact = ([t.to(dtype, copy=True).requires_grad_() for t in (x, scale)] for dtype in (x.dtype, torch.float64))
+    y = rms_norm(*found, EPS, tiles_of(lengths))
+    y.backward(dy)
+    slots_N = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    expected = exact[0] / (exact[0].square().mean(-1, keepdim=True) + EPS).sqrt() * exact[1][slots_N]
+    expected.backward(dy.double())
+    for ours, theirs in zip((y, *(t.grad for t in found)), (expected, *(t.grad for t in exact)), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("tile", [16, 32, 128])
@@ -151,7 +165,7 @@ def test_operators_hold_what_torch_compile_assumes_of_them():
         torch.ops.inlay.layer_norm, (x, residual, scale, shift, *places, EPS, True), test_utils=checks
     )
     total, moments = torch.randn(8, 16), torch.rand(8, 2)
-    given = (torch.randn(8, 16), total, moments, scale.detach(), *places, True)
+    given = (torch.randn(8, 16), total, moments, scale.detach(), *places, True, True)
     torch.library.opcheck(torch.ops.inlay.layer_norm_backward, given, test_utils=("test_schema", "test_faketensor"))
 
 

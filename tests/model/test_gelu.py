@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inlay.model.gelu import is_exact_gelu, quick_gelu
+from inlay.model.gelu import find_gelu, lean_gelu, quick_gelu
 
 
 @pytest.mark.triton
@@ -29,18 +29,34 @@ def test_in_half_precision_it_rounds_as_the_exact_one_nearly_everywhere():
     torch.testing.assert_close(found.double(), expected.double(), atol=1e-6, rtol=2**-10)
 
 
-@pytest.mark.parametrize(("module", "is_exact"), [(torch.nn.GELU(), True), (torch.nn.GELU("tanh"), False)])
-def test_only_the_exact_gelu_is_replaced(module, is_exact):
-    assert is_exact_gelu(module) is is_exact
+def test_the_gelu_that_transformers_writes_as_eight_operations_is_one():
+    from transformers.activations import ACT2FN
+
+    module, x = ACT2FN["gelu_new"], torch.linspace(-12, 12, 4001, dtype=torch.float64)
+    assert find_gelu(module) == "tanh"
+    torch.testing.assert_close(lean_gelu(x, "tanh"), module(x), atol=1e-12, rtol=1e-12)
 
 
-def test_a_backbone_of_the_families_has_one_in_each_block(backbone_of):
+@pytest.mark.parametrize(
+    ("module", "kind"), [(torch.nn.GELU(), "none"), (torch.nn.GELU("tanh"), "tanh"), (torch.nn.ReLU(), None)]
+)
+def test_other_activations_stay(module, kind):
+    assert find_gelu(module) == kind
+
+
+def test_a_backbone_of_the_families_goes_through_one_in_each_block(backbone_of):
     from inlay.model.mount import ActivationWrapper
 
-    for family in ("bert", "mpnet", "distilbert", "roberta"):
-        backbone = backbone_of(family)
+    kinds = dict.fromkeys(("bert", "mpnet", "distilbert", "roberta"), "none") | {"mt5": "tanh"}
+    for family, kind in kinds.items():
+        backbone, seen = backbone_of(family), []
         found = [module for module in backbone.model.modules() if isinstance(module, ActivationWrapper)]
-        assert len(found) == backbone.anatomy.num_layers, family
+        handles = [module.register_forward_hook(lambda module, *_: seen.append(module.kind)) for module in found]
+        ids = torch.ones(1, 3, dtype=torch.long)
+        backbone.model(input_ids=ids, **({"decoder_input_ids": ids} if backbone.writes else {}))
+        for handle in handles:
+            handle.remove()
+        assert seen == [kind] * backbone.anatomy.num_layers, family
 
 
 @pytest.mark.triton

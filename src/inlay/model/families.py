@@ -26,6 +26,8 @@ class Stack:
     linears: Mapping[str, str]
     closing: str = ""
     """the norm behind the last block, where it counts as that block's"""
+    activation: str = ""
+    """that of a block's feed-forward network, where it is a module of its own"""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Family:
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """The blocks that read, then those that write."""
-        own = Stack(self.stack, self.places, self.norms, self.linears, self.closing)
+        own = Stack(self.stack, self.places, self.norms, self.linears, self.closing, self.activation)
         return (own,) if self.decoder is None else (own, self.decoder)
 
 
@@ -133,6 +135,7 @@ def _t5_stack(stack: str, sublayers: tuple[str, ...]) -> Stack:
             "contract": f"{feedforward}.wo",
         },
         closing=f"{stack}.final_layer_norm",
+        activation=f"{feedforward}.act",
     )
 
 
@@ -148,6 +151,7 @@ _T5 = Family(
     cross="layer.1.EncDecAttention",
     packing="buckets",  # what is read; what is written is short, and padded
     is_prenorm=True,
+    activation=_T5_ENCODER.activation,
     num_outputs=3,
     implementation="eager",
     closing=_T5_ENCODER.closing,

@@ -196,6 +196,7 @@ _joined_backward.register_fake(lambda do, qkv, *_: qkv.new_empty(qkv.shape))
 
 
 def _keep(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
     *tensors, scaling, max_length, dropout = inputs
     ctx.settings = (scaling, max_length, dropout)
     ctx.save_for_backward(*tensors[:-4], *output, *tensors[-4:])

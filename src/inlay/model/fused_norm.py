@@ -1,4 +1,4 @@
-"""Layer norm with each slot's scale and shift, its residual added in the same pass, on packed tokens.
+"""Layer norm with each slot's scale and shift, its residual added in the same pass, on packed tokens; T5's too.
 
 `kernels.py` has the definition; tests hold this equal to it. Statistics, scale, shift and their gradients are float32,
 everything else has x's dtype. The gradients of scale and shift are summed by program and then by slot in a fixed
@@ -65,6 +65,13 @@ def layer_norm(
     return _norm(*given, tiles.slots_M, tiles.starts_M, tiles.stops_M, tiles.tile, eps, is_kept)[0]
 
 
+def rms_norm(x_ND: Tensor, scale_SD: Tensor, eps: float, tiles: Tiles) -> Tensor:
+    """T5's layer norm, x / √(mean of x²)·scale, with the scale of each token's slot, in x's dtype."""
+    is_kept = torch.is_grad_enabled() and (x_ND.requires_grad or scale_SD.requires_grad)
+    places = (tiles.slots_M, tiles.starts_M, tiles.stops_M, tiles.tile)
+    return _norm(x_ND, None, scale_SD, None, *places, eps, is_kept, is_centered=False)[0]
+
+
 @torch.library.custom_op("inlay::layer_norm", mutates_args=())
 def _norm(
     x: Tensor,
@@ -77,8 +84,9 @@ def _norm(
     tile: int,
     eps: float,
     is_kept: bool,
+    is_centered: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y; x + residual if backward will read it; mean and 1/deviation [N, 2]."""
+    """y; x + residual if backward will read it; mean (0 if it stays) and 1/deviation [N, 2]."""
     from inlay.model.norm_programs import norm_forward
 
     x, scale, residual, shift = x.contiguous(), scale.contiguous(), dense(residual), dense(shift)
@@ -89,12 +97,13 @@ def _norm(
             *(x, residual, scale, shift, y, total if total.numel() else None, moments),
             *(slots, starts, stops, eps),
             **sizes,
+            CENTERED=is_centered,
         )
     return y, total, moments
 
 
 @_norm.register_fake
-def _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept):
+def _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept, is_centered=True):
     # Not len(x), which would be compiled for this number alone.
     total = x.new_empty(x.shape if is_kept and residual is not None else (0,))
     return x.new_empty(x.shape), total, x.new_empty((x.shape[0], 2), dtype=torch.float32)
@@ -111,17 +120,22 @@ def _norm_backward(
     stops: Tensor,
     tile: int,
     has_sums: bool,
+    is_centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x + residual and, with `has_sums`, of scale and shift in float32."""
     from inlay.model.norm_programs import norm_backward, norm_sums
 
     dy, total, scale = dy.contiguous(), total.contiguous(), scale.contiguous()
-    dx, dscale, dshift = _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums)
+    dx, dscale, dshift = _norm_backward_like(
+        dy, total, moments, scale, slots, starts, stops, tile, has_sums, is_centered
+    )
     sizes = _sizes(dy.shape[-1], tile, len(slots), BACKWARD)
     parts, width = tile // sizes["SPAN"], dy.shape[-1]
     sums_2PD = dy.new_empty((2, len(slots) * parts, width), dtype=torch.float32) if has_sums else None
     with on_device_of(dy):
-        norm_backward[len(slots), parts](dy, total, moments, scale, dx, sums_2PD, slots, starts, stops, **sizes)
+        norm_backward[len(slots), parts](
+            dy, total, moments, scale, dx, sums_2PD, slots, starts, stops, **sizes, CENTERED=is_centered
+        )
         if has_sums:
             norm_sums[len(scale), chunks_of(width, SUMS.width)](
                 *(sums_2PD, dscale, dshift, slots, starts, stops, len(slots)),
@@ -132,14 +146,15 @@ def _norm_backward(
 
 
 @_norm_backward.register_fake
-def _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums):
+def _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums, is_centered):
     shape = scale.shape if has_sums else (0,)
     dscale, dshift = (scale.new_empty(shape, dtype=torch.float32) for _ in range(2))
     return dy.new_empty(dy.shape), dscale, dshift
 
 
 def _keep(ctx, inputs, output):
-    x, residual, scale, shift, *places, _, _ = inputs
+    ctx.set_materialize_grads(False)  # of what is kept for backward: zeros would be made for nothing
+    x, residual, scale, shift, *places, _, _, ctx.is_centered = inputs
     _, total, moments = output
     ctx.has_residual, ctx.shift_dtype = residual is not None, None if shift is None else shift.dtype
     *tensors, ctx.tile = places
@@ -150,10 +165,10 @@ def _differentiate(ctx, dy, dtotal, dmoments):
     total, moments, scale, *places = ctx.saved_tensors
     needs_scale, needs_shift = ctx.needs_input_grad[2:4]
     has_sums = needs_scale or needs_shift
-    dx, dscale, dshift = _norm_backward(dy, total, moments, scale, *places, ctx.tile, has_sums)
+    dx, dscale, dshift = _norm_backward(dy, total, moments, scale, *places, ctx.tile, has_sums, ctx.is_centered)
     dscale = dscale.to(scale.dtype) if needs_scale else None
     dshift = dshift.to(ctx.shift_dtype) if needs_shift else None
-    return dx, dx if ctx.has_residual else None, dscale, dshift, *[None] * 6
+    return dx, dx if ctx.has_residual else None, dscale, dshift, *[None] * 7
 
 
 _norm.register_autograd(_differentiate, setup_context=_keep)

@@ -1,7 +1,8 @@
-"""The exact GELU by a short polynomial: on a GPU the error function of the library takes longer than its memory.
+"""GELUs of frozen blocks that take less on a GPU: the exact one by a short polynomial, the other in one operation.
 
-erf by formula 7.1.26 of Abramowitz and Stegun, wrong by 1.5e-7 at most, in float32; bf16 has steps of 4e-3. The
-programs are Triton's and are imported when first launched, so this file imports without triton.
+The error function of the library takes longer than its memory: erf by formula 7.1.26 of Abramowitz and Stegun, wrong by 1.5e-7 at most, in
+float32; bf16 has steps of 4e-3. The programs are Triton's and are imported when first launched, so this file imports
+without triton. transformers writes GELU's tanh form, which T5 has, as eight operations; torch has it as one.
 """
 
 # mypy: allow-untyped-defs
@@ -9,6 +10,7 @@ programs are Triton's and are imported when first launched, so this file imports
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inlay.model.launch import chunks_of, on_device_of
@@ -18,11 +20,20 @@ BLOCK = 2048
 NUM_WARPS = 4
 
 
-def is_exact_gelu(module: nn.Module) -> bool:
-    """Whether a module is the GELU by the error function, as transformers or torch have it."""
-    if isinstance(module, nn.GELU):
-        return module.approximate == "none"
-    return type(module).__name__ == "GELUActivation"
+# What transformers calls them -> how exact: by the error function, or by tanh.
+_NAMES = {"GELUActivation": "none", "NewGELUActivation": "tanh", "GELUTanh": "tanh"}
+
+
+def find_gelu(module: nn.Module) -> str | None:
+    """Which GELU a module is, as torch names them: "none" by the error function, "tanh"; None: another activation."""
+    return module.approximate if isinstance(module, nn.GELU) else _NAMES.get(type(module).__name__)
+
+
+def lean_gelu(x: Tensor, kind: str) -> Tensor | None:
+    """A GELU where Triton runs, in one launch; None if there is no better one than the block's own."""
+    if kind == "tanh":
+        return F.gelu(x, approximate=kind)
+    return quick_gelu(x) if x.dtype == torch.bfloat16 else None  # which rounds away what the polynomial misses
 
 
 def quick_gelu(x: Tensor) -> Tensor:

@@ -281,6 +281,8 @@ def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: fl
 
 def rms_norm(x_BTD: Tensor, scale_SD: Tensor, eps: float, route: Route) -> Tensor:
     """T5's layer norm, which takes no mean away and has no shift, with each slot's own scale; in float32 at least."""
+    if route.tiling is not None:
+        return tiled.rms_norm(x_BTD.flatten(0, -2), scale_SD, eps, route.tiling).view_as(x_BTD)
     wide = x_BTD.to(torch.promote_types(x_BTD.dtype, scale_SD.dtype))
     normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (normal * per_row(scale_SD, x_BTD, route)).to(x_BTD.dtype)

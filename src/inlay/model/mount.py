@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from inlay.model.attention import replace_biased, replace_bucketed
 from inlay.model.dropout import Dropout
-from inlay.model.families import find_family
-from inlay.model.gelu import is_exact_gelu
+from inlay.model.families import Family, find_family
+from inlay.model.gelu import find_gelu
 from inlay.model.joined import Joined, join
 from inlay.model.route import Pack
 from inlay.model.sites import Anatomy, LinearSite
@@ -40,7 +40,7 @@ class SlotOperations(Protocol):
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None) -> Tensor: ...
 
-    def activate(self, inner: Any, x: Tensor) -> Tensor: ...
+    def activate(self, kind: str, inner: Any, x: Tensor) -> Tensor: ...
 
 
 class Mount:
@@ -131,11 +131,15 @@ class LinearWrapper(_Wrapper):
 
 
 class ActivationWrapper(_Wrapper):
-    """The exact GELU of a block, which trains nothing and takes as long as a product if it is computed carefully."""
+    """The GELU of a block, which trains nothing and takes as long as a product if it is computed carefully."""
+
+    def __init__(self, inner: nn.Module, mount: Mount, kind: str) -> None:
+        super().__init__(inner, mount)
+        self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.activate(self.inner, x)
+        return self.inner(x) if active is None else active.activate(self.kind, self.inner, x)
 
 
 class BlockWrapper(_Wrapper):
@@ -163,11 +167,14 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
     for path, module in list(model.named_modules()):
         if type(module) is nn.Dropout:
             model.set_submodule(path, Dropout(module.p).train(module.training))
-    # Linear layers first: a wrapped one may lie inside a site, or be one (DistilBERT's attention).
+    # Linear layers and activations first: they may lie inside a site, or be one (DistilBERT's attention).
     for path in dict.fromkeys(linear.path for linear in anatomy.linears):
         parts = tuple(linear for linear in anatomy.linears if linear.path == path)
         block = mounted.blocks[parts[0].layer]
         model.set_submodule(path, LinearWrapper(model.get_submodule(path), block, parts))
+    family = find_family(anatomy.family)
+    for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
+        _mount_activation(model, path, block, family)
     at_norms = {site.path: site.place for site in anatomy.sites if site.is_norm}
     for norm in anatomy.norms:
         block = mounted if norm.is_outer else mounted.blocks[norm.layer]
@@ -178,13 +185,16 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
             block = mounted.blocks[site.layer]
             model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), block, site.place))
     _mount_attention(model, anatomy, mounted)
-    family = find_family(anatomy.family)
     for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
-        activation = f"{path}.{family.activation}"
-        if family.activation and is_exact_gelu(model.get_submodule(activation)):
-            model.set_submodule(activation, ActivationWrapper(model.get_submodule(activation), block))
         model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
     return mounted
+
+
+def _mount_activation(model: nn.Module, path: str, block: Mount, family: Family) -> None:
+    own = next(stack.activation for stack in family.stacks if path.startswith(f"{stack.blocks}."))
+    if own and (kind := find_gelu(model.get_submodule(f"{path}.{own}"))) is not None:
+        inner = model.get_submodule(f"{path}.{own}")
+        model.set_submodule(f"{path}.{own}", ActivationWrapper(inner, block, kind))
 
 
 def join_projections(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None:

@@ -1,4 +1,4 @@
-"""Triton programs of the banked layer norm.
+"""Triton programs of the banked layer norm, and of T5's, which takes no mean away (CENTERED is false).
 
 A program takes a few tokens of one tile, so it reads its slot's scale once and no token meets another slot's. What lies
 outside a tile is read as zero and never multiplied: a neighbour's NaN does not come in.
@@ -14,6 +14,7 @@ import triton.language as tl
 def norm_forward(
     x, residual, scale, shift, y, total, moments, slots, starts, stops, eps,
     D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, STAGES: tl.constexpr,
+    CENTERED: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     start = tl.load(starts + tile) + tl.program_id(1) * SPAN
@@ -33,7 +34,9 @@ def norm_forward(
                 h += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
             if total is not None:
                 tl.store(total + place, h.to(total.dtype.element_ty), mask=inside)
-            mean = tl.sum(h, 1) / D
+            mean = tl.zeros((ROWS,), tl.float32)
+            if CENTERED:
+                mean = tl.sum(h, 1) / D
             away = tl.where((d < D)[None, :], h - mean[:, None], 0.0)
             rate = 1 / tl.sqrt(tl.sum(away * away, 1) / D + eps)
             tl.store(moments + n.to(tl.int64) * 2, mean, mask=n < stop)
@@ -53,6 +56,7 @@ def add_both(a, b, c, d):
 def norm_backward(
     dy, total, moments, scale, dx, partial, slots, starts, stops,
     D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, STAGES: tl.constexpr,
+    CENTERED: tl.constexpr,
 ):  # fmt: skip
     """Every program writes its sums, zeros where it has no tokens: `norm_sums` need not ask."""
     tile = tl.program_id(0)
@@ -77,7 +81,9 @@ def norm_backward(
             dshift += g
         g = g * w[None, :]
         along, level = tl.reduce((g * normal, g), 1, add_both)  # one wait for the other warps, not two
-        out = (g - (level / D)[:, None] - normal * (along / D)[:, None]) * rate[:, None]
+        if CENTERED:
+            g -= (level / D)[:, None]
+        out = (g - normal * (along / D)[:, None]) * rate[:, None]
         tl.store(dx + place, out.to(dx.dtype.element_ty), mask=inside)
     if partial is not None:
         part = tile * tl.num_programs(1) + tl.program_id(1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from inlay.model import kernels
 from inlay.model.attention import attend_first
-from inlay.model.gelu import quick_gelu
+from inlay.model.gelu import lean_gelu
 from inlay.model.joined import Joined
 from inlay.model.route import Pack, Route
 from inlay.model.sites import LinearSite
@@ -130,10 +130,10 @@ class RoutedBank:
             x = x + self.update(place, self._norm(name, inner, x), weights)
         return self._norm(name, inner, x)
 
-    def activate(self, inner: Any, x: Tensor) -> Tensor:
-        """A block's GELU: by a few products where bf16 rounds away what they miss."""
-        is_quick = self._route.tiling is not None and x.dtype == torch.bfloat16
-        return quick_gelu(x) if is_quick else inner(x)
+    def activate(self, kind: str, inner: Any, x: Tensor) -> Tensor:
+        """A block's GELU, in one launch where programs run."""
+        found = None if self._route.tiling is None else lean_gelu(x, kind)
+        return inner(x) if found is None else found
 
     def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None = None) -> Tensor:
         """A linear layer with each slot's update, bias and factor; `joined` is what may be computed with it at once."""

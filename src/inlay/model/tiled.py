@@ -170,6 +170,11 @@ def layer_norm(x_ND: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: flo
     return fused_norm.layer_norm(x_ND, None, scale_SD, shift_SD, eps, tiling.tiles)
 
 
+def rms_norm(x_ND: Tensor, scale_SD: Tensor, eps: float, tiling: Tiling) -> Tensor:
+    """T5's layer norm with each token's own scale, in float32 inside."""
+    return fused_norm.rms_norm(x_ND, scale_SD, eps, tiling.tiles)
+
+
 def linear(h_ND: Tensor, w_SDE: Tensor, tiling: Tiling) -> Tensor:
     """h w by each token's own slot."""
     return grouped.segment_linear(h_ND.contiguous(), w_SDE, None, tiling.tiles)

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.model.tiles import Tiles, make_tiles, tile_capacity
+from inlay.model.parcel import send
+from inlay.model.tiles import Tiles, lay_tiles, place_tiles, tile_capacity
 
 TokenIds = Sequence[int] | np.ndarray
 _IGNORED = -100  # in place of a token where there is none
@@ -57,16 +58,16 @@ class Pack:
 
     @cached_property
     def starts_B(self) -> Tensor:
-        return torch.tensor(self.starts, device=self.device)
+        return send([np.array(self.starts)], self.device)[0]
 
     @cached_property
     def lengths_B(self) -> Tensor:
-        return torch.tensor(self.lengths, device=self.device)
+        return send([np.array(self.lengths)], self.device)[0]
 
     @cached_property
     def rows_N(self) -> Tensor:
         """The row of every token."""
-        return torch.arange(len(self.lengths), device=self.device).repeat_interleave(self.lengths_B)
+        return send([np.repeat(np.arange(len(self.lengths)), self.lengths)], self.device)[0]
 
     @cached_property
     def places_BT(self) -> Tensor:
@@ -153,13 +154,13 @@ class Route:
         # One row to a task leaves tiles half empty; a smaller one wastes less.
         tile = 64 if num_tokens >= 32 * len(segments) else 16
         capacity = tile_capacity(num_tokens, len(segments), tile)
-        tiles = make_tiles(segments, num_slots, tile, capacity, device)
+        laid = lay_tiles(segments, num_slots, tile, capacity)
         counts = [stop - start for _, start, stop in segments]
         slots = np.repeat(np.array([slot for slot, *_ in segments], dtype=np.int32), counts)
         starts = np.array(self.pack.starts if self.pack else (), dtype=np.int32)
         stops = starts + np.array(self.pack.lengths if self.pack else (), dtype=np.int32)
-        sent = torch.from_numpy(np.concatenate([slots, starts, stops])).to(device)
-        slots_N, starts_B, stops_B = sent.split([len(slots), len(starts), len(starts)])
+        buffer, slots_N, starts_B, stops_B = send([laid, slots, starts, stops], device)
+        tiles = place_tiles(buffer, num_slots, tile)
         longest = max(16, 1 << (max(self.pack.lengths) - 1).bit_length()) if self.pack else 0
         return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest))
 
@@ -250,32 +251,33 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         if row.segments is not None:
             types[position, : len(row.ids)] = row.segments
     has_types = any(row.segments is not None for row in rows)
-    mask_BT = torch.from_numpy(mask).to(device)
+    written = _lay_written([rows[index].written for index in order])
+    input_ids_BT, mask_BT, types_BT, *answers = send([ids, mask, types, *written], device)
     known = _prefix([rows[index].prefix for index in order], mask_BT)
     route = replace(Route.from_slots([rows[index].slot for index in order], mask_BT), prefix=known)
-    written_BT = _written([rows[index].written for index in order], mask_BT.device)
-    if written_BT is not None:
-        route = replace(route, decoder=replace(route, mask_BT=(written_BT != _IGNORED).long(), prefix=None))
+    if answers:
+        route = replace(route, decoder=replace(route, mask_BT=answers[1], prefix=None))
     return Batch(
-        torch.from_numpy(ids).to(device),
+        input_ids_BT,
         mask_BT,
-        torch.from_numpy(types).to(device) if has_types else None,
+        types_BT if has_types else None,
         route,
         tuple(order),
         route.segments,
-        written_BT=written_BT,
+        written_BT=answers[0] if answers else None,
     )
 
 
-def _written(answers: Sequence[TokenIds | None], device: torch.device) -> Tensor | None:
+def _lay_written(answers: Sequence[TokenIds | None]) -> list[np.ndarray]:
+    """The answers of rows, padded, and which of their tokens are real; nothing where they are not known."""
     known = [np.asarray(answer, dtype=np.int64) for answer in answers if answer is not None]
     if not known:
-        return None
+        return []
     assert len(known) == len(answers), "rows of a batch are all to be trained on, or none"
     padded = np.full((len(known), max(map(len, known))), _IGNORED, dtype=np.int64)
     for position, answer in enumerate(known):
         padded[position, : len(answer)] = answer
-    return torch.from_numpy(padded).to(device)
+    return [padded, (padded != _IGNORED).astype(np.int64)]
 
 
 def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = "cpu") -> Batch:
@@ -285,28 +287,27 @@ def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = 
     packed = Pack(lengths, torch.device(device))
     ids = np.concatenate([np.asarray(rows[index].ids, dtype=np.int64) for index in order])
     within = np.arange(len(ids)) - np.repeat(packed.starts, lengths) + first_position
-    types = None
-    if any(row.segments is not None for row in rows):
-        types = np.concatenate([_types(rows[index]) for index in order])
+    has_types = any(row.segments is not None for row in rows)
+    types = [np.concatenate([_types(rows[index]) for index in order])] if has_types else []
     by_row = Route.from_slots([rows[index].slot for index in order]).segments
     ends = (*packed.starts, len(ids))
     by_token = tuple(Segment(slot, ends[start], ends[stop]) for slot, start, stop in by_row)
 
-    def send(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64, copy=False)).unsqueeze(0).to(device)
-
-    written_BT = _written([rows[index].written for index in order], packed.device)
-    decoder = None if written_BT is None else Route(by_row, (written_BT != _IGNORED).long())
+    written = _lay_written([rows[index].written for index in order])
+    sent = send([ids, within.astype(np.int64, copy=False), *types, *written], device)
+    ids_1N, positions_1N, *types_1N = (tensor.unsqueeze(0) for tensor in sent[: 2 + len(types)])
+    answers = sent[2 + len(types) :]
+    decoder = Route(by_row, answers[1]) if answers else None
     prefix = _prefix([rows[index].prefix for index in order], packed.device)
     return Batch(
-        send(ids),
+        ids_1N,
         None,
-        None if types is None else send(types),
+        types_1N[0] if types_1N else None,
         Route(by_token, pack=packed, prefix=prefix, decoder=decoder),
         tuple(order),
         by_row,
-        send(within),
-        written_BT,
+        positions_1N,
+        answers[0] if answers else None,
     )
 
 

@@ -55,6 +55,12 @@ def make_tiles(
     segments: Sequence[tuple[int, int, int]], num_slots: int, tile: int, capacity: int, device: torch.device | str
 ) -> Tiles:
     """The tiles of (slot, start, stop) ranges of tokens, one range for a slot at most; `capacity` tiles in all."""
+    laid = lay_tiles(segments, num_slots, tile, capacity)
+    return place_tiles(torch.from_numpy(laid).to(device), num_slots, tile)
+
+
+def lay_tiles(segments: Sequence[tuple[int, int, int]], num_slots: int, tile: int, capacity: int) -> np.ndarray:
+    """The buffer of tiles, on the host; `place_tiles` reads it."""
     assert tile in TILE_SIZES, tile
     slots, begins, ends = np.asarray(segments, dtype=np.int32).reshape(-1, 3).T
     assert len(np.unique(slots)) == len(slots), "a slot's tokens are one range"
@@ -68,7 +74,12 @@ def make_tiles(
     by_tile[2, :num_tiles] = np.minimum(by_tile[1, :num_tiles] + tile, np.repeat(ends, counts))
     by_slot = np.zeros((2, num_slots), np.int32)
     by_slot[0, slots], by_slot[1, slots] = begins, ends
-    buffer = torch.from_numpy(np.concatenate([by_tile.ravel(), by_slot.ravel()])).to(device)
+    return np.concatenate([by_tile.ravel(), by_slot.ravel()])
+
+
+def place_tiles(buffer: Tensor, num_slots: int, tile: int) -> Tiles:
+    """The tiles that a buffer holds."""
+    capacity = (len(buffer) - 2 * num_slots) // 3
     slots_M, starts_M, stops_M, begins_S, ends_S = buffer.split([capacity] * 3 + [num_slots] * 2)
     return Tiles(slots_M, starts_M, stops_M, begins_S, ends_S, tile)
 

@@ -13,11 +13,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from inlay.config import TrainConfig
 from inlay.model.bank import FlatBank
+from inlay.model.parcel import send
 
 _BETA1, _BETA2 = 0.9, 0.999
 
@@ -39,6 +41,7 @@ class SlotOptimizer:
     def __init__(self, bank: FlatBank, settings: Sequence[TrainConfig]) -> None:
         self.bank, self._settings = bank, list(settings)
         self.num_steps = [0] * len(settings)
+        self._limits_S = self._send_limits()
         self.values_SP = bank.values_SP
         self.first_SP = torch.zeros_like(bank.values_SP)
         self.second_SP = torch.zeros_like(bank.values_SP)
@@ -46,13 +49,14 @@ class SlotOptimizer:
     def reset(self, slot: int, settings: TrainConfig) -> None:
         """A slot as if it had never been stepped, for the run that enters it."""
         self._settings[slot], self.num_steps[slot] = settings, 0
+        self._limits_S = self._send_limits()
         self.first_SP[slot] = 0
         self.second_SP[slot] = 0
 
     def clip(self, grads_SP: Tensor) -> Tensor:
         """Scale each slot's gradients, in place, to its own largest norm; returns the norms [S] before it."""
         norms_S = grads_SP.square().sum(1).sqrt()
-        limits_S = torch.tensor([run.clip_norm or torch.inf for run in self._settings]).to(norms_S)
+        limits_S = self._limits_S
         grads_SP.mul_(torch.where(norms_S > limits_S, limits_S / norms_S, 1.0).unsqueeze(1))
         return norms_S
 
@@ -60,7 +64,7 @@ class SlotOptimizer:
         """Scale a run's gradients, of what its slots share and of what each has, in place; returns the norms [G]."""
         num_runs = len(grads_GP)
         norms_G = (grads_GP.square().sum(1) + own_SP.view(num_runs, -1).square().sum(1)).sqrt()
-        limits_G = torch.tensor([run.clip_norm or torch.inf for run in self._settings]).to(norms_G)
+        limits_G = self._limits_S
         factors_G = torch.where(norms_G > limits_G, limits_G / norms_G, 1.0)
         grads_GP.mul_(factors_G.unsqueeze(1))
         own_SP.mul_(factors_G.repeat_interleave(len(own_SP) // num_runs).unsqueeze(1))
@@ -73,15 +77,17 @@ class SlotOptimizer:
         for slot in slots:
             self.num_steps[slot] += 1
         variants = [VARIANTS[self._settings[slot].optimizer] for slot in slots]
-        lr, eps, correct1, correct2, decay = self._columns(
+        columns = (
             [rates[slot] for slot in slots],
             [variant.eps for variant in variants],
             [self._correction(slot, _BETA1, variant) for slot, variant in zip(slots, variants, strict=True)],
             [self._correction(slot, _BETA2, variant) for slot, variant in zip(slots, variants, strict=True)],
             [self._settings[slot].weight_decay for slot in slots],
         )
+        sent = send([np.array(columns, dtype=np.float32), np.array(slots)], self.first_SP.device)
+        lr, eps, correct1, correct2, decay = sent[0].unsqueeze(-1)
         stored = (self.bank.values_SP, self.first_SP, self.second_SP)
-        index = None if len(slots) == len(self._settings) else torch.tensor(slots, device=lr.device)
+        index = None if len(slots) == len(self._settings) else sent[1]
         # Copies of the slots that take part, unless all do: the others are not even read.
         p, m, v = stored if index is None else (tensor[index] for tensor in stored)
         g = grads_SP if index is None else grads_SP[index]
@@ -112,9 +118,10 @@ class SlotOptimizer:
     def _correction(self, slot: int, beta: float, variant: Variant) -> float:
         return 1 - beta ** self.num_steps[slot] if variant.corrects_bias else 1.0
 
-    def _columns(self, *columns: list[float]) -> Tensor:
-        """Numbers of the slots that take part, each list as a column [s, 1]."""
-        return torch.tensor(columns, device=self.first_SP.device).unsqueeze(-1)
+    def _send_limits(self) -> Tensor:
+        """The largest norm of each slot's gradients, where they are; it changes when a slot changes hands."""
+        limits = [run.clip_norm or math.inf for run in self._settings]
+        return torch.tensor(limits, device=self.bank.values_SP.device)
 
 
 COLUMNS = ("moves", "rate", "eps", "correct1", "correct2", "decay", "clip", "limit")

@@ -236,7 +236,7 @@ class Cohort:
         if start := run.start.of(part.name):
             self.bank.put(slot, part.spec, {**self.bank.read(slot), **start})
         self.optimizer.reset(slot, part.config.train)
-        return Member(part, slot, self._encoder.rows_of(part), self.backbone.device)
+        return Member(part, slot, self._encoder.rows_of(part))
 
     @property
     def stored(self) -> dict[str, Tensor]:

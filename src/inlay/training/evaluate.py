@@ -41,32 +41,30 @@ class Targets:
         split: Split,
         encoded: Encoded,
         head: HeadSpec,
-        device: torch.device | str = "cpu",
         written: Sequence[np.ndarray] | None = None,
     ) -> None:
         """`written` has the tokens of every answer, where they are what is learned."""
         assert split.targets is not None
         aligned = align_targets(head.kind, encoded, split.targets) if written is None else written
-        whole = None if aligned is not None else _as_numbers(split.targets, head)
-        self.numbers = None if whole is None else whole.numpy()
-        """the targets of whole rows, on the host"""
-        self._whole = None if whole is None else whole.to(device)
+        self._whole = None if aligned is not None else _as_numbers(split.targets, head)
+        self.numbers = None if self._whole is None else self._whole.numpy()
+        """the targets of whole rows"""
         tokens = [] if aligned is None else [np.asarray(target, dtype=np.int64) for target in aligned]
-        self._tokens = [torch.from_numpy(target) for target in tokens]  # padded here, sent batch by batch
+        self._tokens = [torch.from_numpy(target) for target in tokens]
         weigh = find_head("text" if written is not None else head.kind).weight
         weights = [weigh(target) for target in self._tokens] if aligned is not None else np.ones(len(encoded))
-        self.weights = torch.as_tensor(weights, dtype=torch.float32, device=device)
+        self.weights = torch.as_tensor(weights, dtype=torch.float32)
         """how much each window counts in a mean: labelled or written tokens, where there are such"""
 
     def take(self, windows: Sequence[int], width: int) -> Tensor:
         """The targets of some windows, those of tokens padded to `width`."""
         if self._whole is not None:
-            return self._whole[torch.as_tensor(np.asarray(windows), device=self._whole.device)]
+            return self._whole[torch.as_tensor(np.asarray(windows))]
         chosen = [self._tokens[window] for window in windows]
         padded = chosen[0].new_full((len(chosen), width, *chosen[0].shape[1:]), IGNORED)
         for row, target in enumerate(chosen):
             padded[row, : len(target)] = target
-        return padded.to(self.weights.device)
+        return padded
 
 
 def find_texts(targets: np.ndarray, head: HeadSpec) -> np.ndarray:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
@@ -58,7 +57,7 @@ class MemberRows:
 class Member:
     """A run in its slot: encoded rows (windows, where a row is several), targets and progress."""
 
-    def __init__(self, run: Run, slot: int, rows: MemberRows, device: torch.device) -> None:
+    def __init__(self, run: Run, slot: int, rows: MemberRows) -> None:
         self.run, self.slot, self.train, self.dev = run, slot, rows.train, rows.dev
         self.progress = Progress()
         self.best_tensors: dict[str, Tensor] = {}
@@ -68,9 +67,9 @@ class Member:
         if rows.written is not None:
             self._row_losses = partial(lose_texts, smoothing=run.config.train.label_smoothing or 0.0)
         answers = None if rows.written is None else rows.written.ids
-        self._targets = Targets(run.task.train, rows.train, run.spec.head, device, answers)
-        self._weights = _class_weights(run, device) * self._targets.weights
-        self._numbers, self._row_weights = self._targets.numbers, self._weights.cpu().numpy()
+        self._targets = Targets(run.task.train, rows.train, run.spec.head, answers)
+        self._numbers = self._targets.numbers
+        self._row_weights = _class_weights(run) * self._targets.weights.numpy()
         self._kept: dict[str, Kept] = {}
 
     @property
@@ -196,22 +195,25 @@ class Member:
             for window, (ids, segments) in enumerate(self.dev)
         ]
 
-    def loss(self, logits: Tensor, indices: Sequence[int], batch: np.ndarray) -> Tensor:
-        """The part of the step's loss that the rows `indices` of `batch` make; the parts add up to the mean."""
-        device = logits.device
-        chosen = torch.as_tensor(np.asarray(indices), device=device)
-        weights, total = self._weights[chosen], self._weights[torch.as_tensor(batch, device=device)].sum()
-        targets = self._targets.take(indices, logits.shape[1])
-        # A batch without any labelled token has nothing to learn from, and a loss of 0.
-        return (self._row_losses(logits, targets) * weights).sum() / torch.where(total > 0, total, 1.0)
+    def lesson(self, windows: Sequence[int], batch: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """The targets of some rows of `batch`, those of tokens padded to `width`, and what each row counts of its mean.
+
+        Where no row has a labelled token there is nothing to learn: all count 0.
+        """
+        total = self._row_weights[batch].sum()
+        counts = self._row_weights[list(windows)] / (total if total > 0 else 1.0)
+        return self._targets.take(windows, width).numpy(), counts
+
+    def row_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each row."""
+        return self._row_losses(logits, targets)
 
 
-def _class_weights(run: Run, device: torch.device) -> Tensor:
+def _class_weights(run: Run) -> np.ndarray:
     """How much each row counts for its class; 1 where classes count alike."""
     if run.config.train.class_weights != "balanced":
-        return torch.ones((), device=device)
+        return np.ones((), dtype=np.float32)
     labels = run.task.train.targets
     assert labels is not None
     counts = np.bincount(labels, minlength=len(run.task.labels))
-    weights = (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels]
-    return torch.as_tensor(weights, dtype=torch.float32, device=device)
+    return (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels].astype(np.float32)

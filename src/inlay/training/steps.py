@@ -19,6 +19,7 @@ from torch import Tensor
 from inlay.model import launch
 from inlay.model.bank import Bank, FlatBank
 from inlay.model.inference import batches_by_length
+from inlay.model.parcel import send
 from inlay.model.route import Batch, Row
 from inlay.training.member import Member
 from inlay.training.optimizer import SlotOptimizer
@@ -88,14 +89,16 @@ class Stepper:
             batch = backbone.collate([rows[position] for position in chunk])
             batch = batch.narrowed() if is_narrow and self._has_last_block(batch) else batch
             with self._bank.routed(batch.route):
-                parts = []
-                for segment, logits in zip(batch.rows, self._bank.logits(batch, dropout=rates), strict=True):
-                    indices = [picks[chunk[i]][1] for i in batch.order[segment.start : segment.stop]]
-                    part = members[segment.slot].loss(logits, indices, batches[segment.slot])
-                    part = self._weighed(part, members[segment.slot], batches)
-                    losses_S[segment.slot] += part.detach()
-                    parts.append(part)
-                torch.stack(parts).sum().backward()
+                logits = self._bank.logits(batch, dropout=rates)
+                lessons = []
+                for (slot, start, stop), own in zip(batch.rows, logits, strict=True):
+                    windows = [picks[chunk[position]][1] for position in batch.order[start:stop]]
+                    targets, counts = members[slot].lesson(windows, batches[slot], own.shape[1])
+                    share = self._share(members[slot], batches)
+                    lessons.append((targets, (counts * share).astype(np.float32), np.full(len(windows), slot)))
+                losses_B, slots_B = self._lose(lessons, logits, [members[slot] for slot, *_ in batch.rows])
+                losses_S.index_add_(0, slots_B, losses_B.detach())
+                losses_B.sum().backward()
         grads_SP = self._flat.take_grads()
         self._world.add_up(losses_S, grads_SP)
         return losses_S, grads_SP
@@ -104,9 +107,18 @@ class Stepper:
         """Forget the gradients."""
         self._flat.drop_grads()
 
-    def _weighed(self, loss: Tensor, member: Member, batches: Mapping[int, np.ndarray]) -> Tensor:
+    def _lose(
+        self, lessons: Sequence[tuple[np.ndarray, ...]], logits: Sequence[Tensor], members: Sequence[Member]
+    ) -> tuple[Tensor, Tensor]:
+        """What every row adds to the loss of its run, and its slot; all that is needed goes to the device at once."""
+        targets, counts, slots = zip(*lessons, strict=True)
+        sent = send([*targets, np.concatenate(counts), np.concatenate(slots)], logits[0].device)
+        losses = [member.row_losses(own, target) for member, own, target in zip(members, logits, sent, strict=False)]
+        return torch.cat(losses) * sent[-2], sent[-1]
+
+    def _share(self, member: Member, batches: Mapping[int, np.ndarray]) -> float:
         """What a task's loss counts in its run: all, where it is the only one."""
-        return loss
+        return 1.0
 
     def _reads_first_tokens(self, active: Sequence[Member]) -> bool:
         """Whether the last block may leave out all tokens but the first of each row, and every result stay the same."""
@@ -175,8 +187,8 @@ class JointStepper(Stepper):
         shared_GP = self._shared.bank.take_grads()
         self._world.add_up(torch.zeros_like(losses_S), shared_GP)
         frozen = [run for run in range(len(shared_GP)) if self._is_frozen(run, active)]
-        if frozen:
-            shared_GP[frozen] = 0
+        for run in frozen:  # not by a list, which would go to the device and be waited for
+            shared_GP[run].zero_()
         norms_G = self._shared.clip_together(shared_GP, grads_SP)
         losses_G = losses_S.view(len(norms_G), -1).sum(1)
         losses, norms = torch.stack([losses_G, norms_G]).tolist()
@@ -199,8 +211,8 @@ class JointStepper(Stepper):
         own = [member for member in active if self._bank.run_of(member.slot) == run]
         return bool(own) and own[0].run.config.joint.trained == "task"
 
-    def _weighed(self, loss: Tensor, member: Member, batches: Mapping[int, np.ndarray]) -> Tensor:
+    def _share(self, member: Member, batches: Mapping[int, np.ndarray]) -> float:
         """By the task's weight, and by its share of the run's rows: the mean over all rows of the batch."""
         run = self._bank.run_of(member.slot)
         num_rows = sum(len(rows) for slot, rows in batches.items() if self._bank.run_of(slot) == run)
-        return loss * (member.weight * len(batches[member.slot]) / num_rows)
+        return member.weight * len(batches[member.slot]) / num_rows

@@ -282,6 +282,10 @@ class DataConfig:
     split_seed: int = setting(0, "seed of the split")
     on_bad_row: str = setting("refuse", "what a bad row does", choices=("refuse", "skip"))
     limit: int | None = setting(None, "use at most this many training rows")
+    sample: int | None = setting(None, "use at most this many training rows, drawn by `data.sample_seed`")
+    sample_seed: int = setting(0, "seed of the sample")
+    most_dev: int | None = setting(None, "use at most this many dev rows, drawn by chance")
+    most_test: int | None = setting(None, "use at most this many test rows, drawn by chance")
     encoding: str | None = setting(None, "text encoding; default: detected")
     root: str | None = setting(None, "folder of the GLUE and extra sets; default: $INLAY_DATA")
 
@@ -289,7 +293,9 @@ class DataConfig:
         for name in ("dev_share", "test_share"):
             _require(0 <= getattr(self, name) < 1, f"data.{name}", getattr(self, name), "at least 0 and below 1")
         _require(self.dev_share + self.test_share < 1, "data.test_share", self.test_share, "below 1 with dev_share")
-        _require(self.limit is None or self.limit >= 1, "data.limit", self.limit, "a whole number of at least 1")
+        for name in ("limit", "sample", "most_dev", "most_test"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"data.{name}", value, "a whole number of at least 1")
         _check_choices(self, "data")
 
 

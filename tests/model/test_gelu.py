@@ -50,8 +50,12 @@ def test_a_backbone_of_the_families_goes_through_one_in_each_block(backbone_of):
     kinds = dict.fromkeys(("bert", "mpnet", "distilbert", "roberta"), "none") | {"mt5": "tanh"}
     for family, kind in kinds.items():
         backbone, seen = backbone_of(family), []
+
+        def note(module, args, output, seen=seen):
+            seen.append(module.kind)
+
         found = [module for module in backbone.model.modules() if isinstance(module, ActivationWrapper)]
-        handles = [module.register_forward_hook(lambda module, *_: seen.append(module.kind)) for module in found]
+        handles = [module.register_forward_hook(note) for module in found]
         ids = torch.ones(1, 3, dtype=torch.long)
         backbone.model(input_ids=ids, **({"decoder_input_ids": ids} if backbone.writes else {}))
         for handle in handles:

@@ -39,8 +39,9 @@ FLAGS: dict[str, tuple[str, ...]] = {
 }
 USUAL = tuple(FLAGS)
 # Of commands that train several tasks as one run.
+_OF_ONE_TASK = ("data.labels", "data.dev", "data.test")
 FLAGS |= {
-    "Rows": ("data.limit", "data.on_bad_row", "data.root"),
+    "Rows": tuple(key for key in FLAGS["Data"] if key not in _OF_ONE_TASK),
     "Tasks": (
         *("joint.sampling", "joint.temperature", "joint.batches", "joint.weights", "joint.steps"),
         *("joint.start", "joint.like", "joint.trained"),

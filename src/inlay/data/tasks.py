@@ -77,7 +77,7 @@ class Task:
 
 def load_task(config: DataConfig, name: str) -> Task:
     """The task of `config.source`: a file, a folder with train.*, `glue/NAME`, `extra/NAME` or `hub:NAME`."""
-    return _build_task(open_source(config), name)
+    return _draw_rows(_build_task(open_source(config), name), config)
 
 
 def make_task(frame: pandas.DataFrame, name: str, config: DataConfig = DataConfig()) -> Task:
@@ -91,7 +91,7 @@ def make_task(frame: pandas.DataFrame, name: str, config: DataConfig = DataConfi
     rows = [list(cells) for cells in zip(*columns, strict=True)]
     header = Header("dataframe", tuple(str(column) for column in frame.columns), None)
     table = Table(header, rows, list(range(1, len(rows) + 1)))
-    return _build_task(Source("dataframe", {"train": lambda: table}, config), name)
+    return _draw_rows(_build_task(Source("dataframe", {"train": lambda: table}, config), name), config)
 
 
 def read_split(source: str | Path, labels: Sequence[str], kind: str, config: DataConfig = DataConfig()) -> Split:
@@ -274,13 +274,20 @@ def _cut_dev(splits: dict[str, Split], kind: str, shares: tuple[float, float], c
     return splits | {"dev": cut["train"], "test": cut["test"]}
 
 
+def _draw_rows(task: Task, config: DataConfig) -> Task:
+    """The task with no more rows than asked for."""
+    most = {"dev": config.most_dev, "test": config.most_test}
+    task = cut_task(task, {side: number for side, number in most.items() if number is not None})
+    return task if config.sample is None else take_sample(task, config.sample, config.sample_seed)
+
+
 def take_sample(task: Task, num_rows: int, seed: int) -> Task:
     """The task with so many of its training rows, drawn by `seed`; all of them where it has no more."""
     if num_rows >= len(task.train):
         return task
     order = np.random.default_rng(seed % 2**63).permutation(len(task.train))
     train = task.train.take(np.sort(order[:num_rows]))
-    note = f"training on {num_rows} of {len(task.train)} rows, drawn by the run's seed"
+    note = f"training on {num_rows} of {len(task.train)} rows, drawn by the seed {seed}"
     return _with_sides(task, {"train": train, "dev": task.dev, "test": task.test}, note)
 
 

@@ -32,7 +32,7 @@ from inlay.model.mount import join_projections, mount
 from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import survey
-from inlay.model.tying import settle_embeddings
+from inlay.model.tying import keep_output, settle_embeddings
 from inlay.model.writing import Read
 from inlay.world import find_place
 
@@ -56,6 +56,8 @@ class Backbone:
         self.mount = mount(model, self.anatomy)
         if launch.is_available(self.device):
             join_projections(model, self.anatomy, self.mount)
+        if self.anatomy.has_decoder:
+            keep_output(model)
         self._passes = _Passes(model, has_reader=self.anatomy.has_decoder)
         self.first_position = family.first_position
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
@@ -101,6 +103,10 @@ class Backbone:
         if self.packs:
             return pack(rows, self.first_position, self.device)
         return collate(rows, self.pad_id, self.device)
+
+    def in_own_type(self, weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+        """Weights that replace the backbone's in several passes, as precise as its own."""
+        return None if weights is None else {name: tensor.to(self.dtype) for name, tensor in weights.items()}
 
     def resolve_pooling(self, pooling: str) -> str:
         """`auto` as the pooling that suits this backbone; refuses a pooler that was never pretrained."""

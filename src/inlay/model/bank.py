@@ -19,6 +19,7 @@ bf16), and no operation on one slot touches another.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,11 +27,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inlay.errors import StoreDamaged, Unsupported
-from inlay.model import kernels, launch, writing
+from inlay.model import kernels, launch, readout, writing
 from inlay.model.backbone import Backbone
 from inlay.model.expand import Expander, renumber
 from inlay.model.heads import HeadSpec
@@ -297,47 +297,32 @@ class Bank:
         slots = [segment.slot for segment in batch.route.segments]
         is_one_run = len({self.run_of(slot) for slot in slots}) == 1
         assert is_one_run or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
-        weights = self.weights_of(slots[0])
+        weights = self.backbone.in_own_type(self.weights_of(slots[0]))
         heads = [self.head_of(slot) for slot in slots]
         if heads[0].is_written:
             assert all(head.is_written for head in heads), "answers of a batch are all written, or none"
             if batch.written_BT is None:
                 return writing.answer(self, batch, weights)
             logits_BTV = writing.forced_logits(self, batch, weights)
-            return [logits_BTV[start:stop] for _, start, stop in batch.rows]
+            return list(
+                logits_BTV.split(readout.sizes_of(batch.rows))
+            )  # slices would each fill all with zeros in backward
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
-        read: list[Tensor] = []
-        segments: list[Segment] = []
-        for index, (slot, head) in enumerate(zip(slots, heads, strict=True)):
-            rate = dropout[slot] if dropout else 0.0
-            # BERT drops what its pooler gives, not what it reads.
-            states = _dropped(self._states(batch, index, layers, weights), 0.0 if head.hidden == "pooler" else rate)
-            read.append(self._before_head(slot, states, head, rate))
-            before = segments[-1].stop if segments else 0
-            segments.append(Segment(slot, before, before + states[..., 0].numel()))
+        rates = [dropout[slot] if dropout else 0.0 for slot in slots]
+        read = readout.read(self, batch, layers, rates, weights)
+        stops = list(itertools.accumulate(states[..., 0].numel() for states in read))
+        segments = tuple(map(Segment, slots, [0, *stops[:-1]], stops))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
         vectors = torch.cat([states.flatten(0, -2) for states in read])
-        logits = kernels.linear_heads(
-            vectors, self.stacks["head.weight"], self.stacks["head.bias"], num_outputs, Route(tuple(segments))
-        )
+        route = Route(segments)
+        if launch.is_available(self.backbone.device):
+            route = route.tiled(self.num_slots, 1, self.backbone.device)
+        weight, bias = self.stacks["head.weight"], self.stacks["head.bias"]
+        logits = kernels.linear_heads(vectors, weight, bias, num_outputs, route)
         return [
-            part if head.reads_rows else _as_rows(part, states, batch, segment)
+            part if head.reads_rows else readout.as_rows(part, states, batch, segment)
             for part, states, head, segment in zip(logits, read, heads, batch.rows, strict=True)
         ]
-
-    def _states(
-        self, batch: Batch, index: int, layers: Sequence[Tensor], weights: Mapping[str, Tensor] | None
-    ) -> Tensor:
-        """What the head of segment `index` reads: a vector per row, or one per token, padded or packed as they lie."""
-        (slot, start, stop), (_, first, last) = batch.route.segments[index], batch.rows[index]
-        head, pack = self.head_of(slot), batch.pack
-        states = self._mix(slot, [(layer if pack is None else layer[0])[start:stop] for layer in layers], head)
-        if not head.reads_rows:
-            return states
-        if pack is not None:
-            return self.backbone.pool_packed(states, pack.take(first, last), head.pooling, weights)
-        assert batch.mask_BT is not None
-        return self.backbone.pool(states, batch.mask_BT[start:stop], head.pooling, weights)
 
     def head_of(self, slot: int) -> HeadSpec:
         """The head of a slot that is taken."""
@@ -351,22 +336,6 @@ class Bank:
         if texts not in self._texts:
             self._texts[texts] = [list(map(int, self.backbone.tokenizer(text)["input_ids"])) for text in texts]
         return self._texts[texts]
-
-    def _mix(self, slot: int, layers: Sequence[Tensor], head: HeadSpec) -> Tensor:
-        """The last layer, or ELMo's mix of all: a factor times their mean weighted by a softmax."""
-        if head.features == "last":
-            return layers[-1]
-        weights = torch.softmax(self.stacks["head.mix"][slot], -1) * self.stacks["head.mix_scale"][slot]
-        # In float32: bf16 would round away what the weights learn.
-        mixed = sum(weight * layer.float() for weight, layer in zip(weights, layers, strict=True))
-        return mixed.to(layers[-1].dtype)
-
-    def _before_head(self, slot: int, vector_BD: Tensor, head: HeadSpec, rate: float) -> Tensor:
-        """The vector the head reads: as it is, or through a tanh layer."""
-        if head.hidden == "none":
-            return vector_BD.float()
-        weight, bias = self.stacks["head.hidden.weight"][slot], self.stacks["head.hidden.bias"][slot]
-        return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
 
     def weights_of(self, slot: int) -> dict[str, Tensor] | None:
         """The slot's own weights by the backbone's names; None if it goes through the backbone's."""
@@ -456,17 +425,6 @@ class Bank:
     def _gated(self, slot: int) -> Gated:
         spec = self.specs[slot]
         return None if spec is None else written_method(spec.method), self._removed[slot]
-
-
-def _as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:
-    """The logits of tokens as padded rows [n, T, L]."""
-    if batch.pack is None:
-        return logits.view(*states.shape[:-1], -1)
-    return batch.pack.take(rows.start, rows.stop).unpack(logits)
-
-
-def _dropped(vector: Tensor, rate: float) -> Tensor:
-    return F.dropout(vector, rate) if rate else vector
 
 
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:

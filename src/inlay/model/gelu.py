@@ -1,8 +1,9 @@
 """GELUs of frozen blocks that take less on a GPU: the exact one by a short polynomial, the other in one operation.
 
-The error function of the library takes longer than its memory: erf by formula 7.1.26 of Abramowitz and Stegun, wrong by 1.5e-7 at most, in
-float32; bf16 has steps of 4e-3. The programs are Triton's and are imported when first launched, so this file imports
-without triton. transformers writes GELU's tanh form, which T5 has, as eight operations; torch has it as one.
+The error function of the library takes longer than its memory: erf by formula 7.1.26 of Abramowitz and Stegun, wrong by
+1.5e-7 at most, in float32; bf16 has steps of 4e-3. The programs are Triton's and are imported when first launched, so
+this file imports without triton. transformers writes GELU's tanh form, which T5 has, as eight operations; torch has it
+as one.
 """
 
 # mypy: allow-untyped-defs

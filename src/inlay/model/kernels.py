@@ -102,9 +102,7 @@ class Moments(NamedTuple):
     var_R: Tensor
 
 
-def in_tiles(
-    weights: Bottleneck, mold: tiled.TiledBottleneck | None = None, *, is_fixed: bool = False
-) -> Bottleneck:
+def in_tiles(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None, *, is_fixed: bool = False) -> Bottleneck:
     """Bottlenecks ready for routes that have a tiling; `mold` has what follows from their shapes, if it is known.
 
     If they are `is_fixed` none will be of another shape later: what no slot has, such as a factor, is left out.
@@ -335,6 +333,10 @@ def linear_heads(
     pooled_BD: Tensor, weight_SLD: Tensor, bias_SL: Tensor, num_outputs: Sequence[int], route: Route
 ) -> list[Tensor]:
     """The logits of each segment, float32, as wide as its slot's head."""
+    if route.tiling is not None:
+        logits_BL = tiled.heads(pooled_BD.float(), weight_SLD, bias_SL, route.tiling)
+        parts = logits_BL.split([stop - start for _, start, stop in route.segments])
+        return [_columns(part, 1, num_outputs[slot]) for part, (slot, *_) in zip(parts, route.segments, strict=True)]
     weights, biases = _by_slot(weight_SLD), _by_slot(bias_SL)
     return [
         F.linear(pooled_BD[start:stop].float(), weights[slot][: num_outputs[slot]], biases[slot][: num_outputs[slot]])

@@ -180,6 +180,11 @@ def linear(h_ND: Tensor, w_SDE: Tensor, tiling: Tiling) -> Tensor:
     return grouped.segment_linear(h_ND.contiguous(), w_SDE, None, tiling.tiles)
 
 
+def heads(pooled_BD: Tensor, weight_SLD: Tensor, bias_SL: Tensor, tiling: Tiling) -> Tensor:
+    """The outputs of each vector's own head [B, L], as wide as the widest."""
+    return grouped.segment_linear(pooled_BD, weight_SLD.transpose(1, 2), bias_SL, tiling.tiles)
+
+
 def per_token(stacked_SD: Tensor, num_tokens: int, tiling: Tiling) -> Tensor:
     """Each token's own vector [N, D]."""
     return grouped.slot_vectors(stacked_SD, tiling.tiles, num_tokens)

@@ -55,9 +55,17 @@ def settle_embeddings(model: Any, folder: Path) -> None:
     )
 
 
-def _write_in_float32(layer: nn.Linear, x: Tensor) -> Tensor:
+def keep_output(model: Any) -> None:
+    """Keep the output layer's frozen weights in float32 too, once they are where they stay."""
+    weight = model.lm_head.weight
+    model.lm_head.kept = (weight, weight.detach().float())
+
+
+def _write_in_float32(layer: Any, x: Tensor) -> Tensor:
     """The output layer, as precise as other heads: rounded to bf16, many words of a vocabulary would score alike."""
-    return F.linear(x.float(), layer.weight.float())
+    own, wide = layer.kept
+    # A task's own copy of the weights stands here for the time of a pass.
+    return F.linear(x.float(), wide if layer.weight is own else layer.weight.float())
 
 
 def _is_tied(config: Mapping[str, Any]) -> bool:

@@ -224,9 +224,12 @@ class _Maker:
     def _is_too_small(self, arm: Arm, task: str) -> bool:
         return arm.kind == "single" and arm.sample is not None and len(self._tasks[task].train) < arm.sample
 
-    def _find_data(self, task: str) -> DataConfig:
-        """Where a run finds a task's rows again; made-up ones are nowhere."""
-        return self._study.data_config(task, None if self._study.is_toy else self._root)
+    def _find_data(self, task: str, sample: int | None = None, seed: int = 0) -> DataConfig:
+        """Where a run finds a task's rows again, and which of them; made-up ones are nowhere."""
+        config = self._study.data_config(task, None if self._study.is_toy else self._root)
+        most = {f"most_{side}": number for side, number in self._study.most_rows.items()}
+        drawn = {} if sample is None else {"sample": sample, "sample_seed": seed}
+        return dataclasses.replace(config, **most, **drawn)
 
     def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> Item:
         kind, name = ARM_KINDS[arm.kind], names[0]
@@ -254,7 +257,7 @@ class _Maker:
             like = tuple(f"{shorten(name)}={self._study.like[name]}" for name in names if name in self._study.like)
             config = dataclasses.replace(config, joint=dataclasses.replace(config.joint, start=source.id, like=like))
         tasks = [self._sample(name, arm.sample, seed) for name in names]
-        data = [self._find_data(name) for name in names]
+        data = [self._find_data(name, arm.sample, seed) for name in names]
         start = Start() if source is None else Start(lineage=({"run": source.id},))
         run = make_joint_run(tasks, config, self._backbone, start=start, data=data)
         return Item(run.id, arm, names[0], seed, point.axes, run.config, run, tuple(names), source)

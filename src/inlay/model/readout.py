@@ -1,0 +1,90 @@
+"""What the heads of a batch read of the states that a pass leaves: a vector of each row, or every token.
+
+Heads that pool alike do it at once, whatever their number: on a GPU each operation is a launch.
+
+Shape letters: B rows, D hidden, T tokens of a row, L outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inlay.model.heads import HeadSpec
+from inlay.model.route import Batch, Segment
+
+if TYPE_CHECKING:
+    from inlay.model.bank import Bank
+
+
+def read(
+    bank: Bank, batch: Batch, layers: Sequence[Tensor], rates: Sequence[float], weights: Mapping[str, Tensor] | None
+) -> list[Tensor]:
+    """What the layer of each segment's head reads, float32, after dropout at the segment's rate.
+
+    `layers` are the last states, or those of all layers; tokens are padded or packed as they lie.
+    """
+    slots = [segment.slot for segment in batch.route.segments]
+    heads = [bank.head_of(slot) for slot in slots]
+    kinds = {(h.pooling, h.reads_rows, h.features, h.hidden, rate) for h, rate in zip(heads, rates, strict=True)}
+    if kinds == {(heads[0].pooling, True, "last", "none", rates[0])}:
+        states = layers[-1] if batch.pack is None else layers[-1][0]
+        pooled_BD = _pool(bank, batch, Segment(slots[0], 0, batch.num_rows), states, weights)
+        return list(_dropped(pooled_BD, rates[0]).float().split(sizes_of(batch.rows)))
+    # Slices would each fill all states with zeros in the backward pass.
+    split = [(layer if batch.pack is None else layer[0]).split(sizes_of(batch.route.segments)) for layer in layers]
+    found = []
+    for head, rate, rows, own in zip(heads, rates, batch.rows, zip(*split, strict=True), strict=True):
+        states = _mix(bank, rows.slot, own)
+        states = _pool(bank, batch, rows, states, weights) if head.reads_rows else states
+        # BERT drops what its pooler gives, not what it reads.
+        states = _dropped(states, 0.0 if head.hidden == "pooler" else rate)
+        found.append(_before_head(bank, rows.slot, states, head, rate))
+    return found
+
+
+def as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:
+    """The logits of tokens as padded rows [n, T, L]."""
+    if batch.pack is None:
+        return logits.view(*states.shape[:-1], -1)
+    return batch.pack.take(rows.start, rows.stop).unpack(logits)
+
+
+def sizes_of(segments: Sequence[Segment]) -> list[int]:
+    """How many items each segment has."""
+    return [segment.stop - segment.start for segment in segments]
+
+
+def _pool(bank: Bank, batch: Batch, rows: Segment, states: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
+    """A vector for each of some neighbouring rows, of their states."""
+    pooling = bank.head_of(rows.slot).pooling
+    if batch.pack is not None:
+        return bank.backbone.pool_packed(states, batch.pack.take(rows.start, rows.stop), pooling, weights)
+    assert batch.mask_BT is not None
+    return bank.backbone.pool(states, batch.mask_BT[rows.start : rows.stop], pooling, weights)
+
+
+def _mix(bank: Bank, slot: int, layers: Sequence[Tensor]) -> Tensor:
+    """The last layer, or ELMo's mix of all: a factor times their mean weighted by a softmax."""
+    if bank.head_of(slot).features == "last":
+        return layers[-1]
+    weights = torch.softmax(bank.stacks["head.mix"][slot], -1) * bank.stacks["head.mix_scale"][slot]
+    # In float32: bf16 would round away what the weights learn.
+    mixed = sum(weight * layer.float() for weight, layer in zip(weights, layers, strict=True))
+    return mixed.to(layers[-1].dtype)  # type: ignore[union-attr]
+
+
+def _before_head(bank: Bank, slot: int, vector_BD: Tensor, head: HeadSpec, rate: float) -> Tensor:
+    """The vector the head reads: as it is, or through a tanh layer."""
+    if head.hidden == "none":
+        return vector_BD.float()
+    weight, bias = bank.stacks["head.hidden.weight"][slot], bank.stacks["head.hidden.bias"][slot]
+    return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
+
+
+def _dropped(vector: Tensor, rate: float) -> Tensor:
+    return F.dropout(vector, rate) if rate else vector

@@ -43,6 +43,34 @@ def test_materialize_publishes_a_task_of_a_finished_run_again(inlay: Inlay, trai
     assert inlay("materialize", "0123").status == 3
 
 
+def test_tasks_trained_on_a_sample_are_materialised_like_others(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    mail, drawn = write_mail(tmp_path / "mail.csv"), ("--set", "data.sample=12", "--set", "data.sample_seed=3")
+    same = ("multitask", mail, "--backbone", tiny_bert_folder, *SETTINGS, "--steps", 2, "--set", "data.most_dev=5")
+    ended = inlay(*same, *drawn, "--json")
+    assert ended.status == 0, ended.err
+    assert "training on 12 of" in ended.err
+    again = inlay("materialize", ended.data["run"], "--name", "again", "--json")
+    assert again.status == 0, again.err
+    assert again.data["tasks"][0]["reference"] == "again@1"
+
+
+def test_rows_of_several_tasks_are_read_by_the_flags_of_one(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    mail = write_mail(tmp_path / "mail.csv")
+    ended = inlay(
+        *("multitask", mail, "--backbone", tiny_bert_folder, *SETTINGS, "--steps", 2, "--json"),
+        *("--dev-share", 0.5, "--split-seed", 1, "--text", "text", "--label", "label", "--metric", "accuracy"),
+    )
+    assert ended.status == 0, ended.err
+    assert ended.data["tasks"][0]["metric"] == "accuracy"
+    one = inlay("plan", mail, "--backbone", tiny_bert_folder, "--dev-share", 0.5, "--split-seed", 1)
+    said = next(line for line in one.err.splitlines() if "dev" in line and "rows" in line)
+    assert said in ended.err
+
+
 def test_a_new_task_starts_from_the_run(inlay: Inlay, trained, tiny_bert_folder: Path, tmp_path: Path) -> None:
     new = write_mail(tmp_path / "new.csv", num_rows=30, seed=3)
     same = ("multitask", new, "--backbone", tiny_bert_folder, "--max-length", 24, "--steps", 2, "--epochs", 1)

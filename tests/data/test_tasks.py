@@ -1,5 +1,6 @@
 """Tasks from files, folders, hubs and frames: what is inferred is said, and what is bad is refused with its line."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -380,3 +381,13 @@ def test_test_rows_may_be_cut_from_given_dev_rows(tmp_path):
     assert not set(task.dev.texts) & set(task.test.texts)
     with pytest.raises(BadConfig, match=r"`data\.test_from` is `dev`"):
         load(source, test_share=0.5, test_from="dev")
+
+
+def test_what_settings_draw_is_what_a_study_draws(tmp_path):
+    rows = "".join(f"text number {number},{'ab'[number % 2]}\n" for number in range(60))
+    (tmp_path / "rows.csv").write_text("text,label\n" + rows)
+    config = DataConfig(source=str(tmp_path / "rows.csv"), dev_share=0.2, test_share=0.2)
+    drawn = load_task(dataclasses.replace(config, sample=9, sample_seed=4, most_dev=5, most_test=6), "rows")
+    expected = take_sample(cut_task(load_task(config, "rows"), {"dev": 5, "test": 6}), 9, 4)
+    assert drawn.digest == expected.digest
+    assert (len(drawn.train), len(drawn.dev), len(drawn.test)) == (9, 5, 6)

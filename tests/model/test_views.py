@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from inlay.config import MethodConfig
-from inlay.model import bank as bank_module
+from inlay.model import readout
 from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Row, collate
 from inlay.model.slots import SlotSpec
+from inlay.model.views import Copies
 
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3]]
 
@@ -102,7 +103,7 @@ def test_dropout_is_before_and_after_a_tanh_layer_but_not_before_a_pooler(tiny_b
         bank = Bank(tiny_bert, 1, trainable=True)
         bank.initialise(0, SlotSpec(MethodConfig("head"), HeadSpec("classify", 3, "cls", hidden=hidden)), seed=0)
         rates = []
-        monkeypatch.setattr(bank_module, "_dropped", lambda x, rate, rates=rates: rates.append(rate) or x)
+        monkeypatch.setattr(readout, "_dropped", lambda x, rate, rates=rates: rates.append(rate) or x)
         with bank.routed(batch.route):
             bank.logits(batch, dropout={0: 0.3})
         assert [rate for rate in rates if rate] == [0.3] * times, hidden
@@ -125,3 +126,19 @@ def test_below_the_first_trained_layer_nothing_is_dropped(backbone_of, family):
         assert torch.equal(moving[layer], still[layer])
     assert not torch.equal(moving[3], still[3])
     assert all(torch.equal(a, b) for a, b in zip(layers(), still, strict=True))
+
+
+def test_copies_follow_what_was_copied_and_share_one_where_it_lies_together():
+    whole = torch.randn(3, 2, 16, requires_grad=True)
+    sites, apart = [whole[index] for index in range(3)], torch.randn(2, 40)[:, 3:19]
+    copies = Copies(torch.bfloat16)
+    found = [copies.add(stack) for stack in (*sites, apart)]
+    assert copies.add(sites[0]).data_ptr() == found[0].data_ptr()
+    assert len({copy.untyped_storage().data_ptr() for copy in found}) == 2
+    for _ in range(2):
+        copies.renew()
+        for copy, stack in zip(found, (*sites, apart), strict=True):
+            assert not copy.requires_grad
+            assert torch.equal(copy, stack.detach().to(torch.bfloat16))
+        with torch.no_grad():
+            whole.mul_(3)

@@ -175,14 +175,16 @@ method = { name = "mahabadi-multi", size = 4 }
 [profiles.tiny]
 backbone = "tiny"
 train = { epochs = 1, batch_size = 8 }
+most_rows = { dev = 5 }
 """
 
 
-def test_a_run_knows_where_its_rows_are_and_its_record_names_no_folder(tmp_path, backbone):
+@pytest.mark.parametrize("sample", ["", "sample = 12\n"], ids=["all", "drawn"])
+def test_a_run_knows_where_its_rows_are_and_its_record_names_no_folder(tmp_path, backbone, sample):
     (tmp_path / "data" / "Mine").mkdir(parents=True)
     rows = [{"text": f"{WORDS[number]} {WORDS[number + 1]}", "label": "ab"[number % 2]} for number in range(32)]
     (tmp_path / "data" / "Mine" / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    (tmp_path / "own.toml").write_text(OWN)
+    (tmp_path / "own.toml").write_text(OWN.replace("[profiles.tiny]", f"{sample}[profiles.tiny]"))
     study, root = read_study(tmp_path / "own.toml", "tiny"), str(tmp_path / "data")
     plan = plan_study(study, backbone, *load_tasks(study, root), root=root)
     places = Places(tmp_path / "results", tmp_path / "runs")

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig
@@ -328,3 +329,34 @@ def test_texts_that_tasks_write_in_a_mixed_batch_are_those_they_write_alone(back
     rows = [row for part in cohort.members[0].parts for row in part.dev_rows()[:3]]
     for row, answer in zip(rows, infer(bank, rows), strict=True):
         torch.testing.assert_close(answer, infer(bank, [row])[0], atol=1e-4, rtol=1e-4)
+
+
+class _Reads(TorchDispatchMode):
+    """Notes what makes a host wait for its device: numbers read from it, and sizes that depend on numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.partition(".")[0]
+        indices = args[1] if name in ("index", "index_put_") else ()
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "equal") or any(
+            index is not None and index.dtype == torch.bool for index in indices
+        ):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi"])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "t5"])
+def test_a_step_asks_its_device_for_nothing_but_losses_and_norms(backbone_of, toy_task, monkeypatch, family, method):
+    backbone = backbone_of(family)
+    runs = [make_joint(backbone, toy_task, method, seed, {"batches": "mixed"}) for seed in range(2)]
+    cohort = Cohort(runs, backbone, SETTINGS)
+    asked, original = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: asked.append(self.shape) or original(self))
+    with cohort.training(), _Reads() as reads:
+        cohort.step()
+    assert reads.found == []
+    assert asked == [(2, 2)]  # losses and norms of two runs

@@ -158,9 +158,12 @@ class Backbone:
         keeps: bool = False,
     ) -> tuple[Tensor, Any]:
         """The logits [R, T, V] behind tokens that follow those of `cache`; with `keeps`, what the next ones need."""
+        # Of four axes, as attention adds it: transformers would ask the device whether a mask of two hides anything.
+        lowest = torch.finfo(read.states_BTD.dtype).min
+        mask_B11T = torch.zeros_like(read.mask_BT, dtype=read.states_BTD.dtype).masked_fill_(read.mask_BT == 0, lowest)
         inputs = {
             "encoder_outputs": (read.states_BTD,),
-            "attention_mask": read.mask_BT,
+            "attention_mask": mask_B11T[:, None, None, :],
             "decoder_input_ids": ids_RT,
             "past_key_values": cache,
             "use_cache": keeps,

@@ -75,7 +75,7 @@ def _mix(bank: Bank, slot: int, layers: Sequence[Tensor]) -> Tensor:
     weights = torch.softmax(bank.stacks["head.mix"][slot], -1) * bank.stacks["head.mix_scale"][slot]
     # In float32: bf16 would round away what the weights learn.
     mixed = sum(weight * layer.float() for weight, layer in zip(weights, layers, strict=True))
-    return mixed.to(layers[-1].dtype)  # type: ignore[union-attr]
+    return mixed.to(layers[-1].dtype)
 
 
 def _before_head(bank: Bank, slot: int, vector_BD: Tensor, head: HeadSpec, rate: float) -> Tensor:

@@ -227,9 +227,9 @@ class _Maker:
     def _find_data(self, task: str, sample: int | None = None, seed: int = 0) -> DataConfig:
         """Where a run finds a task's rows again, and which of them; made-up ones are nowhere."""
         config = self._study.data_config(task, None if self._study.is_toy else self._root)
-        most = {f"most_{side}": number for side, number in self._study.most_rows.items()}
-        drawn = {} if sample is None else {"sample": sample, "sample_seed": seed}
-        return dataclasses.replace(config, **most, **drawn)
+        most = self._study.most_rows
+        config = dataclasses.replace(config, most_dev=most.get("dev"), most_test=most.get("test"))
+        return config if sample is None else dataclasses.replace(config, sample=sample, sample_seed=seed)
 
     def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> Item:
         kind, name = ARM_KINDS[arm.kind], names[0]

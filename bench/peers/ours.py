@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from ours_serving import WORK as SERVING
 from ours_training import Training, matrix_rate
-from protocol import answer_requests, versions_of
+from protocol import answer_requests, say, versions_of
 
 from inlay.training.cohort import peak_memory_bytes
 
@@ -26,18 +26,22 @@ class Session:
         self.forget()
         torch.set_num_threads(job["threads"])
         torch.manual_seed(0)
-        self.work = WORK[job["work"]](job)
+        say("loading")
         began = time.perf_counter()
+        self.work = WORK[job["work"]](job)
+        synchronise()
+        loaded = time.perf_counter()
+        say("warming up")
         self.work.warm_up()
-        versions = versions_of("torch", "transformers")
-        warm_up_s = round(time.perf_counter() - began, 1)
-        return {"versions": versions, "warm_up_s": warm_up_s, **self.work.describe()}
+        synchronise()
+        taken = {"load_s": loaded - began, "warm_up_s": time.perf_counter() - loaded}
+        rounded = {name: round(seconds, 1) for name, seconds in taken.items()}
+        return {"versions": versions_of("torch", "transformers"), **rounded, **self.work.describe()}
 
     def forget(self) -> None:
-        """Leave nothing of what was prepared before: memory, its peak, compiled shapes that count towards a limit."""
+        """Leave no memory of what was prepared before, nor its peak. What was compiled stays: it serves what comes."""
         self.work = None
         gc.collect()
-        torch._dynamo.reset()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

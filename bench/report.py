@@ -67,10 +67,13 @@ class Report:
         settings: Sequence[str] = (),
         grace_s: float = GRACE_S,
     ) -> None:
-        self._options, self._planned, self._compose, self._grace_s = options, list(planned), compose, grace_s
-        self._head = make_report(options, settings={name: _plain(getattr(options, name)) for name in settings})
+        self.options, self._planned, self._compose, self._grace_s = options, list(planned), compose, grace_s
+        self.head = make_report(options, settings={name: _plain(getattr(options, name)) for name in settings})
         self.parts: dict[str, Any] = {}
+        self.is_told = False
+        """whether a signal came, to whomever it went"""
         self.is_stopped = False
+        """whether the block ended by one"""
         if getattr(options, "resume", False):
             self._take_over()
 
@@ -86,8 +89,8 @@ class Report:
 
     def write(self) -> None:
         """The file as it is now, if there is one: whole, or as it was before."""
-        if self._options.out is not None:
-            write_whole(self._options.out, self._text())
+        if self.options.out is not None:
+            write_whole(self.options.out, self._text())
 
     def __enter__(self) -> Report:
         self._before = {number: signal.signal(number, self._stop) for number in SIGNALS}
@@ -98,6 +101,7 @@ class Report:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
+        self.is_stopped = self.is_stopped or isinstance(error, KeyboardInterrupt)
         if self.is_stopped:
             say(f"stopped; missing: {', '.join(self.missing) or 'nothing'}")
             self.write()
@@ -118,24 +122,26 @@ class Report:
     def _text(self) -> str:
         missing = self.missing
         marked = {"stopped": {"missing": missing}} if missing else {}
-        whole = self._head | marked | self._compose(self.parts) | {"parts": self.parts}
+        whole = self.head | marked | self._compose(self.parts) | {"parts": self.parts}
         return json.dumps(whole, indent=1, ensure_ascii=False)
 
     def _take_over(self) -> None:
-        path = self._options.out
+        path = self.options.out
         if path is None:
             sys.exit("`--resume` goes on with a file: say which with `--out`")
         if not path.exists():
             return
         known = json.loads(path.read_text(encoding="utf8"))
-        for what in IDENTITY:
-            if known.get(what) != self._head[what]:
-                sys.exit(
-                    f"`{path}` is of other {what} (`{known.get(what)}`, not `{self._head[what]}`): "
-                    "give another `--out`, or leave out `--resume`"
-                )
+        self.check_same(known, path, "`--out`, or leave out `--resume`")
         self.parts = {name: part for name, part in known["parts"].items() if not _has_failed(part)}
         say(f"{path} of {known['date']} goes on; missing: {', '.join(self.missing) or 'nothing'}")
+
+    def check_same(self, known: Mapping[str, Any], path: Path, way_out: str) -> None:
+        """Refuse what a file has of another commit, hardware, libraries or settings."""
+        for what in IDENTITY:
+            if known.get(what) != self.head[what]:
+                unlike = f"`{path}` is of other {what} (`{known.get(what)}`, not `{self.head[what]}`)"
+                sys.exit(f"{unlike}: give another {way_out}")
 
     def _stop(self, number: int, frame: Any) -> None:
         if not self.is_stopped:  # a second one has nothing to add
@@ -146,6 +152,7 @@ class Report:
         """End the process soon after a signal, even if it is deep in a compiler: all it had is on disk."""
         while told := self._ear.recv(1):
             if told[0] in SIGNALS:
+                self.is_told = True
                 time.sleep(self._grace_s)
                 say("ended in the middle of it")
                 os._exit(STOPPED)

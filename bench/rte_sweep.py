@@ -21,6 +21,7 @@ import math
 import signal
 import tempfile
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,8 @@ class Sweep:
         if options.runs is None:
             report.say("nothing is kept of the runs: with `--runs DIR` they could be gone on with")
         self.sittings = Sittings(len(self._runs), options.runs, self._kept)
-        with tempfile.TemporaryDirectory(dir=options.folder) as scratch, self.sittings as heard:
-            results = fit(self._runs, self._backbone, options.runs or Path(scratch), settings, heard)
+        with _place(options) as place, self.sittings as heard:
+            results = fit(self._runs, self._backbone, Path(place), settings, heard)
         ranking = rank(self._runs, results, list(self._axes))
         statuses = Counter(result.status for result in results)
         best = [dataclasses.asdict(setting) for setting in ranking.settings[:3]]
@@ -142,6 +143,11 @@ class Sweep:
             **whole,
             "peers": {way.name: describe_peer(way, rates[way.name], self.num_samples, seconds) for way in peers},
         }
+
+
+def _place(options: argparse.Namespace) -> AbstractContextManager[Any]:
+    """Where the runs are kept: a folder of their own, or one that is gone with the sweep."""
+    return nullcontext(options.runs) if options.runs else tempfile.TemporaryDirectory(dir=options.folder)
 
 
 def make_runs(backbone: Backbone, axes: dict[str, list[Any]], options: argparse.Namespace) -> list[Run]:

@@ -28,6 +28,7 @@ OURS, PEER = HERE / "peers" / "ours.py", HERE / "peers" / "worker.py"
 # Several processes compile at once, each with so many helpers.
 VARIABLES = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
 TURN_LIMIT_S = 600
+WARM_UP = "warm-up"
 INTEROP = ROOT / ".interop" / "bin" / "python"
 
 
@@ -192,8 +193,10 @@ def measure_in_turns(ways: list[Way], options: argparse.Namespace, steps: Mappin
             begun = [Worker(way, environments) for way in left[start : start + at_once]]
             workers += begun
             _prepare(begun, options.prepare_limit_s)
+            # A whole turn, so that every shape that will occur is met; now, so that a rate is known if time runs out.
+            _take_turn(WARM_UP, begun, steps, report)
             report.add("ways", tell(ways))
-        for turn in ("warm-up", *missing):  # a whole turn to warm up: every shape that will occur is met
+        for turn in missing:
             _take_turn(turn, workers, steps, report)
             report.add("ways", tell(ways))
 
@@ -220,10 +223,10 @@ def _take_turn(turn: str, workers: list[Worker], steps: Mapping[str, int], repor
         if (answer := worker.hear(TURN_LIMIT_S)) is not None:
             rates[way.name] = answer["samples"] / answer["seconds"]
             way.facts |= {name: answer[name] for name in answer.keys() - {"seconds", "samples"}}
-            if turn == "warm-up":
+            if turn == WARM_UP:
                 way.facts["warm_up_samples_per_s"] = round(rates[way.name], 1)
     say(f"{turn}: {json.dumps({name: round(rate, 1) for name, rate in rates.items()})} samples/s")
-    if turn != "warm-up":
+    if turn != WARM_UP:
         for worker in workers:
             worker.way.rates += [rates[worker.way.name]] if worker.way.name in rates else []
         report.add(turn, rates)

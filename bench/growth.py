@@ -157,7 +157,8 @@ def measure_point(worker: Worker, options: argparse.Namespace) -> dict[str, Any]
             return None
         taken.append(answer["seconds"] / options.steps)
         memory = answer["peak_memory_bytes"] / 2**30
-    spent = {"load_s": facts["load_s"], "warm_up_s": facts["warm_up_s"], "point_s": round(time.monotonic() - began, 1)}
+    spent = {name: facts[name] for name in ("load_s", "warm_up_s", "compile_s", "compiled_graphs", "held_bytes")}
+    spent["point_s"] = round(time.monotonic() - began, 1)
     return {"seconds": statistics.median(taken), "memory": memory, "repeats": len(taken), **spent}
 
 

@@ -94,6 +94,7 @@ class Report:
 
     def __enter__(self) -> Report:
         self._before = {number: signal.signal(number, self._stop) for number in SIGNALS}
+        self._is_over = threading.Event()
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
@@ -105,18 +106,24 @@ class Report:
         if self.is_stopped:
             say(f"stopped; missing: {', '.join(self.missing) or 'nothing'}")
             self.write()
-            return kind is not None and issubclass(kind, KeyboardInterrupt)
+            return isinstance(error, KeyboardInterrupt)
+        self._let_go()
+        return False
+
+    def _let_go(self) -> None:
+        """Signals go where they went before."""
+        self._is_over.set()
         signal.set_wakeup_fd(-1)
         self._mouth.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        return False
 
     def finish(self) -> None:
         """Print the report, and write it where `--out` says. A script that was stopped ends here, at once."""
         self.write()
         print(self._text(), flush=True)
         if self.is_stopped:
+            self._let_go()
             os._exit(STOPPED)  # not by way of a GPU's clean-up, which takes seconds
 
     def _text(self) -> str:
@@ -150,12 +157,13 @@ class Report:
 
     def _insist(self) -> None:
         """End the process soon after a signal, even if it is deep in a compiler: all it had is on disk."""
-        while told := self._ear.recv(1):
-            if told[0] in SIGNALS:
-                self.is_told = True
-                time.sleep(self._grace_s)
-                say("ended in the middle of it")
-                os._exit(STOPPED)
+        with self._ear:
+            while told := self._ear.recv(1):
+                if told[0] in SIGNALS:
+                    self.is_told = True
+                    if not self._is_over.wait(self._grace_s):
+                        say("ended in the middle of it")
+                        os._exit(STOPPED)
 
 
 def _plain(value: Any) -> Any:

@@ -88,14 +88,15 @@ class Worker:
         command, variables = environments.command(way)
         self.way, self.log = way, environments.folder / f"{way.name.replace('/', '-').replace(' ', '-')}.log"
         self._rest = b""
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log.open("w"),
-            env=variables,
-            start_new_session=True,  # what it compiles with must end with it
-        )
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=variables,
+                start_new_session=True,  # what it compiles with must end with it
+            )
 
     def fileno(self) -> int:
         """Where `select` hears it."""

@@ -4,8 +4,8 @@
     python bench/growth.py --device cuda --backbone base
 
 A step's rows are those of one of `--steps` batches, of evenly spaced lengths, that return in the same order: a point
-meets few shapes, is warmed up until it has met them all, and then measured three times, or as often as takes three
-seconds. Its memory is the most it ever held: on a CPU a process's of its own, libraries included; on a GPU, where one
+meets few shapes, is warmed up until it has met them all, and then measured three times: more often if that takes less
+than half a second, less often if more than three. Its memory is the most it ever held: on a CPU a process's of its own, libraries included; on a GPU, where one
 process with one backbone measures all points, and what was compiled for one serves the next, the tensors'. Slots begin
 with equal values. Writes `growth-DEVICE.json` after every point and at last `.png` into results/speed/. There a line of
 slope 1 goes through each last point: growth is linear along it, and better than linear where points lie above.
@@ -30,7 +30,8 @@ from report import Report
 from turns import Environments, Way, Worker
 from workload import Workload, glue_lengths, make_workload
 
-REPEATS, MEASURED_S = 3, 3.0
+REPEATS, LEAST_S, MOST_S = 3, 0.5, 3.0
+SMALL_ROWS, LONGER = 1024, 8
 SETTINGS = ("backbone", "device", "batch_size", "rows", "steps", "token_budget")
 AXES = {
     "slots": "runs trained together (slots)",
@@ -60,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out = options.out or report.ROOT / "results" / "speed" / f"growth-{options.device}.json"
     report.say("making rows and backbone")
-    num_rows = options.rows or options.steps * max(options.batch_size, options.max_rows)
+    num_rows = options.rows or options.steps * max(options.batch_size, options.max_rows, SMALL_ROWS)
     work = make_workload(options.backbone, glue_lengths(num_rows), options.folder)
     jobs = {name: job for axis in options.axis for name, job in plan_axis(axis, options).items()}
     found = report.Report(options, list(jobs), lambda parts: compose(parts, options, work), settings=SETTINGS)
@@ -125,14 +126,14 @@ def measure_points(jobs: dict[str, dict[str, int]], options: argparse.Namespace,
         "eager": False,
         "alike": True,
         "token_budget": options.token_budget,
-        "fixed_steps": options.steps,
         "warm_up": max(2, options.steps),
     }
     options.folder.mkdir(parents=True, exist_ok=True)
     workers: list[Worker] = []
     with turns.starting(workers):
         for name in found.missing:
-            way = Way(name, common | jobs[name], is_ours=True)
+            job = common | jobs[name]
+            way = Way(name, job | {"fixed_steps": count_steps(job, options)}, is_ours=True)
             if not workers or workers[-1].way.error or options.device == "cpu":
                 for worker in workers:
                     worker.stop()
@@ -142,24 +143,31 @@ def measure_points(jobs: dict[str, dict[str, int]], options: argparse.Namespace,
             report.say(f"{name}: {json.dumps(found.parts[name])}")
 
 
+def count_steps(job: dict[str, Any], options: argparse.Namespace) -> int:
+    """Steps of an epoch: more of small steps on a GPU, where the first of an epoch is laid out while the GPU waits."""
+    rows = job["cohort"] * job["batch_size"]
+    return options.steps * (1 if options.device == "cpu" else min(LONGER, max(1, SMALL_ROWS // rows)))
+
+
 def measure_point(worker: Worker, options: argparse.Namespace) -> dict[str, Any] | None:
     """Seconds a step, the most memory in GiB and what the point took; None, with the way's error set, if it failed."""
-    began = time.monotonic()
+    began, steps = time.monotonic(), worker.way.job["fixed_steps"]
     worker.ask(do="prepare", **worker.way.job)
     if (facts := worker.hear(options.prepare_limit_s)) is None:
         return None
     taken: list[float] = []
     memory = 0.0
     report.say(f"{worker.way.name}: measuring")
-    while not taken or (len(taken) < REPEATS and sum(taken) * options.steps < MEASURED_S):
-        worker.ask(do="measure", steps=options.steps)
+    while sum(taken) * steps < (MOST_S if len(taken) < REPEATS else LEAST_S):
+        worker.ask(do="measure", steps=steps)
         if (answer := worker.hear(options.prepare_limit_s)) is None:
             return None
-        taken.append(answer["seconds"] / options.steps)
+        taken.append(answer["seconds"] / steps)
         memory = answer["peak_memory_bytes"] / 2**30
     spent = {name: facts[name] for name in ("load_s", "warm_up_s", "compile_s", "compiled_graphs", "held_bytes")}
     spent["point_s"] = round(time.monotonic() - began, 1)
-    return {"seconds": statistics.median(taken), "memory": memory, "repeats": len(taken), **spent}
+    found = {"seconds": statistics.median(taken), "memory": memory, "steps": steps, "repeats": len(taken)}
+    return found | spent
 
 
 def last_slope(points: list[dict[str, Any]], what: str) -> float | None:

@@ -20,6 +20,8 @@ from inlay.training.cohort import Cohort, Watcher
 
 BEAT_S, WRITE_S = 10.0, 1.0
 FILE = "sittings.json"
+SPLIT = ("preparing", "steps", "compiling", "dev scoring", "entering")
+"""what is timed; `entering` is the values drawn for runs that get a slot of one that ended"""
 
 
 @dataclass
@@ -75,8 +77,8 @@ class Sittings(Watcher):
 
     def describe(self) -> dict[str, Any]:
         """What all sittings come to."""
-        spent, every = sum(one.seconds for one in self.all), ("preparing", "steps", "compiling", "dev scoring")
-        split = {name: sum(one.split.get(name, 0.0) for one in self.all) for name in every}
+        spent = sum(one.seconds for one in self.all)
+        split = {name: sum(one.split.get(name, 0.0) for one in self.all) for name in SPLIT}
         ended = {run: found for one in self.all for run, found in one.ended.items()}
         return {
             "seconds": round(spent, 1),
@@ -102,13 +104,14 @@ class Sittings(Watcher):
         say(message)
 
     def on_start(self, cohort: Cohort) -> None:
-        """From here on every step and every scoring of this cohort is timed."""
+        """From here on every step, scoring and change of hands of this cohort is timed."""
         self._add("preparing", time.monotonic() - self._since)
         settings = cohort.settings
         say(f"training begins: {cohort.num_seats} runs together, {settings.token_budget:,} tokens a forward pass")
         self._does("stepping")
         cohort.step = self._timed("steps", cohort.step)  # type: ignore[method-assign]
         cohort.finish_epochs = self._timed("dev scoring", cohort.finish_epochs)  # type: ignore[method-assign]
+        cohort.refill = self._timed("entering", cohort.refill)  # type: ignore[method-assign]
 
     def on_step(self, cohort: Cohort, num_rows: int) -> None:
         self.now.steps, self.now.samples = self.now.steps + 1, self.now.samples + num_rows

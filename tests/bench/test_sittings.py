@@ -36,7 +36,8 @@ def sit(tmp_path, num_steps):
         time.sleep(0.02)
         return 8
 
-    cohort = SimpleNamespace(num_seats=2, settings=CohortSettings(1024, 1, 100), step=step, finish_epochs=list)
+    calls = {"step": step, "finish_epochs": list, "refill": list}
+    cohort = SimpleNamespace(num_seats=2, settings=CohortSettings(1024, 1, 100), **calls)
     with heard:
         heard.on_start(cohort)
         for _ in range(num_steps):

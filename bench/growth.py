@@ -3,13 +3,13 @@
     python bench/growth.py --device cpu  --backbone minilm --batch-size 2 --steps 2
     python bench/growth.py --device cuda --backbone base
 
-A step's rows are those of one of `--steps` batches, of evenly spaced lengths, that return in the same order: a point
-meets few shapes, is warmed up until it has met them all, and then measured three times: more often if that takes less
-than half a second, less often if more than three. Its memory is the most it ever held: on a CPU a process's of its own, libraries included; on a GPU, where one
-process with one backbone measures all points, and what was compiled for one serves the next, the tensors'. Slots begin
-with equal values. Writes `growth-DEVICE.json` after every point and at last `.png` into results/speed/. There a line of
-slope 1 goes through each last point: growth is linear along it, and better than linear where points lie above.
-`--factor 4` halves the points.
+A step's rows are those of one of a few batches, of evenly spaced lengths, that return in the same order: a point meets
+few shapes, is warmed up until it has met them all, and then measured three times: more often if that takes less than
+half a second, less often if more than three. Its memory is the most it ever held: on a CPU a process's of its own,
+libraries included; on a GPU, where one process with one backbone measures all points, and what was compiled for one
+serves the next, the tensors'. Slots begin with equal values. Writes `growth-DEVICE.json` after every point, and at last
+`.png`, into results/speed/. There a line of slope 1 goes through each last point: growth is linear along it, and better
+than linear where points lie above. `--factor 4` halves the points.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from workload import Workload, glue_lengths, make_workload
 
 REPEATS, LEAST_S, MOST_S = 3, 0.5, 3.0
 SMALL_ROWS, LONGER = 1024, 8
+"""steps of fewer rows come in longer epochs, up to so many times"""
 SETTINGS = ("backbone", "device", "batch_size", "rows", "steps", "token_budget")
 AXES = {
     "slots": "runs trained together (slots)",

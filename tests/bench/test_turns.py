@@ -64,7 +64,7 @@ def test_rates_are_those_of_the_turns_and_the_warm_up_is_only_a_fact(options, ca
 
 
 def test_ways_that_fail_say_why_and_the_others_go_on(options):
-    options.prepare_limit_s, options.at_once = 2.0, 4
+    options.prepare_limit_s, options.at_once = 3.0, 4
     fails = {"dies": {"dies": True}, "error": {"error": "no such library"}, "slow": {"sleep": 60}}
     ways = [way("ours", [1]), *(way(name, [1], **more) for name, more in fails.items()), way("peer", [1, None])]
     measure(options, ways)
@@ -73,7 +73,7 @@ def test_ways_that_fail_say_why_and_the_others_go_on(options):
         "",
         "ended without a word",
         "no such library",
-        "took longer than 2 s",
+        "took longer than 3 s",
         "out of memory",
     ]
     assert set(turns.describe(ways)["dies"]) == {"error"}

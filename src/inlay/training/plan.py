@@ -20,7 +20,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
-from inlay.training.joint import JointRun
+from inlay.training.joint import AnyRun, JointRun
 from inlay.training.member import Member
 from inlay.training.memory import (
     MAX_COHORT,
@@ -36,7 +36,6 @@ from inlay.training.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _DEV_SAMPLE = 128
-_JOINT_STEPS = 5
 _TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
 
 
@@ -125,20 +124,51 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
     )
 
 
-def measure_joint(run: JointRun, backbone: Backbone) -> tuple[float, int]:
-    """Seconds that a run of several tasks takes, from a few of its steps and dev rows, and the memory they took."""
+def measure_step(run: AnyRun, backbone: Backbone) -> tuple[float, float, int]:
+    """What a step over a few of a run's rows takes: seconds, characters of their texts, and bytes of memory at most.
+
+    Only those rows are read, so that it takes a moment for any run; on a CPU they are few, as time goes with tokens
+    there, on a GPU a batch.
+    """
+    most, num_warm, num_timed = _MEASURED[backbone.device.type]
+    parts = [_cut(part, most, num_warm + num_timed) for part in run.parts]
+    if isinstance(run, JointRun):
+        joint = dataclasses.replace(run.config.joint, steps=num_warm + num_timed)
+        config = dataclasses.replace(run.config, train=parts[0].config.train, joint=joint)
+        run = dataclasses.replace(run, parts=tuple(parts), config=config, start=Start())
+    else:
+        (run,) = parts
     settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
-    # What it would start from is not there yet, and makes no step longer.
-    fresh = dataclasses.replace(run, start=Start())
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
-        cohort = Cohort([fresh], backbone, settings)
+        cohort = Cohort([run], backbone, settings)
         with cohort.training():
-            _timed(cohort.step, backbone.device)
-            num_steps = min(_JOINT_STEPS, cohort.members[0].steps_of_epoch - 1)
-            step_seconds = sum(_timed(cohort.step, backbone.device) for _ in range(num_steps)) / max(num_steps, 1)
-        dev_seconds = sum(_measure_dev(cohort, part) for part in cohort.members[0].parts)
-    total = run.num_steps * step_seconds + run.config.train.epochs * dev_seconds
-    return total, peak_memory_bytes(backbone.device)
+            for _ in range(num_warm):
+                _timed(cohort.step, backbone.device)
+            seconds = sum(_timed(cohort.step, backbone.device) for _ in range(num_timed)) / num_timed
+    characters = sum(map(_count_characters, parts)) / len(parts) / (num_warm + num_timed)
+    return seconds, characters, peak_memory_bytes(backbone.device)
+
+
+# Device -> rows of a step that is measured at most, steps before it that warm up, steps that are timed.
+_MEASURED = {"cpu": (4, 1, 1), "cuda": (32, 3, 5)}
+
+
+def _cut(run: Run, most: int, num_steps: int) -> Run:
+    """A run of so many steps over a few rows, evenly chosen by length."""
+    train, dev = run.task.train, run.task.dev
+    lengths = [len(text) for text in train.texts]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    number = min(most, run.config.train.batch_size, len(order))
+    chosen = [order[(2 * row + 1) * len(order) // (2 * number)] for row in range(number)]
+    task = dataclasses.replace(run.task, train=train.take(chosen * num_steps), dev=dev.take(range(min(2, len(dev)))))
+    settings = dataclasses.replace(run.config.train, batch_size=number, epochs=1)
+    return dataclasses.replace(
+        run, task=task, config=dataclasses.replace(run.config, train=settings), start=Start(), origin={}
+    )
+
+
+def _count_characters(run: Run) -> int:
+    return sum(map(len, run.task.train.texts)) + sum(map(len, run.task.train.pairs or ()))
 
 
 class _Steps:

@@ -1,0 +1,82 @@
+"""What work will take, before it is done: rows from the plans, time from a step or two that are measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from inlay.research.agenda import Unit
+from inlay.research.planning import Item, Plan
+from inlay.training.joint import JointRun
+from inlay.training.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes
+
+# Runs together -> times the rows per second of one run alone, as measured on an H200 (DESIGN.md); a CPU gains nothing.
+_GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
+_CHARACTERS = 4  # of a token, as `Item.cost` has it
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a unit will take, from a measured step of one of its kind."""
+
+    seconds: float
+    memory_bytes: int
+    """of the slots in training, with their optimizer, and the pass of the measured step"""
+    num_slots: int
+    num_samples: int
+    """rows trained on, each as often as it is read"""
+
+
+def estimate_units(units: Sequence[Unit], plans: Sequence[Plan]) -> list[Estimate]:
+    """Time and memory of each unit: a step of the cheapest run of a kind is measured, the others follow by their texts.
+
+    The kinds are few: adapters or a copy of the backbone, of one task or of several, on each backbone. Time that no
+    training takes (a baseline) is not counted.
+    """
+    by_study = {plan.study.name: plan for plan in plans}
+    measure = _Measure(units, by_study)
+    estimates = []
+    for unit in units:
+        backbone = by_study[unit.items[0].study].backbone
+        num_samples = sum(item.num_samples for item in unit.items)
+        trained = [item.run for item in unit.items if item.run is not None]
+        slot_bytes = count_slot_bytes(trained, backbone) if trained else 0
+        num_slots = (
+            choose_slots(min(MAX_COHORT, unit.num_runs), slot_bytes, available_bytes(backbone.device)) if trained else 0
+        )
+        known = _GAIN[backbone.device.type]
+        gain = float(np.interp(math.log(max(1, num_slots)), [math.log(size) for size in known], list(known.values())))
+        rate, peak = measure.of(unit.items[0]) if unit.cost else (0.0, 0)
+        estimates.append(Estimate(unit.cost * rate / gain, num_slots * slot_bytes + peak, num_slots, num_samples))
+    return estimates
+
+
+class _Measure:
+    """Seconds per unit of cost, and memory, from a step of the cheapest run of a kind; each kind once."""
+
+    def __init__(self, units: Sequence[Unit], plans: Mapping[str, Plan]) -> None:
+        self._plans = plans
+        self._cheapest: dict[tuple[str, bool, bool], Item] = {}
+        for item in (item for unit in units for item in unit.items if item.run is not None):
+            other = self._cheapest.setdefault(self._kind(item), item)
+            if item.cost < other.cost:
+                self._cheapest[self._kind(item)] = item
+        self._known: dict[tuple[str, bool, bool], tuple[float, int]] = {}
+
+    def _kind(self, item: Item) -> tuple[str, bool, bool]:
+        return (self._plans[item.study].backbone.fingerprint, isinstance(item.run, JointRun), item.is_solo)
+
+    def of(self, item: Item) -> tuple[float, int]:
+        """What an item takes; nothing where no run like it is trained."""
+        from inlay.training.plan import measure_step
+
+        kind = self._kind(item)
+        if kind not in self._known and kind in self._cheapest:
+            cheapest = self._cheapest[kind]
+            assert cheapest.run is not None
+            seconds, characters, peak = measure_step(cheapest.run, self._plans[cheapest.study].backbone)
+            self._known[kind] = (seconds / max(1.0, characters / _CHARACTERS), peak)
+        return self._known.get(kind, (0.0, 0))

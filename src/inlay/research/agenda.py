@@ -127,7 +127,7 @@ def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
 
 
 def _slice(kind: str, group: list[Item], *, in_pieces: bool) -> list[Unit]:
-    """A group as units: whole, or the most wanted runs first, with neighbours of like length, as many as train at once."""
+    """A group as units: whole, or as many runs as train at once, the most wanted first, like lengths together."""
     if not in_pieces or len(group) <= MAX_COHORT:
         return [Unit(kind, tuple(group))]
     ordered = sorted(group, key=lambda item: (item.tier, -item.num_samples))

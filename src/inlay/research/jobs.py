@@ -9,11 +9,12 @@ they get the memory that the copies leave.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -107,8 +108,10 @@ class _Foreman:
                     break
                 self._listen(_LISTEN_SECONDS)
         finally:
-            self._stop()
-            self._dismiss()
+            try:
+                self._stop()
+            finally:
+                self._dismiss()
 
     @property
     def _busy(self) -> list[_Job]:
@@ -188,7 +191,7 @@ class _Foreman:
             assert isinstance(link, Connection)
             job = jobs[link]
             try:
-                while job.unit is not None and link.poll():
+                while link.poll():
                     what, value = link.recv()
                     if what == "records":
                         records += value
@@ -272,10 +275,8 @@ class _Foreman:
     def _dismiss(self) -> None:
         for job in self._jobs:
             if job.unit is None:
-                try:
+                with contextlib.suppress(OSError):
                     job.link.send(None)
-                except OSError:
-                    pass
             else:
                 job.process.kill()
         for job in self._jobs:
@@ -287,7 +288,7 @@ class _Foreman:
 
 
 # What a process says -> who hears it.
-_HEARD = {
+_HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
     "rows": _Foreman._hear_rows,
     "said": _Foreman._hear_word,
     "done": _Foreman._hear_end,

@@ -23,7 +23,7 @@ from inlay.model.methods import find_method
 from inlay.research.arms import ARM_KINDS
 from inlay.research.study import Arm, Point, Study
 from inlay.research.toy import make_toy_task
-from inlay.training import Run, make_run
+from inlay.training import make_run
 from inlay.training.joint import AnyRun, JointRun, make_joint_run
 from inlay.training.start import Start
 

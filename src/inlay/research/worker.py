@@ -149,9 +149,7 @@ class _Worker:
 
         recipe = self._recipe
         tasks, missing = load_tasks(recipe.studies[study], recipe.root, skip_missing=recipe.skip_missing)
-        return plan_study(
-            recipe.studies[study], self._load(recipe.backbones[study]), tasks, missing, root=recipe.root
-        )
+        return plan_study(recipe.studies[study], self._load(recipe.backbones[study]), tasks, missing, root=recipe.root)
 
     def _load_backbone(self, name: str) -> Backbone:
         import torch

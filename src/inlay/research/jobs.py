@@ -21,7 +21,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from inlay.errors import LostProcess
+from inlay.model import Backbone
 from inlay.research.agenda import Unit, make_agenda
 from inlay.research.conduct import Outcome, Pace, Sitting, Stage
 from inlay.research.ledger import Places
@@ -31,7 +34,8 @@ from inlay.research.records import Record
 from inlay.research.worker import Order, Recipe, serve
 from inlay.training.run import is_finished
 
-_COHORTS_A_GPU = 2
+_MANY_PARAMETERS = 50_000_000
+"""of a backbone whose cohorts keep a GPU busy, two at a time; of a smaller one it takes four"""
 _LISTEN_SECONDS = 0.5
 _STOP_SECONDS = 120.0
 """how long a process may take to save what it has in hand"""
@@ -94,8 +98,8 @@ class _Foreman:
         self._waiting = make_agenda(list(sitting.plans.values()), sitting.ledger, places.runs, in_pieces=True)
         self._num_units, self._num_runs = len(self._waiting), sum(unit.num_runs for unit in self._waiting)
         self._num_begun, self._num_done, self._num_rows = 0, 0, 0
-        device = next(iter(sitting.plans.values())).backbone.device
-        self._limits = _Limits.of(device.type, recipe.num_jobs)
+        backbones = [plan.backbone for plan in sitting.plans.values()]
+        self._limits = _Limits.of(backbones, recipe.num_jobs)
         self._jobs: list[_Job] = []
 
     def run(self) -> None:
@@ -306,15 +310,15 @@ class _Limits:
     for_copy: float = 1.0
 
     @classmethod
-    def of(cls, device_type: str, num_jobs: int) -> _Limits:
-        """On a CPU memory is shared evenly, which is not said here."""
-        if device_type != "cuda":
+    def of(cls, backbones: Sequence[Backbone], num_jobs: int) -> _Limits:
+        """Without a GPU there is none: memory is shared evenly, which is not said here."""
+        num_gpus = torch.cuda.device_count() if backbones[0].device.type == "cuda" else 0
+        if not num_gpus:
             return cls(num_jobs)
-        import torch
-
-        num_gpus = max(1, torch.cuda.device_count())
         num_here = -(-num_jobs // num_gpus)
-        num_cohorts = min(_COHORTS_A_GPU, num_here)
+        most = 2 if any(backbone.num_parameters >= _MANY_PARAMETERS for backbone in backbones) else 4
+        # What writes its answers is not compiled: its steps wait for the processor, however many runs they are of.
+        num_cohorts = num_here if all(backbone.writes for backbone in backbones) else min(most, num_here)
         for_copy = _FOR_COPIES / num_here
         return cls(num_cohorts * num_gpus, (_USABLE - for_copy * (num_here - num_cohorts)) / num_cohorts, for_copy)
 

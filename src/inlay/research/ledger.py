@@ -130,7 +130,6 @@ class Ledger:
         best = max(rivals.values(), key=lambda item: item.dev[item.metric]).id if keeps else None
         for run_id in {*rivals, record.id} - {best}:
             (self._places.runs / run_id / "best.safetensors").unlink(missing_ok=True)
-        (self._places.runs / record.id / "last.safetensors").unlink(missing_ok=True)
 
 
 def _copy(record: Record, item: Item, plan: Plan) -> Record:

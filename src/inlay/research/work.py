@@ -74,7 +74,7 @@ class Bench:
             if item.arm.kind == "spans" or has_tests:
                 self._forget_bare(item.id)
         plan = self._find_plan(unit.items[0].study)
-        settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, **plan.study.fit)
+        settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, keep_last=False, **plan.study.fit)
         self._train_sources(unit, plan, settings, watch)
         runs = [self._started(item) for item in (*unit.items, *unit.along) if item.run is not None]
         fit(runs, plan.backbone, self._runs, settings, Chorus(_Keeper(self, unit), watch))

@@ -61,6 +61,8 @@ class FitSettings:
     """at least this long between them, except when asked to stop; of several processes none waits"""
     draw_curves: bool = True
     """draw each run's curve into its folder"""
+    keep_last: bool = True
+    """keep the last epoch's weights too, beside the best one's"""
     restart: bool = False
     """begin anew where an unfinished state is found"""
     spread: str = "auto"
@@ -156,6 +158,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Way
         folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs, backbone)
     )
     desk.save_seconds, desk.draws_curves = settings.save_seconds, settings.draw_curves
+    desk.keeps_last = settings.keep_last
     world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
     if stopped is None:
         desk.begin()

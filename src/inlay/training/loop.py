@@ -45,6 +45,7 @@ class Desk:
     fallbacks: list[str] = field(default_factory=list)
     save_seconds: float = 0.0
     draws_curves: bool = True
+    keeps_last: bool = True
     saved_at: float = field(default_factory=time.monotonic)
 
     def is_due(self) -> bool:
@@ -171,7 +172,8 @@ def _write_end(member: AnyMember, cohort: Cohort, desk: Desk) -> None:
     write_history(place, progress.history)
     if member.best_tensors:
         write_tensors(place / "best.safetensors", member.best_tensors)
-    write_tensors(place / "last.safetensors", member.read(cohort.bank))
+    if desk.keeps_last:
+        write_tensors(place / "last.safetensors", member.read(cohort.bank))
     if desk.draws_curves:
         draw_curve(place / "curve.png", member.run, progress)
     result = Result(

@@ -16,9 +16,11 @@ import pytest
 from inlay.errors import Missing, OutOfMemory, Unsupported
 from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
+from inlay.research import agenda
 from inlay.research import conduct as conducting
 from inlay.research.conduct import Places, Stage, conduct, list_todo
 from inlay.research.estimate import estimate_units
+from inlay.research.ledger import Ledger
 from inlay.research.planning import load_tasks, plan_study
 from inlay.research.records import read_records
 from inlay.research.study import read_study
@@ -164,6 +166,40 @@ def test_another_study_borrows_records_though_the_runs_are_gone(tmp_path, backbo
     assert not outcome.missing
     assert {record.study for record in outcome.records} == {"other"}
     assert {record.study for record in read_records(file_of(places))} == {"small"}
+
+
+def test_studies_asked_for_together_train_what_they_share_once_and_the_first_tier_of_each_before_the_next(
+    tmp_path, backbone, places
+):
+    (tmp_path / "a").mkdir()
+    rates = STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]")
+    plans = [make_plan(tmp_path / "a", backbone, rates), make_plan(tmp_path, backbone, rates, name="other")]
+    stage = Counter()
+    outcome = conduct(plans, places, stage=stage)
+    assert not outcome.missing
+    assert len(stage.trained) == len(set(stage.trained)), "nobody's run twice"
+    assert outcome.num_trained["small"] == outcome.num_trained["other"] == 1 + 4 + 16 + 1
+    assert {record.study for record in read_records(file_of(places, "other"))} == {"other"}
+    tiers = [unit.items[0].tier for unit in stage.units]
+    assert tiers == sorted(tiers)
+
+
+def test_with_records_and_no_store_nothing_is_trained(tmp_path, backbone, places, done):
+    """As on a new machine, to which only the files of results were carried."""
+    shutil.copytree(done.places.results, places.results)
+    assert list_todo([make_plan(tmp_path, backbone)], places) == []
+    assert not conduct([make_plan(tmp_path, backbone)], places).missing
+    assert not places.runs.exists()
+
+
+def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backbone, places, monkeypatch):
+    monkeypatch.setattr(agenda, "MAX_COHORT", 3)
+    plan = make_plan(tmp_path, backbone, STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]"))
+    units = agenda.make_agenda([plan], Ledger([plan], places), places.runs, in_pieces=True)
+    cohorts = [unit for unit in units if unit.num_runs > 1]
+    assert [unit.num_runs for unit in cohorts] == [3] * 5, "of 16 the last goes alone"
+    tiers = [item.tier for unit in units if unit.items[0].arm.name.startswith("adapters") for item in unit.items]
+    assert tiers == [0] * 4 + [1] * 8 + [2] * 4, "seed 0 at the first rate; then seed 1 of it, and the second rate"
 
 
 def test_copies_of_the_backbone_leave_no_weights_behind(done):

@@ -22,6 +22,7 @@ from inlay.cli.screen import Column
 from inlay.errors import BadConfig, UnknownName
 
 if TYPE_CHECKING:
+    from inlay.data import Task
     from inlay.model import Backbone
     from inlay.research.conduct import Outcome
     from inlay.research.ledger import Places
@@ -61,6 +62,10 @@ def study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show runs, cohorts, time and memory, and train nothing")
     ] = False,
+    report: Annotated[
+        bool,
+        typer.Option("--report/--no-report", help="draw the report, and answer GLUE's test sets, at the end"),
+    ] = True,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="leave out the columns of data sets that are not there")
     ] = False,
@@ -88,6 +93,7 @@ def study(
     """
     from inlay.research.study import find_study, list_studies, study_folders
 
+    began = time.monotonic()
     folders = study_folders()
     known = list_studies(folders)
     names = [part.strip() for name in names for part in name.split(",") if part.strip()]
@@ -111,15 +117,21 @@ def study(
     if dry_run:
         forecast(plans, session.places, as_json=json)
         return
-    deadline = None if seconds is None else time.monotonic() + seconds
-    reports = session.conduct(plans, deadline, jobs)
-    page = str(draw(paths, results))
+    deadline = None if seconds is None else began + seconds
+    outcome = session.conduct(plans, deadline, jobs)
+    reports = [_report(plan, outcome, session.places) for plan in plans]
+    drawn = {}
+    if report:
+        for plan, said in zip(plans, reports, strict=True):
+            session.answer(plan, outcome, said)
+        drawn = {"report": str(draw(paths, results))}
     if json:
-        screen.put_json({"studies": reports, "report": page})
+        screen.put_json({"studies": reports, **drawn})
         return
-    for report in reports:
-        _put_outcome(report)
-    screen.put_pairs({"report": page})
+    for said in reports:
+        _put_outcome(said)
+    if drawn:
+        screen.put_pairs(drawn)
 
 
 def _find_results(out: Path | None, kept: Path, profile: str) -> Path:
@@ -171,6 +183,7 @@ class _Session:
 
     def __post_init__(self) -> None:
         self._backbones: dict[str, Backbone] = {}
+        self._tasks: dict[Any, Task] = {}
 
     @property
     def places(self) -> Places:
@@ -184,7 +197,7 @@ class _Session:
 
         screen.say(f"study {study.name}: {study.title}", "bold")
         with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
-            tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing)
+            tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing, known=self._tasks)
         plan = plan_study(study, self._open(study.backbone), tasks, missing, root=self.data_root)
         for text in plan.left_out:
             screen.note(f"left out: {text}")
@@ -201,21 +214,22 @@ class _Session:
 
         return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
-    def conduct(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> list[dict[str, Any]]:
-        """Train what is missing, and say of every study what is missing still."""
+    def conduct(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> Outcome:
+        """Train what is missing."""
         try:
-            outcome = self._work(plans, deadline, num_jobs)
+            return self._work(plans, deadline, num_jobs)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
-        reports = [_report(plan, outcome, self.places) for plan in plans]
-        for plan, report in zip(plans, reports, strict=True):
-            if plan.study.submission and not plan.study.is_toy:
-                from inlay.research.entries import write_entries
 
-                own = [record for record in outcome.records if record.study == plan.study.name]
-                with screen.working("answering the test sets"):
-                    report["submission"] = write_entries(plan, own, self.places, self.data_root)
-        return reports
+    def answer(self, plan: Plan, outcome: Outcome, report: dict[str, Any]) -> None:
+        """Answer the test sets of a study that has a server for them, and put into its report where."""
+        if not plan.study.submission or plan.study.is_toy:
+            return
+        from inlay.research.entries import write_entries
+
+        own = [record for record in outcome.records if record.study == plan.study.name]
+        with screen.working("answering the test sets"):
+            report["submission"] = write_entries(plan, own, self.places, self.data_root)
 
     def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> Outcome:
         from inlay.cli.stage import CrewStage, ScreenStage

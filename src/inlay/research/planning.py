@@ -119,20 +119,24 @@ class Plan:
     """what the study has and this plan has not, and why"""
 
 
-def load_tasks(study: Study, root: str | None, *, skip_missing: bool = False) -> tuple[dict[str, Task], dict[str, str]]:
+def load_tasks(
+    study: Study, root: str | None, *, skip_missing: bool = False, known: dict[Any, Task] | None = None
+) -> tuple[dict[str, Task], dict[str, str]]:
     """The tasks of a study by name, and why those that are not at hand are not.
 
     Those of studies that it goes on from are there as `STUDY:TASK`. Refuses a study whose data is missing, naming all
-    of it, unless it may be skipped; and one that has none at all.
+    of it, unless it may be skipped; and one that has none at all. What is in `known` is not read again, and what is
+    read is put there, for other studies.
     """
-    root = find_root(root)
+    root, known = find_root(root), {} if known is None else known
     tasks, missing = {}, {}
     for owner, prefix in [(study, ""), *((source, f"{name}:") for name, source in study.sources.items())]:
         for name in owner.tasks:
             config = owner.data_config(name, root)
             try:
-                found = make_toy_task(name, config) if owner.is_toy else load_task(config, name)
-                tasks[prefix + name] = cut_task(found, owner.most_rows)
+                if (key := (name, config, owner.is_toy)) not in known:
+                    known[key] = make_toy_task(name, config) if owner.is_toy else load_task(config, name)
+                tasks[prefix + name] = cut_task(known[key], owner.most_rows)
             except (Missing, UnknownName) as error:
                 missing[prefix + name] = error.message
     if missing and not (skip_missing and tasks):

@@ -107,6 +107,7 @@ class _Worker:
         self._line, self._recipe, self._number = line, recipe, number
         self._bench: Any = None
         self._parent = os.getppid()
+        self._tasks: dict[Any, Any] = {}
         self.find_plan = functools.cache(self._find_plan)
         self._load = functools.cache(self._load_backbone)
 
@@ -148,7 +149,9 @@ class _Worker:
         from inlay.research.planning import load_tasks, plan_study
 
         recipe = self._recipe
-        tasks, missing = load_tasks(recipe.studies[study], recipe.root, skip_missing=recipe.skip_missing)
+        tasks, missing = load_tasks(
+            recipe.studies[study], recipe.root, skip_missing=recipe.skip_missing, known=self._tasks
+        )
         return plan_study(recipe.studies[study], self._load(recipe.backbones[study]), tasks, missing, root=recipe.root)
 
     def _load_backbone(self, name: str) -> Backbone:

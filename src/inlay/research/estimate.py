@@ -12,10 +12,12 @@ from inlay.research.agenda import Unit
 from inlay.research.planning import Item, Plan
 from inlay.training.joint import JointRun
 from inlay.training.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes
+from inlay.training.plan import Pace, measure_pace
 
 # Runs together -> times the rows per second of one run alone, as measured on an H200 (DESIGN.md); a CPU gains nothing.
 _GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
 _CHARACTERS = 4  # of a token, as `Item.cost` has it
+_STILL = Pace(0.0, 0.0, 0)
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,16 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[Plan]) -> list[Estimat
         )
         known = _GAIN[backbone.device.type]
         gain = float(np.interp(math.log(max(1, num_slots)), [math.log(size) for size in known], list(known.values())))
-        rate, peak = measure.of(unit.items[0]) if unit.cost else (0.0, 0)
-        estimates.append(Estimate(unit.cost * rate / gain, num_slots * slot_bytes + peak, num_slots, num_samples))
+        pace = measure.of(unit.items[0]) if unit.cost else _STILL
+        num_steps = sum(item.num_samples / item.config.train.batch_size for item in unit.items)
+        seconds = unit.cost * _CHARACTERS * pace.seconds_a_character + num_steps * pace.seconds_a_step
+        memory_bytes = num_slots * slot_bytes + pace.peak_memory_bytes
+        estimates.append(Estimate(seconds / gain, memory_bytes, num_slots, num_samples))
     return estimates
 
 
 class _Measure:
-    """Seconds per unit of cost, and memory, from a step of the cheapest run of a kind; each kind once."""
+    """The pace of the cheapest run of a kind; each kind once."""
 
     def __init__(self, units: Sequence[Unit], plans: Mapping[str, Plan]) -> None:
         self._plans = plans
@@ -64,19 +69,16 @@ class _Measure:
             other = self._cheapest.setdefault(self._kind(item), item)
             if item.cost < other.cost:
                 self._cheapest[self._kind(item)] = item
-        self._known: dict[tuple[str, bool, bool], tuple[float, int]] = {}
+        self._known: dict[tuple[str, bool, bool], Pace] = {}
 
     def _kind(self, item: Item) -> tuple[str, bool, bool]:
         return (self._plans[item.study].backbone.fingerprint, isinstance(item.run, JointRun), item.is_solo)
 
-    def of(self, item: Item) -> tuple[float, int]:
+    def of(self, item: Item) -> Pace:
         """What an item takes; nothing where no run like it is trained."""
-        from inlay.training.plan import measure_step
-
         kind = self._kind(item)
         if kind not in self._known and kind in self._cheapest:
             cheapest = self._cheapest[kind]
             assert cheapest.run is not None
-            seconds, characters, peak = measure_step(cheapest.run, self._plans[cheapest.study].backbone)
-            self._known[kind] = (seconds / max(1.0, characters / _CHARACTERS), peak)
-        return self._known.get(kind, (0.0, 0))
+            self._known[kind] = measure_pace(cheapest.run, self._plans[cheapest.study].backbone)
+        return self._known.get(kind, _STILL)

@@ -124,20 +124,36 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
     )
 
 
-def measure_step(run: AnyRun, backbone: Backbone) -> tuple[float, float, int]:
-    """What a step over a few of a run's rows takes: seconds, characters of their texts, and bytes of memory at most.
+@dataclass(frozen=True)
+class Pace:
+    """What steps of a run take: seconds for each, and for each character of its texts; memory at most."""
 
-    Only those rows are read, so that it takes a moment for any run; on a CPU they are few, as time goes with tokens
-    there, on a GPU a batch.
+    seconds_a_step: float
+    seconds_a_character: float
+    peak_memory_bytes: int
+
+
+def measure_pace(run: AnyRun, backbone: Backbone) -> Pace:
+    """The pace of a run's steps, from one or two over a few of its rows.
+
+    Only those rows are read, so that it takes a moment for any run. On a CPU time goes with tokens, and beside them
+    with the parameters that a step updates: two small steps tell both apart. A GPU is shown a batch.
     """
-    most, num_warm, num_timed = _MEASURED[backbone.device.type]
-    parts = [_cut(part, most, num_warm + num_timed) for part in run.parts]
-    if isinstance(run, JointRun):
-        joint = dataclasses.replace(run.config.joint, steps=num_warm + num_timed)
-        config = dataclasses.replace(run.config, train=parts[0].config.train, joint=joint)
-        run = dataclasses.replace(run, parts=tuple(parts), config=config, start=Start())
-    else:
-        (run,) = parts
+    sizes, num_warm, num_timed = _MEASURED[backbone.device.type]
+    found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, num_warm, num_timed) for size in sizes]
+    (seconds, characters), (less, fewer) = found[-1], found[0]
+    slope = (seconds - less) / (characters - fewer) if characters > fewer else 0.0
+    if slope <= 0:  # one size, or noise: in proportion
+        slope = seconds / max(characters, 1.0)
+    return Pace(max(0.0, seconds - slope * characters), slope, peak_memory_bytes(backbone.device))
+
+
+# Device -> rows of the steps that are measured, steps before them that warm up, steps that are timed.
+_MEASURED = {"cpu": ((1, 4), 1, 1), "cuda": ((32,), 3, 5)}
+
+
+def _time_steps(run: AnyRun, backbone: Backbone, num_warm: int, num_timed: int) -> tuple[float, float]:
+    """Seconds of a step, and the characters of its texts."""
     settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
         cohort = Cohort([run], backbone, settings)
@@ -145,12 +161,17 @@ def measure_step(run: AnyRun, backbone: Backbone) -> tuple[float, float, int]:
             for _ in range(num_warm):
                 _timed(cohort.step, backbone.device)
             seconds = sum(_timed(cohort.step, backbone.device) for _ in range(num_timed)) / num_timed
-    characters = sum(map(_count_characters, parts)) / len(parts) / (num_warm + num_timed)
-    return seconds, characters, peak_memory_bytes(backbone.device)
+    return seconds, sum(map(_count_characters, run.parts)) / len(run.parts) / (num_warm + num_timed)
 
 
-# Device -> rows of a step that is measured at most, steps before it that warm up, steps that are timed.
-_MEASURED = {"cpu": (4, 1, 1), "cuda": (32, 3, 5)}
+def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
+    """A run of so few steps over so few rows; what it would start from makes no step longer."""
+    parts = [_cut(part, num_rows, num_steps) for part in run.parts]
+    if not isinstance(run, JointRun):
+        return parts[0]
+    joint = dataclasses.replace(run.config.joint, steps=num_steps)
+    config = dataclasses.replace(run.config, train=parts[0].config.train, joint=joint)
+    return dataclasses.replace(run, parts=tuple(parts), config=config, start=Start())
 
 
 def _cut(run: Run, most: int, num_steps: int) -> Run:

@@ -15,17 +15,20 @@ if TYPE_CHECKING:
     from inlay.research.planning import Plan
 
 
-def forecast(plans: Sequence[Plan], places: Places, *, as_json: bool) -> None:
+def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: bool) -> None:
     """Put the work that is left of several studies, each run once, and the rows of every arm."""
     from inlay.research.conduct import list_todo
     from inlay.research.estimate import estimate_units
 
     units = list_todo(plans, places)
-    with screen.working("measuring a step of each kind"):
-        estimates = estimate_units(units, plans)
+    with screen.working("measuring a step of each kind" if measured else "counting"):
+        estimates = estimate_units(units, plans, measured=measured)
     rows = _join_alone(units, estimates)
+    if not measured:
+        for row in rows:
+            row["seconds"] = None
     totals = {
-        "seconds": round(sum(found.seconds for found in estimates), 1),
+        "seconds": round(sum(found.seconds for found in estimates), 1) if measured else None,
         "samples": {
             "cohorts": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if not unit.is_solo),
             "copies": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if unit.is_solo),
@@ -92,7 +95,7 @@ def _put(plans: Sequence[Plan], rows: Sequence[dict[str, Any]], totals: dict[str
             str(row["runs"]),
             str(row["together"]),
             screen.count(row["samples"]),
-            screen.duration(row["seconds"]),
+            "-" if row["seconds"] is None else screen.duration(row["seconds"]),
             screen.size(row["memory_bytes"]),
         ]
         for row in rows
@@ -107,6 +110,8 @@ def _put(plans: Sequence[Plan], rows: Sequence[dict[str, Any]], totals: dict[str
         {
             "runs": f"{num_left} to train, {max(0, num_done)} done",
             "rows": f"{samples['cohorts']:,} in cohorts, {samples['copies']:,} for copies of the backbone",
-            "time": f"about {screen.duration(totals['seconds'])} on {devices}, from a measured step of each kind",
+            "time": "not measured"
+            if totals["seconds"] is None
+            else f"about {screen.duration(totals['seconds'])} on {devices}, from a measured step of each kind",
         }
     )

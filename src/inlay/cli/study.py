@@ -62,6 +62,9 @@ def study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show runs, cohorts, time and memory, and train nothing")
     ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a step of each kind, or only count")
+    ] = True,
     report: Annotated[
         bool,
         typer.Option("--report/--no-report", help="draw the report, and answer GLUE's test sets, at the end"),
@@ -115,7 +118,7 @@ def study(
     session = _Session(kept, results, data_root, device, skip_missing, commit)
     plans = [session.prepare(item) for item in studies]
     if dry_run:
-        forecast(plans, session.places, as_json=json)
+        forecast(plans, session.places, measured=measure, as_json=json)
         return
     deadline = None if seconds is None else began + seconds
     outcome = session.conduct(plans, deadline, jobs)

@@ -32,11 +32,11 @@ class Estimate:
     """rows trained on, each as often as it is read"""
 
 
-def estimate_units(units: Sequence[Unit], plans: Sequence[Plan]) -> list[Estimate]:
+def estimate_units(units: Sequence[Unit], plans: Sequence[Plan], *, measured: bool = True) -> list[Estimate]:
     """Time and memory of each unit: a step of the cheapest run of a kind is measured, the others follow by their texts.
 
     The kinds are few: adapters or a copy of the backbone, of one task or of several, on each backbone. Time that no
-    training takes (a baseline) is not counted.
+    training takes (a baseline) is not counted. Unless `measured`, nothing is computed and no time is known.
     """
     by_study = {plan.study.name: plan for plan in plans}
     measure = _Measure(units, by_study)
@@ -51,7 +51,7 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[Plan]) -> list[Estimat
         )
         known = _GAIN[backbone.device.type]
         gain = float(np.interp(math.log(max(1, num_slots)), [math.log(size) for size in known], list(known.values())))
-        pace = measure.of(unit.items[0]) if unit.cost else _STILL
+        pace = measure.of(unit.items[0]) if measured and unit.cost else _STILL
         num_steps = sum(item.num_samples / item.config.train.batch_size for item in unit.items)
         seconds = unit.cost * _CHARACTERS * pace.seconds_a_character + num_steps * pace.seconds_a_step
         memory_bytes = num_slots * slot_bytes + pace.peak_memory_bytes

@@ -96,8 +96,8 @@ class _Foreman:
         self._sitting, self._places, self._recipe = sitting, places, recipe
         self._stage, self._pace = stage, pace
         self._waiting = make_agenda(list(sitting.plans.values()), sitting.ledger, places.runs, in_pieces=True)
-        self._num_units, self._num_runs = len(self._waiting), sum(unit.num_runs for unit in self._waiting)
-        self._num_begun, self._num_done, self._num_rows = 0, 0, 0
+        self._wanted = [item for unit in self._waiting for item in unit.items]
+        self._num_units, self._num_begun, self._num_rows = len(self._waiting), 0, 0
         backbones = [plan.backbone for plan in sitting.plans.values()]
         self._limits = _Limits.of(backbones, recipe.num_jobs)
         self._jobs: list[_Job] = []
@@ -206,7 +206,8 @@ class _Foreman:
                 records = []
                 self._bury(job)
         self._keep(records)
-        self._stage.tell(self._num_done, self._num_runs, len(self._busy), self._num_rows)
+        num_done = sum(map(self._sitting.ledger.is_known, self._wanted))
+        self._stage.tell(num_done, len(self._wanted), len(self._busy), self._num_rows)
         self._num_rows = 0
 
     def _keep(self, records: Sequence[Record]) -> None:
@@ -238,7 +239,6 @@ class _Foreman:
 
     def _end(self, job: _Job) -> None:
         assert job.unit is not None
-        self._num_done += job.unit.num_runs
         unit, job.unit = job.unit, None
         self._stage.end(unit, time.monotonic() - job.began)
 

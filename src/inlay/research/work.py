@@ -39,11 +39,14 @@ class Bench:
         self._kept: set[tuple[str, str, str]] = set()
 
     def do(self, unit: Unit, watch: Watcher) -> list[tuple[Item, InlayError]]:
-        """Do a unit's work and keep its records; what failed, and why. Stopped, it keeps what has ended."""
+        """Do a unit's work and keep its records; what failed, and why.
+
+        Stopped, it keeps what has ended, except where spans are still to be taken out, which takes minutes.
+        """
         try:
             self._work(unit, watch)
         except Interrupted:
-            self._keep_finished(unit)
+            self._keep_finished(unit.take(item for item in unit.items if item.arm.kind != "spans"))
             raise
         except InlayError as error:
             self._keep_finished(unit)

@@ -26,6 +26,7 @@ import torch
 from inlay.errors import LostProcess
 from inlay.model import Backbone
 from inlay.research.agenda import Unit, make_agenda
+from inlay.research.arms import ARM_KINDS
 from inlay.research.conduct import Outcome, Pace, Sitting, Stage
 from inlay.research.ledger import Places
 from inlay.research.planning import Plan
@@ -162,7 +163,7 @@ class _Foreman:
             free,
             key=lambda unit: (
                 not self._pace.fits(unit),
-                unit.is_solo == prefers_cohorts,
+                _is_cohort(unit) != prefers_cohorts,
                 unit.items[0].tier,
                 unit.likeness != job.last,
                 order[id(unit)],
@@ -172,7 +173,7 @@ class _Foreman:
     def _may_begin(self, unit: Unit) -> bool:
         """Whether there is room, and no other process is at the runs that it trains or goes on from."""
         in_hand = [job.unit for job in self._busy if job.unit is not None]
-        if not unit.is_solo and sum(not other.is_solo for other in in_hand) >= self._limits.most_cohorts:
+        if _is_cohort(unit) and sum(map(_is_cohort, in_hand)) >= self._limits.most_cohorts:
             return False
         held = {item.id for other in in_hand for item in other.items} | set().union(*map(self._needs, in_hand))
         return not held & ({item.id for item in unit.items} | self._needs(unit))
@@ -289,6 +290,11 @@ class _Foreman:
                 job.process.kill()
                 job.process.join()
             job.link.close()
+
+
+def _is_cohort(unit: Unit) -> bool:
+    """Whether it fills a device by itself: not a copy of the backbone, and not what needs no device."""
+    return not unit.is_solo and ARM_KINDS[unit.items[0].arm.kind].needs_backbone
 
 
 # What a process says -> who hears it.

@@ -62,6 +62,8 @@ def serve(link: Connection, recipe: Recipe, number: int, log: Path) -> None:
     os.setsid()
     _speak_into(log)
     os.environ[JOBS] = str(recipe.num_jobs)
+    # Each process would compile with all cores.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // recipe.num_jobs)))
     worker = _Worker(_Line(link), recipe, number)
     while True:
         try:

@@ -1,33 +1,34 @@
 """What the fused bottleneck buys on this GPU against the same composed of grouped products, in turns in one process.
 
-    python bench/bottleneck.py [--shape cohort …] [--repeats 5] [--tile 64] [--launched] [--out bench/bottleneck.json]
+    python bench/bottleneck.py [--shape cohort …] [--direction forward] [--tile 64] [--launched] [--out FILE --resume]
     python bench/bottleneck.py --tune [--shape cohort …]
 
 Times are medians in microseconds of work replayed from a CUDA graph, so that launches cost nothing, as in a captured
-step; `--launched` times it as Python launches it. `×` is a way's time over the fused kernel's: a kernel that is not
-at least 1.1 times faster than the best other way has no place. GB/s counts what must be moved at least: tokens read
-and written once, weights of the slots visited, gradients of weights written once.
+step; `--launched` times it as Python launches it (kernels.py has how). `×` is a way's time over the fused kernel's: a
+kernel that is not at least 1.1 times faster than the best other way has no place, and the last lines say whether it is.
+GB/s counts what must be moved at least: tokens read and written once, weights of the slots visited, gradients of
+weights written once.
 
 Ways: `fused` reads float32 weights; `fused, copies` reads copies in bf16, whose making is part of its time; `linear`
 is composed of `segment_linear`; `grouped_mm` of torch's own grouped product with explicit casts. `dropout, fused` has
 dropout of 0.1 before it as torch does it, `fused dropout` in its own programs.
 
 `--tune` times each program alone, with copies in bf16 and dropout of 0.1, over the cuts of `CUTS`, and prints the best
-of each shape: what the tables of `inlay/model/fused.py` should say on this GPU.
+of each shape: what the tables of `inlay/model/fused.py` should say on this GPU. With `TRITON_INTERPRET=1` and without a
+GPU, `--shape tiny` tries this script.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from kernels import Call, Case, add_kernel_options, measure_cases
+from report import say
 from torch import Tensor
 
 from inlay.model import fused as programs
@@ -35,9 +36,10 @@ from inlay.model.fused import Stacks, bottleneck, threshold_of
 from inlay.model.grouped import segment_linear
 from inlay.model.launch import Cut, WeightsCut, is_available
 from inlay.model.tiles import Tiles, make_tiles, tile_capacity
-from inlay.training.publish import current_commit
 
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+"""what tokens are in; a trial in the interpreter has float32, as not every CPU has products of bf16"""
 DROPOUT = 0.1
 
 
@@ -63,7 +65,10 @@ SHAPES = {
     "large": Shape(1024, 64, 16, 1216),
     "single": Shape(768, 64, 1, 1216),
     "inference": Shape(768, 64, 256, 38, num_held=2000),
+    "tiny": Shape(32, 8, 3, 20),
 }
+TRIAL = ("tiny",)
+"""shapes that measure nothing"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Work:
 def make_work(shape: Shape, tile: int) -> Work:
     torch.manual_seed(0)
     num_held, is_trained = shape.num_held or shape.num_slots, not shape.num_held
-    dtype = torch.float32 if is_trained else torch.bfloat16
+    dtype = torch.float32 if is_trained else HALF
 
     def draw(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
         return (torch.randn(*sizes, device=DEVICE) * 0.05).to(dtype).requires_grad_(is_trained)
@@ -101,7 +106,7 @@ def make_work(shape: Shape, tile: int) -> Work:
         draw(num_held, shape.width),
     )
     return Work(
-        draw(shape.num_tokens, shape.width, dtype=torch.bfloat16),
+        draw(shape.num_tokens, shape.width, dtype=HALF),
         stacks,
         make_tiles(segments, num_held, tile, capacity, DEVICE),
         visited.to(DEVICE),
@@ -117,7 +122,7 @@ def fused(work: Work) -> Tensor:
 
 def fused_with_copies(work: Work) -> Tensor:
     stacks = work.stacks
-    copies = stacks.down_SDR.detach().bfloat16(), stacks.up_SRE.detach().bfloat16()
+    copies = stacks.down_SDR.detach().to(HALF), stacks.up_SRE.detach().to(HALF)
     with_copies = Stacks(stacks.down_SDR, stacks.up_SRE, stacks.scale_S, stacks.down_bias_SR, stacks.up_bias_SE, copies)
     return bottleneck(work.h, with_copies, work.tiles, "gelu")
 
@@ -141,7 +146,7 @@ def grouped_mm(work: Work) -> Tensor:
     weights = (stacks.down_SDR, stacks.up_SRE, stacks.down_bias_SR, stacks.up_bias_SE)
     if len(stacks.down_SDR) > len(work.visited):
         weights = tuple(stack[work.visited] for stack in weights)
-    down, up, down_bias, up_bias = (weight.bfloat16() for weight in weights)
+    down, up, down_bias, up_bias = (weight.to(HALF) for weight in weights)
     z = F.gelu(torch._grouped_mm(work.h, down, offs=work.ends) + down_bias[work.slots], approximate="tanh")
     return work.h + torch._grouped_mm(z, up, offs=work.ends) + up_bias[work.slots]
 
@@ -150,11 +155,17 @@ WAYS: dict[str, Callable[[Work], Tensor]] = {
     "fused": fused,
     "fused, copies": fused_with_copies,
     "fused dropout": fused_with_dropout,
-    "dropout, fused": torch.compile(dropout_before_fused, dynamic=False),
     "linear": linear,
-    "linear, compiled": torch.compile(linear, dynamic=False),
     "grouped_mm": grouped_mm,
-    "grouped_mm, compiled": torch.compile(grouped_mm, dynamic=False),
+}
+COMPILED: dict[str, Callable[[Work], Tensor]] = {
+    "grouped_mm, compiled": grouped_mm,
+    "dropout, fused": dropout_before_fused,
+    "linear, compiled": linear,
+}
+RIVALS = {
+    "bottleneck": ("fused", ("linear", "grouped_mm", "grouped_mm, compiled", "linear, compiled")),
+    "its dropout": ("fused dropout", ("dropout, fused",)),
 }
 
 
@@ -183,43 +194,23 @@ def moved_bytes(shape: Shape, *, is_step: bool) -> int:
     return forward + (3 * tokens + 2 * weights * 4 if is_step else 0)
 
 
-def measure(calls: dict[str, Callable[[], None]], repeats: int, *, is_launched: bool) -> dict[str, float]:
-    """Median microseconds of each call, measured in turns."""
-    from triton.testing import do_bench, do_bench_cudagraph
-
-    clock = do_bench if is_launched else do_bench_cudagraph
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():  # compiled before anything is captured
-        for _ in range(3):
-            call()
-    torch.cuda.synchronize()
-    for _ in range(repeats):
-        for name, call in calls.items():
-            times[name].append(clock(call, rep=50, return_mode="median") * 1e3)
-    return {name: statistics.median(found) for name, found in times.items()}
+DIRECTIONS = {"forward": forward_of, "both": step_of}
 
 
-def show(title: str, times: dict[str, float], least_bytes: int) -> None:
-    print(f"\n{title}")
-    print(f"  {'way':<24}{'µs':>10}{'×':>8}{'GB/s':>10}")
-    for name, time in times.items():
-        print(f"  {name:<24}{time:>10.1f}{time / times['fused']:>8.2f}{least_bytes / time / 1e3:>10.0f}")
+def make_case(name: str, direction: str, tile: int) -> Case:
+    shape = SHAPES[name]
+    least = moved_bytes(shape, is_step=direction == "both")
+    facts = {"shape": name, **asdict(shape), "pass": direction, "tile": tile, "least_bytes": least}
+    ways = (*WAYS, *COMPILED)
+    return Case(f"{name} {direction}", facts, ways, tuple(COMPILED), partial(open_ways, shape, direction, tile), RIVALS)
 
 
-def bench(name: str, options: argparse.Namespace) -> list[dict[str, object]]:
-    """Times of every way for one shape, forward and, where it is trained, forward and backward."""
-    shape, findings = SHAPES[name], []
-    work = make_work(shape, options.tile)
-    for title, prepare in {"forward": forward_of, "forward and backward": step_of}.items():
-        is_step = prepare is step_of
-        if is_step and shape.num_held:
-            continue
-        calls = {way: prepare(function, work) for way, function in WAYS.items()}
-        times = measure(calls, options.repeats, is_launched=options.launched)
-        least = moved_bytes(shape, is_step=is_step)
-        show(f"{name}: {title} {asdict(shape)}", times, least)
-        findings.append({"shape": name, **asdict(shape), "pass": title, "least_bytes": least, "microseconds": times})
-    return findings
+def open_ways(shape: Shape, direction: str, tile: int) -> Mapping[str, Callable[[], Call]]:
+    work, prepare = make_work(shape, tile), DIRECTIONS[direction]
+    compiled = {name: partial(torch.compile, way, dynamic=False) for name, way in COMPILED.items()}
+    return {name: partial(prepare, way, work) for name, way in WAYS.items()} | {
+        name: lambda make=make: prepare(make(), work) for name, make in compiled.items()
+    }
 
 
 # Tile -> cuts that are tried for the programs over tokens; the first is the one to beat.
@@ -303,34 +294,26 @@ def timed_with(table: dict, key: object, cut: object, call: Callable[[], object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=[name for name in SHAPES if name not in TRIAL])
+    parser.add_argument("--direction", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
     parser.add_argument("--tile", type=int, default=64, choices=(16, 32, 64, 128))
-    parser.add_argument("--launched", action="store_true", help="time as Python launches, not as a graph replays")
     parser.add_argument("--tune", action="store_true", help="time each program alone over the cuts it could have")
-    parser.add_argument("--out", type=Path)
+    add_kernel_options(parser)
     options = parser.parse_args()
-    if not torch.cuda.is_available() or not is_available(DEVICE):
+    if not is_available(DEVICE):
         parser.exit(1, "the kernels run on a CUDA device with triton; there is none here\n")
-    import triton
-
-    head = {
-        "commit": current_commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "tile": options.tile,
-        "timed": "launched" if options.launched else "replayed",
-    }
-    print(json.dumps(head))
     if options.tune:
         for name in [name for name in options.shape if name in TUNED]:
+            say(f"tuning {name}")
             tune(name)
         return
-    findings = [finding for name in options.shape for finding in bench(name, options)]
-    if options.out:
-        options.out.write_text(json.dumps({**head, "findings": findings}, indent=1) + "\n", encoding="utf8")
+    cases = [
+        make_case(name, direction, options.tile)
+        for direction in options.direction
+        for name in options.shape
+        if not (SHAPES[name].num_held and direction == "both")
+    ]
+    measure_cases(cases, options, settings=("tile", "launched", "repeats"))
 
 
 if __name__ == "__main__":

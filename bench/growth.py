@@ -3,28 +3,37 @@
     python bench/growth.py --device cpu  --backbone minilm --batch-size 2 --steps 2
     python bench/growth.py --device cuda --backbone base
 
-Every point is warmed up, then measured three times. Its memory is the most it ever held: on a CPU a process's of its
-own, libraries included; on a GPU, where one process measures all points, the tensors'. Writes `growth-DEVICE.json` and
-`.png` into results/speed/. In the picture a line of slope 1 goes through each last point: growth is linear along it,
-and better than linear where points lie above. `--factor 4` halves the points.
+A step's rows are those of one of a few batches, of evenly spaced lengths, that return in the same order: a point meets
+few shapes, is warmed up until it has met them all, and then measured three times: more often if that takes less than
+half a second, less often if more than three. Its memory is the most it ever held: on a CPU a process's of its own,
+libraries included; on a GPU, where one process with one backbone measures all points, and what was compiled for one
+serves the next, the tensors'. Slots begin with equal values. Writes `growth-DEVICE.json` after every point, and at last
+`.png`, into results/speed/. There a line of slope 1 goes through each last point: growth is linear along it, and better
+than linear where points lie above. `--factor 4` halves the points.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import report
 import torch
 import turns
+from report import Report
 from turns import Environments, Way, Worker
 from workload import Workload, glue_lengths, make_workload
 
-REPEATS = 3
+REPEATS, LEAST_S, MOST_S = 3, 0.5, 3.0
+SMALL_ROWS, LONGER = 1024, 8
+"""steps of fewer rows come in longer epochs, up to so many times"""
+SETTINGS = ("backbone", "device", "batch_size", "rows", "steps", "token_budget")
 AXES = {
     "slots": "runs trained together (slots)",
     "tokens": "rows of a step, one run (× mean length: tokens)",
@@ -43,24 +52,53 @@ def main() -> None:
     parser.add_argument("--max-slots", type=int, default=256)
     parser.add_argument("--max-rows", type=int, default=256, help="of one run's step")
     parser.add_argument("--max-size", type=int, default=512)
-    parser.add_argument("--rows", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=8, help="of each of the three measurements of a point")
+    parser.add_argument("--rows", type=int, help="to choose from; default: as many as the largest point takes")
+    parser.add_argument("--steps", type=int, default=4, help="of an epoch, which is measured again and again")
     parser.add_argument("--factor", type=int, default=2, help="between neighbouring points")
+    parser.add_argument("--axis", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--token-budget", type=int, help="of one forward pass")
     turns.add_options(parser)
-    report.add_options(parser)
+    report.add_options(parser, resumes=True)
     options = parser.parse_args()
     options.out = options.out or report.ROOT / "results" / "speed" / f"growth-{options.device}.json"
-    work = make_workload(options.backbone, glue_lengths(options.rows), options.folder)
-    found = {axis: measure_axis(axis, options, work) for axis in AXES}
-    slopes = {axis: {what: last_slope(points, what) for what in COLOURS} for axis, points in found.items()}
-    description = {"backbone": options.backbone, "device": options.device, "work": work.describe()}
-    report.finish(options, **description, points=found, slope_of_last_doubling=slopes)
-    draw(found, options, options.out.with_suffix(".png"))
+    report.say("making rows and backbone")
+    num_rows = options.rows or options.steps * max(options.batch_size, options.max_rows, SMALL_ROWS)
+    work = make_workload(options.backbone, glue_lengths(num_rows), options.folder)
+    jobs = {name: job for axis in options.axis for name, job in plan_axis(axis, options).items()}
+    found = report.Report(options, list(jobs), lambda parts: compose(parts, options, work), settings=SETTINGS)
+    with found:
+        measure_points(jobs, options, work, found)
+    if not found.is_stopped:
+        draw(points_of(found.parts), options, options.out.with_suffix(".png"))
+    found.finish()
 
 
-def points_of(axis: str, options: argparse.Namespace) -> list[tuple[int, dict[str, int]]]:
-    """The values of an axis, and what of the job each changes."""
+def compose(parts: dict[str, Any], options: argparse.Namespace, work: Workload) -> dict[str, Any]:
+    """What the points measured so far say."""
+    found = points_of(parts)
+    return {
+        "backbone": options.backbone,
+        "device": options.device,
+        "work": work.describe(),
+        "points": found,
+        "slope_of_last_doubling": {
+            axis: {what: last_slope(points, what) for what in COLOURS} for axis, points in found.items()
+        },
+    }
+
+
+def points_of(parts: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The points of each axis, in order."""
+    found: dict[str, list[dict[str, Any]]] = {axis: [] for axis in AXES}
+    for name, part in parts.items():
+        axis, value = name.split()
+        if "error" not in part:
+            found[axis].append({"value": int(value), **part})
+    return {axis: sorted(points, key=lambda point: point["value"]) for axis, points in found.items()}
+
+
+def plan_axis(axis: str, options: argparse.Namespace) -> dict[str, dict[str, int]]:
+    """The points of an axis by name, and what of the job each changes."""
 
     def stretched(first: int, last: int) -> list[int]:
         values = [first]
@@ -68,14 +106,16 @@ def points_of(axis: str, options: argparse.Namespace) -> list[tuple[int, dict[st
             values.append(values[-1] * options.factor)
         return values
 
-    if axis == "slots":
-        return [(slots, {"cohort": slots}) for slots in stretched(1, options.max_slots)]
-    if axis == "tokens":
-        return [(rows, {"cohort": 1, "batch_size": rows}) for rows in stretched(8, options.max_rows)]
-    return [(size, {"cohort": 8, "size": size}) for size in stretched(8, options.max_size)]
+    changes: dict[int, dict[str, int]] = {
+        "slots": {slots: {"cohort": slots} for slots in stretched(1, options.max_slots)},
+        "tokens": {rows: {"cohort": 1, "batch_size": rows} for rows in stretched(8, options.max_rows)},
+        "sizes": {size: {"cohort": 8, "size": size} for size in stretched(8, options.max_size)},
+    }[axis]
+    return {f"{axis} {value}": change for value, change in changes.items()}
 
 
-def measure_axis(axis: str, options: argparse.Namespace, work: Workload) -> list[dict[str, Any]]:
+def measure_points(jobs: dict[str, dict[str, int]], options: argparse.Namespace, work: Workload, found: Report) -> None:
+    """Every missing point: on a GPU in one process, whose backbone and compiled blocks serve all of them."""
     common = {
         "work": "train",
         "folder": str(work.backbone),
@@ -85,39 +125,50 @@ def measure_axis(axis: str, options: argparse.Namespace, work: Workload) -> list
         "batch_size": options.batch_size,
         "size": 64,
         "eager": False,
+        "alike": True,
         "token_budget": options.token_budget,
         "warm_up": max(2, options.steps),
     }
-    found = []
-    worker: Worker | None = None
-    for value, change in points_of(axis, options):
-        way = Way(f"{axis} {value}", common | change, is_ours=True)
-        if worker is None or worker.way.error or options.device == "cpu":
-            if worker is not None:
-                worker.stop()
-            worker = Worker(way, Environments(None, options.folder))
-        worker.way = way
-        if point := measure_point(worker, options):
-            found.append({"value": value} | point)
-            print(f"{way.name}: {point['seconds']:.4f} s, {point['memory']:.2f} GiB", file=sys.stderr, flush=True)
-    if worker is not None:
-        worker.stop()
-    return found
+    options.folder.mkdir(parents=True, exist_ok=True)
+    workers: list[Worker] = []
+    with turns.starting(workers):
+        for name in found.missing:
+            job = common | jobs[name]
+            way = Way(name, job | {"fixed_steps": count_steps(job, options)}, is_ours=True)
+            if not workers or workers[-1].way.error or options.device == "cpu":
+                for worker in workers:
+                    worker.stop()
+                workers[:] = [Worker(way, Environments(None, options.folder))]
+            workers[-1].way = way
+            found.add(name, measure_point(workers[-1], options) or {"error": way.error})
+            report.say(f"{name}: {json.dumps(found.parts[name])}")
 
 
-def measure_point(worker: Worker, options: argparse.Namespace) -> dict[str, float] | None:
-    """Seconds a step and the most memory in GiB; None, with the way's error set, if it failed."""
+def count_steps(job: dict[str, Any], options: argparse.Namespace) -> int:
+    """Steps of an epoch: more of small steps on a GPU, where the first of an epoch is laid out while the GPU waits."""
+    rows = job["cohort"] * job["batch_size"]
+    return options.steps * (1 if options.device == "cpu" else min(LONGER, max(1, SMALL_ROWS // rows)))
+
+
+def measure_point(worker: Worker, options: argparse.Namespace) -> dict[str, Any] | None:
+    """Seconds a step, the most memory in GiB and what the point took; None, with the way's error set, if it failed."""
+    began, steps = time.monotonic(), worker.way.job["fixed_steps"]
     worker.ask(do="prepare", **worker.way.job)
-    if worker.hear(options.prepare_limit_s) is None:
+    if (facts := worker.hear(options.prepare_limit_s)) is None:
         return None
-    taken, memory = [], 0.0
-    for _ in range(REPEATS):
-        worker.ask(do="measure", steps=options.steps)
+    taken: list[float] = []
+    memory = 0.0
+    report.say(f"{worker.way.name}: measuring")
+    while sum(taken) * steps < (MOST_S if len(taken) < REPEATS else LEAST_S):
+        worker.ask(do="measure", steps=steps)
         if (answer := worker.hear(options.prepare_limit_s)) is None:
             return None
-        taken.append(answer["seconds"] / options.steps)
+        taken.append(answer["seconds"] / steps)
         memory = answer["peak_memory_bytes"] / 2**30
-    return {"seconds": statistics.median(taken), "memory": memory}
+    spent = {name: facts[name] for name in ("load_s", "warm_up_s", "compile_s", "compiled_graphs", "held_bytes")}
+    spent["point_s"] = round(time.monotonic() - began, 1)
+    found = {"seconds": statistics.median(taken), "memory": memory, "steps": steps, "repeats": len(taken)}
+    return found | spent
 
 
 def last_slope(points: list[dict[str, Any]], what: str) -> float | None:

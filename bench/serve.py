@@ -6,13 +6,14 @@
 On a CPU a step is one call of Inlay's engine with 32 texts, and the peers tokenise the same texts too. On a GPU a step
 is 256 tokenised rows: Inlay's bank holds 2,000 tasks and every step asks another 256 of them, beside the same rows for
 one task; `adapters` holds 64, as each of its tasks is a set of small modules. Answers end on the CPU on every side.
-BatchSplit takes all rows in one padded batch (`split`), or in four of similar lengths (`split-by-length`).
+BatchSplit takes all rows in one padded batch (`split`), or in four of similar lengths (`split-by-length`). Switching
+takes each row by itself, at about 22 rows a second on an H200: there a step of it is 32 of the 256 rows, of evenly
+spaced lengths, and the report says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 import report
@@ -25,6 +26,8 @@ REQUESTS = {"cpu": 32, "cuda": 256}
 HELD = {"cpu": 32, "cuda": 2000}
 PEER_HELD = {"cpu": 32, "cuda": 64}
 STEPS = {"cpu": 4, "cuda": 20}
+SWITCH_ROWS = {"cpu": None, "cuda": 32}
+SETTINGS = ("backbone", "device", "requests", "held", "peer_held", "steps", "size", "switch_rows")
 STYLES = ("switch", "split", "split-by-length")
 
 
@@ -39,11 +42,12 @@ def main() -> None:
     parser.add_argument("--peer-held", type=int, help="tasks that `adapters` holds")
     parser.add_argument("--steps", type=int, help="of a turn; a peer that switches, or runs on a GPU, takes one")
     parser.add_argument("--size", type=int, default=64, help="of the bottleneck")
+    parser.add_argument("--switch-rows", type=int, help="rows of a step of `adapters/switch`; default on a GPU: 32")
     turns.add_options(parser)
-    report.add_options(parser)
+    report.add_options(parser, resumes=True)
     options = parser.parse_args()
-    requests = options.requests or REQUESTS[options.device]
-    work = make_workload(options.backbone, glue_lengths(requests), options.folder)
+    report.say("making rows and backbone")
+    work = make_workload(options.backbone, glue_lengths(options.requests or REQUESTS[options.device]), options.folder)
     ways = make_ways(options, work)
     num_steps = options.steps or STEPS[options.device]
     # A step of a peer on a GPU is hundreds of small launches for each row: one is long enough.
@@ -51,20 +55,26 @@ def main() -> None:
         way.name: way.name == "adapters/switch" or (options.device == "cuda" and not way.is_ours) for way in ways
     }
     steps = {way.name: 1 if is_slow[way.name] else num_steps for way in ways}
-    turns.measure_in_turns(ways, options, steps)
-    compared = turns.ratios(ways)
+    planned = turns.plan_turns(options)
+    found = report.Report(options, planned, lambda parts: compose(ways, options, work), settings=SETTINGS)
+    with found:
+        turns.measure_in_turns(ways, options, steps, found)
     for way in ways:
-        rate = way.error or f"{report.spread(way.rates)['median']:,.0f} rows/s"
-        print(f"{way.name}: {rate}", flush=True, file=sys.stderr)
-    report.finish(
-        options,
-        backbone=options.backbone,
-        device=options.device,
-        work=work.describe() | {"rows_of_a_step": requests},
-        ways=turns.describe(ways),
-        ratios=compared,
-        mixed_over_one_task=_mixed_over_one(ways),
-    )
+        rate = way.error or (f"{report.spread(way.rates)['median']:,.0f} rows/s" if way.rates else "none yet")
+        report.say(f"{way.name}: {rate}")
+    found.finish()
+
+
+def compose(ways: list[Way], options: argparse.Namespace, work: Workload) -> dict[str, Any]:
+    """What the turns measured so far say."""
+    return {
+        "backbone": options.backbone,
+        "device": options.device,
+        "work": work.describe() | {"rows_of_a_step": {way.name: way.job["answered"] for way in ways}},
+        "ways": turns.describe(ways),
+        "ratios": turns.ratios(ways),
+        "mixed_over_one_task": _mixed_over_one(ways),
+    }
 
 
 def make_ways(options: argparse.Namespace, work: Workload) -> list[Way]:
@@ -75,10 +85,13 @@ def make_ways(options: argparse.Namespace, work: Workload) -> list[Way]:
         "threads": torch.get_num_threads(),
         "size": options.size,
         "requests": work.num_rows,
+        "answered": work.num_rows,
     }
     held = options.held or HELD[options.device]
     peer = {"work": "answer", "library": "adapters", "texts": options.device == "cpu"}
     peer["tasks"] = options.peer_held or PEER_HELD[options.device]
+    switched = min(options.switch_rows or SWITCH_ROWS[options.device] or work.num_rows, work.num_rows)
+    fewer = {"switch": {"answered": switched}}
     ours: dict[str, dict[str, Any]] = {
         "inlay/engine": {"work": "engine", "tasks": held},
         "inlay/mixed": {"work": "bank", "tasks": held, "mixed": True, "compiled": True},
@@ -88,12 +101,12 @@ def make_ways(options: argparse.Namespace, work: Workload) -> list[Way]:
     names = ("inlay/engine",) if options.device == "cpu" else tuple(name for name in ours if name != "inlay/engine")
     return [
         *(Way(name, common | ours[name], is_ours=True) for name in names),
-        *(Way(f"adapters/{style}", common | peer | {"style": style}) for style in STYLES),
+        *(Way(f"adapters/{style}", common | peer | {"style": style} | fewer.get(style, {})) for style in STYLES),
     ]
 
 
 def _mixed_over_one(ways: list[Way]) -> dict[str, float] | None:
-    rates = {way.name: way.rates for way in ways if not way.error}
+    rates = {way.name: way.rates for way in ways if way.rates and not way.error}
     if "inlay/mixed" not in rates or "inlay/one task" not in rates:
         return None
     return report.compare(rates["inlay/mixed"], rates["inlay/one task"])

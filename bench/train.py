@@ -47,6 +47,8 @@ PEERS = {
     + ",".join(f"{library}/{mode}" for library in LIBRARIES for mode in ("eager", "compiled", "graphs")),
 }
 ROWS = {"cpu": 1024, "cuda": 4096}
+PRODUCT = "matrix rate"
+SETTINGS = ("backbone", "device", "rows", "batch_size", "size", "cohort", "peers", "ours_eager", "token_budget")
 
 
 def main() -> None:
@@ -63,24 +65,35 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="of the bottleneck")
     parser.add_argument("--token-budget", type=int, help="of one forward pass of Inlay")
     turns.add_options(parser)
-    report.add_options(parser)
+    report.add_options(parser, resumes=True)
     options = parser.parse_args()
+    report.say("making rows and backbone")
     work = make_workload(options.backbone, glue_lengths(options.rows or ROWS[options.device]), options.folder)
     ways = make_ways(options, work)
     steps = {way.name: work.num_rows // options.batch_size for way in ways}
-    turns.measure_in_turns(ways, options, steps)
+    planned = turns.plan_turns(options) + ([PRODUCT] if options.device == "cuda" else [])
+    found = report.Report(options, planned, lambda parts: compose(parts, ways, options, work), settings=SETTINGS)
+    with found:
+        turns.measure_in_turns(ways, options, steps, found)
+        if PRODUCT in found.missing:
+            report.say("measuring the chip's matrix rate")
+            found.add(PRODUCT, _measure_matrix_rate())
+    show(ways, turns.ratios(ways))
+    found.finish()
+
+
+def compose(parts: dict[str, Any], ways: list[Way], options: argparse.Namespace, work: Workload) -> dict[str, Any]:
+    """What the turns measured so far say."""
     compared = turns.ratios(ways)
-    show(ways, compared)
-    report.finish(
-        options,
-        backbone=options.backbone,
-        device=options.device,
-        work=work.describe(),
-        ways=turns.describe(ways),
-        ratios=compared,
-        bars=find_bars(ways, compared),
-        matrix_rate=find_matrix_rate(ways, work) if options.device == "cuda" else None,
-    )
+    return {
+        "backbone": options.backbone,
+        "device": options.device,
+        "work": work.describe(),
+        "ways": turns.describe(ways),
+        "ratios": compared,
+        "bars": find_bars(ways, compared),
+        "matrix_rate": find_matrix_rate(ways, work, parts[PRODUCT]) if PRODUCT in parts else None,
+    }
 
 
 def make_ways(options: argparse.Namespace, work: Workload) -> list[Way]:
@@ -123,14 +136,13 @@ def find_bars(ways: list[Way], compared: dict[str, dict[str, Any]]) -> dict[str,
     return bars
 
 
-def find_matrix_rate(ways: list[Way], work: Workload) -> dict[str, Any]:
+def find_matrix_rate(ways: list[Way], work: Workload, rate: float) -> dict[str, Any]:
     """The share of the chip's matrix rate that the frozen matrices alone reach: 2 operations a weight and token forward
     and 2 backward (towards the input only). Adapters, heads and attention are not counted."""
-    rate = _measure_matrix_rate()
     mean = float(work.lengths.mean())
     shares = {}
     for way in ways:
-        if way.is_ours and not way.error:
+        if way.is_ours and way.rates and not way.error:
             flops = 4 * way.facts["matrix_parameters"] * mean * report.spread(way.rates)["median"]
             shares[way.name] = {"tflops_per_s": round(flops / 1e12, 1), "share": round(flops / rate, 3)}
     return {"product_tflops_per_s": round(rate / 1e12, 1), "product": "8192³, bf16, random data", "reached": shares}
@@ -147,8 +159,8 @@ def show(ways: list[Way], compared: dict[str, dict[str, Any]]) -> None:
     header = ["", "samples/s", *(f"× of {name}" for name in compared)]
     rows = {}
     for way in ways:
-        if way.error:
-            rows[way.name] = ["failed", *("" for _ in compared)]
+        if way.error or not way.rates:
+            rows[way.name] = ["failed" if way.error else "none yet", *("" for _ in compared)]
             continue
         over = [f"{ratios[way.name]['median']:.2f}" if way.name in ratios else "" for ratios in compared.values()]
         rows[way.name] = [f"{report.spread(way.rates)['median']:,.0f}", *over]

@@ -10,12 +10,14 @@ random words of the backbone's vocabulary, one token each, and labels are random
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report import write_whole
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 SHARES = {"cola": 932, "sst2": 932, "mrpc": 1116, "rte": 1116}
@@ -58,10 +60,12 @@ def make_workload(backbone: str, lengths: np.ndarray, folder: Path, seed: int = 
     config = json.loads((place / "config.json").read_text(encoding="utf8"))
     generator, num_rows = np.random.default_rng(seed), len(lengths)
     lengths = np.minimum(lengths, config["max_position_embeddings"] - 2)
-    texts, ids = _write_texts(_load_tokenizer(place), lengths, generator)
-    rows = {"texts": texts, "ids": ids, "labels": generator.integers(2, size=num_rows).tolist()}
-    path = folder / f"rows-{place.name}-{num_rows}-{int(lengths.sum())}-{seed}.json"
-    path.write_text(json.dumps(rows), encoding="utf8")
+    drawn = hashlib.sha256(f"{lengths.tolist()} {seed}".encode()).hexdigest()[:12]
+    path = folder / f"rows-{place.name}-{num_rows}-{drawn}.json"
+    if not path.exists():  # scripts that follow each other on one machine mostly ask for the same
+        texts, ids = _write_texts(_load_tokenizer(place), lengths, generator)
+        rows = {"texts": texts, "ids": ids, "labels": generator.integers(2, size=num_rows).tolist()}
+        write_whole(path, json.dumps(rows))
     return Workload(path, place, lengths)
 
 

@@ -147,15 +147,16 @@ def test_one_captured_graph_serves_other_routes_and_rows():
     torch.manual_seed(0)
     width, heads = 768, 12
     x, dy = (torch.randn(128, width, device="cuda") for _ in range(2))
-    scale, shift = (torch.randn(4, width, device="cuda", requires_grad=True) for _ in range(2))
+    scales, shifts = (torch.randn(4, width, device="cuda") for _ in range(2))
     mixes = [[64, 3, 0, 61], [1, 0, 127, 0], [20, 40, 40, 28]]
     tiles, rows = tiles_of([128, 0, 0, 0], 8), places([128, 0, 0, 0])
 
     def step() -> tuple[Tensor, Tensor, Tensor]:
+        scale, shift = (tensor.detach().requires_grad_() for tensor in (scales, shifts))  # no leaf of another stream
         y = layer_norm(x, x, scale, shift, EPS, tiles)
         heads_NHd = y.unflatten(1, (heads, -1))
         o = segment_attention(heads_NHd, heads_NHd, heads_NHd, *rows, None, 0.125, 128).flatten(1)
-        return o, *torch.autograd.grad(o, (scale, shift), dy)
+        return o.detach(), *torch.autograd.grad(o, (scale, shift), dy)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

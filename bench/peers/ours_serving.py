@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from protocol import say
 from torch import Tensor
 
 from inlay.config import MethodConfig
@@ -109,6 +110,7 @@ def random_tensors(backbone: Backbone, spec: SlotSpec, seed: int) -> dict[str, T
 
 
 def fill_bank(backbone: Backbone, job: dict[str, Any]) -> Bank:
+    say(f"filling {job['tasks']:,} slots")
     bank, spec = Bank(backbone, job["tasks"], dtype=backbone.dtype), make_spec(job)
     sets = [random_tensors(backbone, spec, seed) for seed in range(min(DISTINCT, job["tasks"]))]
     moved = [{name: tensor.to(backbone.device) for name, tensor in tensors.items()} for tensors in sets]

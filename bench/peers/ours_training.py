@@ -3,42 +3,73 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from typing import Any
 
 import numpy as np
 import torch
+from protocol import say
+from torch import Tensor
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.data.tasks import Split, Task
 from inlay.model import load_backbone
 from inlay.model.backbone import Backbone
+from inlay.model.bank import Bank
+from inlay.model.slots import SlotSpec
 from inlay.training import Run, make_run
 from inlay.training import cohort as cohort_module
-from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.compiled import MOST_GRAPHED
 
 TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
 WARM_UP_STEPS = 8
 MATRIX = 8192
 
 
+class Announcer(Watcher):
+    """Tells whoever asked what is being compiled."""
+
+    def on_compile(self, what: str) -> None:
+        say(what)
+
+
 class Training:
-    """A cohort of runs on the same rows, each with its own seed and rate, stepped as `fit` steps it."""
+    """A cohort of runs on the same rows, each with its own seed and rate, stepped as `fit` steps it.
+
+    With `fixed_steps` an epoch is so many steps, and every epoch has the first one's batches: the same few shapes
+    return, and two epochs meet them all twice, which is when the last of them is captured.
+    """
 
     def __init__(self, job: dict[str, Any]) -> None:
         if job["eager"]:
             use_eager_steps()
-        self.backbone = load_backbone(job["folder"], device=job["device"])
-        task = read_task(job)
+        if job.get("alike"):
+            fill_slots_alike()
+        self.backbone = open_backbone(job["folder"], job["device"])
+        self.fixed_steps: int = job.get("fixed_steps") or 0
+        task = read_task(job, num_rows=self.fixed_steps * job["batch_size"])
+        say(f"making {job['cohort']} runs")
         runs = [make(task, self.backbone, job, seed) for seed in range(job["cohort"])]
-        self.cohort = Cohort(runs, self.backbone, cohort_settings(job))
+        self.cohort = Cohort(runs, self.backbone, cohort_settings(job), Announcer())
         self.num_warm_up = job.get("warm_up") or WARM_UP_STEPS
 
     def warm_up(self) -> None:
         """On a GPU a whole epoch, so that every shape is met before anything is measured."""
-        has_shapes = self.backbone.device.type == "cuda"
-        self.measure(self.cohort.members[0].steps_per_epoch if has_shapes else self.num_warm_up)
+        if self.backbone.device.type != "cuda":
+            self.measure(self.num_warm_up)
+        elif self.fixed_steps:
+            self.measure(self.fixed_steps * (2 if self.is_captured else 1))
+        else:
+            self.measure(self.cohort.members[0].steps_per_epoch)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps become CUDA graphs, which they do when they are met again."""
+        mean = sum(member.train.lengths.mean() * member.run.config.train.batch_size for member in self.cohort.members)
+        return min(mean, self.cohort.settings.token_budget) <= MOST_GRAPHED
 
     def measure(self, steps: int) -> int:
         samples = 0
@@ -48,7 +79,8 @@ class Training:
                 for member in self.cohort.members:  # nothing is scored: peers score nothing either
                     assert member.is_active, member.progress.message
                     if member.progress.cursor == member.steps_per_epoch:
-                        member.progress.epoch, member.progress.cursor = member.progress.epoch + 1, 0
+                        member.progress.epoch += 0 if self.fixed_steps else 1
+                        member.progress.cursor = 0
         return samples
 
     def describe(self) -> dict[str, Any]:
@@ -63,12 +95,24 @@ class Training:
         }
 
 
-def read_task(job: dict[str, Any]) -> Task:
-    """The rows as a task; two of them are its dev rows too, which nothing looks at."""
+@functools.cache
+def open_backbone(folder: str, device: str) -> Backbone:
+    """The backbone of this process, loaded once: with it stays what was compiled for its blocks."""
+    say("loading the backbone")
+    return load_backbone(folder, device=device)
+
+
+def read_task(job: dict[str, Any], num_rows: int = 0) -> Task:
+    """The rows as a task, or so many of them, of evenly spaced lengths; two are its dev rows too, which nothing
+    looks at."""
     with open(job["rows"], encoding="utf8") as file:
         rows = json.load(file)
     targets = np.array(rows["labels"], dtype=np.int64)
     train = Split(rows["texts"], None, targets, list(range(1, len(targets) + 1)))
+    if num_rows:
+        by_length = np.argsort([len(row) for row in rows["ids"]], kind="stable")
+        places = (2 * np.arange(num_rows) + 1) * len(by_length) // (2 * num_rows)
+        train = train.take(by_length[places].tolist())
     dev = train.take([0, 1])
     return Task("bench", "classify", ("no", "yes"), "accuracy", train, dev, None, (), job["rows"], job["rows"] + "/dev")
 
@@ -93,6 +137,23 @@ def use_eager_steps() -> None:
     """From here on in this process; a cohort compiles its steps where it can, and no setting says otherwise."""
     if hasattr(cohort_module, "can_compile"):
         cohort_module.can_compile = lambda bank, members: False
+
+
+def fill_slots_alike() -> None:
+    """From here on in this process: a slot begins as the first of its kind did. To draw the values of one takes a
+    tenth of a second, of a large cohort far longer than its steps, and no speed depends on them."""
+    known: dict[SlotSpec, dict[str, Tensor]] = {}
+    draw = Bank.initialise
+
+    def initialise(self: Bank, slot: int, spec: SlotSpec, seed: int, task: str = "") -> None:
+        if spec not in known:
+            draw(self, slot, spec, seed, task)
+            known[spec] = {name: tensor.to(self.backbone.device) for name, tensor in self.read(slot).items()}
+        else:
+            self.put(slot, spec, known[spec])
+
+    if draw.__module__ == Bank.__module__:
+        Bank.initialise = initialise  # type: ignore[method-assign]
 
 
 def matrix_parameters(backbone: Backbone) -> int:

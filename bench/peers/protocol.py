@@ -2,6 +2,8 @@
 
 {"do": "prepare", ...}         make the model ready and warm it up; answers with the versions in use
 {"do": "measure", "steps": 9}  do that much work; answers with seconds and samples
+
+Before its answer a process may tell what it is doing: {"says": "loading"}.
 """
 
 from __future__ import annotations
@@ -13,12 +15,22 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
+
+_told: list[IO[str]] = []
+"""where answers go, once requests are answered"""
+
+
+def say(what: str) -> None:
+    """Tell whoever asked what is being done now."""
+    if _told:
+        print(json.dumps({"says": what}), file=_told[0], flush=True)
 
 
 def answer_requests(handlers: Mapping[str, Callable[..., dict[str, Any]]]) -> None:
     """Answer until the input ends. What libraries print goes to the error stream, an exception becomes an answer."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf8")
+    _told.append(answers)
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from protocol import answer_requests, versions_of
+from protocol import answer_requests, say, versions_of
 from torch import nn
 
 CLIP_NORM = 1.0
@@ -62,7 +62,8 @@ class Training:
             batches = [(np.arange(size) % len(self.ids), width) for width in reversed(widths)]
         else:
             batches = [(next(self.batches), 0) for _ in range(4)]
-        for rows, width in batches:
+        for number, (rows, width) in enumerate(batches, start=1):
+            say(f"shape {number} of {len(batches)}")
             for _ in range(WARM_UP_STEPS):
                 self.step(rows, width)
 
@@ -132,7 +133,7 @@ class Answering:
         self.tokenizer.pad_token_id = self.model.config.pad_token_id
         with open(job["rows"], encoding="utf8") as file:
             rows = json.load(file)
-        requests = rows["texts" if job["texts"] else "ids"][: job["requests"]]
+        requests = spaced(rows["texts" if job["texts"] else "ids"][: job["requests"]], job["answered"])
         # Those of one task lie together, as a split batch wants them.
         self.requests = sorted((f"task-{index % job['tasks']}", row) for index, row in enumerate(requests))
         styles = {"switch": self.switch, "split": self.split, "split-by-length": self.split_by_length}
@@ -181,7 +182,16 @@ class Answering:
         return {name: padded[name].to(self.device, non_blocking=True) for name in ("input_ids", "attention_mask")}
 
     def describe(self) -> dict[str, Any]:
-        return {"tasks": self.job["tasks"], "attention": self.model.config._attn_implementation}
+        rows = {"rows_of_a_step": len(self.requests)}
+        return rows | {"tasks": self.job["tasks"], "attention": self.model.config._attn_implementation}
+
+
+def spaced(requests: list[Any], num: int) -> list[Any]:
+    """So many of the requests, of evenly spaced lengths; all, as they come, if that is how many there are."""
+    if num == len(requests):
+        return requests
+    by_length = sorted(requests, key=len)
+    return [by_length[(2 * index + 1) * len(requests) // (2 * num)] for index in range(num)]
 
 
 def bucketed(lengths: np.ndarray, batch_size: int, bucket: int, epoch: int) -> Iterator[np.ndarray]:
@@ -265,8 +275,10 @@ class Session:
         torch.set_num_threads(job["threads"])
         transformers.logging.set_verbosity_error()
         torch.manual_seed(0)
+        say("loading")
         self.work = WORK[job["work"]](job)
         began = time.perf_counter()
+        say(f"warming up{', which compiles' if job.get('compile') else ''}")
         self.work.warm_up()
         versions = versions_of("torch", "transformers", *PACKAGES[job["library"]])
         warm_up_s = round(time.perf_counter() - began, 1)

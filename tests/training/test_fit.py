@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from inlay.errors import BadConfig, Diverged
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort import Watcher
-from inlay.training.loop import Interrupted
+from inlay.training.fit import MAX_DRAWN
+from inlay.training.loop import Desk, Interrupted
 from inlay.training.plan import make_plan
 from inlay.training.run import count_steps
 
@@ -197,6 +199,28 @@ def test_resume_states_are_no_more_often_than_asked_and_curves_are_drawn_if_aske
     assert not (tmp_path / "seldom" / run.id / "curve.png").exists()
     weights = [load_file(tmp_path / place / run.id / "best.safetensors") for place in ("often", "seldom")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_state_that_takes_long_to_write_is_written_seldom(tmp_path, monkeypatch):
+    """A save of two seconds is not repeated before 40 more; one of half a second may be at every occasion."""
+    now = [100.0]
+    desk = Desk(tmp_path, tmp_path, [], Watcher())
+    monkeypatch.setattr("inlay.training.loop.time.monotonic", lambda: now[0])
+    for took, rest in [(2.0, 40.0), (0.5, 0.0)]:
+        monkeypatch.setattr(
+            "inlay.training.loop.save_state", lambda place, cohort, took=took: now.__setitem__(0, now[0] + took)
+        )
+        desk.save(SimpleNamespace(num_steps=1))
+        now[0] += max(0.0, rest - 0.1)
+        assert desk.is_due() == (rest == 0.0)
+        now[0] += 0.2
+        assert desk.is_due()
+
+
+def test_curves_of_many_runs_are_drawn_only_if_asked(tiny_bert, toy_task, tmp_path):
+    runs = [make(tiny_bert, toy_task(), epochs=1, seed=seed) for seed in range(MAX_DRAWN + 1)]
+    fit(runs, tiny_bert, tmp_path)
+    assert not list(tmp_path.glob("*/curve.png"))
 
 
 class StopAt(Watcher):

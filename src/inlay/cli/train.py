@@ -264,7 +264,7 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
         "backbone_parameters": ready.backbone.num_parameters,
         "seconds": result.seconds,
         "folder": str(folder),
-        "curve": str(folder / "curve.png"),
+        "curve": str(folder / "curve.png") if (folder / "curve.png").is_file() else None,  # of many runs, none is drawn
     }
 
 
@@ -275,7 +275,7 @@ def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -
     pairs = {"trained": f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"}
     if report["reference"] is not None:
         pairs["published"] = f"{report['reference']} ({screen.size(report['size_bytes'])})"
-    pairs |= {"run": report["folder"], "curve": report["curve"]}
+    pairs |= {"run": report["folder"], **({} if report["curve"] is None else {"curve": report["curve"]})}
     if report["reference"] is not None:
         where = "" if store is None else f" --store {shlex.quote(str(store))}"
         second = ' --pair "the second text"' if ready.run.task.train.pairs is not None else ""

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model import kernels, launch, writing
@@ -409,7 +409,11 @@ class Bank:
             return tensor.uniform_(-bound, bound, generator=generator)
         if item.start == "gaussian":
             return tensor.normal_(0.0, item.std, generator=generator)
-        return nn.init.trunc_normal_(tensor, std=item.std, a=-2 * item.std, b=2 * item.std, generator=generator)
+        # A normal cut off at two standard deviations, by the inverse of its distribution: the same in every version of
+        # torch, and faster than drawing again what falls outside.
+        share = math.erf(math.sqrt(2.0))
+        drawn = tensor.uniform_(-share, share, generator=generator).erfinv_()
+        return drawn.mul_(math.sqrt(2.0) * item.std).clamp_(-2 * item.std, 2 * item.std)
 
     def _places(self, spec: SlotSpec, name: str) -> list[str]:
         """The stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""

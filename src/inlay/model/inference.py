@@ -42,13 +42,22 @@ def infer(
         batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
         with torch.inference_mode(), bank.routed(batch.route):
             segments = bank.logits(batch)
-        logits = [row for segment in segments for row in segment.float().cpu().unbind(0)]
+        logits = [row for segment in _to_cpu(segments) for row in segment.unbind(0)]
         for position, row in zip(batch.order, logits, strict=True):
             index = indices[position]
             answers[index] = _trim(row, rows[index], bank)
         if on_batch is not None:
             on_batch(len(indices))
     return [answer for answer in answers if answer is not None]
+
+
+def _to_cpu(segments: Sequence[Tensor]) -> list[Tensor]:
+    """Segments as float32 on the CPU, in one copy: each would wait for the device anew."""
+    if segments[0].device.type == "cpu":
+        return [segment.float() for segment in segments]
+    flat = torch.cat([segment.float().flatten() for segment in segments]).cpu()
+    parts = flat.split([segment.numel() for segment in segments])
+    return [part.view_as(segment) for part, segment in zip(parts, segments, strict=True)]
 
 
 def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:

@@ -22,6 +22,24 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`: when the block ends it takes its place, unless an error ended it.
+
+    For what is too large to be in memory twice.
+    """
+    make_directory(path.parent)
+    draft = Path(_name_draft(path))
+    try:
+        yield draft
+        with draft.open("r+b") as file:  # some systems sync only what is open for writing
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
 def write_once(path: Path, content: bytes) -> None:
     """Create `path` whole, or raise FileExistsError: of several processes exactly one succeeds."""
     # Not an exclusive open: that claims the name before the bytes are there, and a crash between leaves half a file.
@@ -63,7 +81,7 @@ def locked(path: Path, *, exclusive: bool) -> Iterator[None]:
 @contextmanager
 def _draft_of(path: Path, content: bytes) -> Iterator[str]:
     make_directory(path.parent)
-    draft = f"{path.parent}/{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+    draft = _name_draft(path)
     try:
         # Not tempfile: it makes private files, and a shared store must stay readable. Here the umask decides.
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
@@ -73,3 +91,7 @@ def _draft_of(path: Path, content: bytes) -> Iterator[str]:
         yield draft
     finally:
         Path(draft).unlink(missing_ok=True)
+
+
+def _name_draft(path: Path) -> str:
+    return f"{path.parent}/{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"

@@ -38,6 +38,9 @@ from inlay.training.queue import longest_first
 from inlay.training.resume import cohort_id, drop_state, find_stopped, has_state, load_state
 from inlay.training.run import Result, is_finished, read_result
 
+MAX_DRAWN = 8
+"""curves of a cohort that are drawn, unless asked otherwise"""
+
 __all__ = ["FitSettings", "Interrupted", "fit", "structure_of"]
 
 # What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
@@ -58,9 +61,10 @@ class FitSettings:
     save_every: int = 100
     """steps between resume states"""
     save_seconds: float = 0.0
-    """at least this long between them, except when asked to stop; of several processes none waits"""
-    draw_curves: bool = True
-    """draw each run's curve into its folder"""
+    """at least this long between them, except when asked to stop; of several processes none waits. Where a state takes
+    seconds to write, twenty times as long lies between them anyway."""
+    draw_curves: bool | None = None
+    """draw each run's curve into its folder, half a second each; default: if there are no more than eight runs"""
     keep_last: bool = True
     """keep the last epoch's weights too, beside the best one's"""
     restart: bool = False
@@ -157,8 +161,8 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Way
     desk = Desk(
         folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs, backbone)
     )
-    desk.save_seconds, desk.draws_curves = settings.save_seconds, settings.draw_curves
-    desk.keeps_last = settings.keep_last
+    desk.save_seconds, desk.keeps_last = settings.save_seconds, settings.keep_last
+    desk.draws_curves = len(runs) <= MAX_DRAWN if settings.draw_curves is None else settings.draw_curves
     world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
     if stopped is None:
         desk.begin()

@@ -24,6 +24,10 @@ from inlay.training.prefix import PrefixCache
 from inlay.training.resume import drop_state, save_state, write_membership
 from inlay.training.run import Result, is_finished, write_history, write_result, write_start, write_tensors
 
+# A state of many large slots is gigabytes: written at every epoch's end it would take longer than the epochs. So a save
+# that takes more than a second is not repeated before training had twenty times as long.
+_QUICK_SECONDS, _REST = 1.0, 20.0
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during training: the resume state is on disk."""
@@ -45,12 +49,17 @@ class Desk:
     fallbacks: list[str] = field(default_factory=list)
     save_seconds: float = 0.0
     draws_curves: bool = True
+    """as pictures in the runs' folders"""
     keeps_last: bool = True
+    """the last epoch's weights, beside the best one's"""
     saved_at: float = field(default_factory=time.monotonic)
+    rest_seconds: float = 0.0
+    """what training gets before the next resume state, where a state takes long to write"""
 
     def is_due(self) -> bool:
         """Whether the last resume state is old enough for another. Processes that train together must all agree."""
-        return self.world.place.size > 1 or time.monotonic() - self.saved_at >= self.save_seconds
+        rest = max(self.save_seconds, self.rest_seconds)
+        return self.world.place.size > 1 or time.monotonic() - self.saved_at >= rest
 
     def begin(self) -> None:
         """Forget an earlier state, and put the runs' settings in their folders."""
@@ -72,9 +81,12 @@ class Desk:
 
     def save(self, cohort: Cohort) -> None:
         """The resume state. It holds the first process's generators; the others' begin anew with every state."""
+        began = time.monotonic()
         if self.world.is_first:
             save_state(self.place, cohort)
         self.saved_at = time.monotonic()
+        took = self.saved_at - began
+        self.rest_seconds = _REST * took if took > _QUICK_SECONDS else 0.0
         self.world.reseed(self.place.name, cohort.num_steps)
 
     def end(self) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as encode_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from inlay.config import digest
 from inlay.errors import StoreDamaged
-from inlay.store import write_atomically
+from inlay.store import replacing, write_atomically
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.joint import AnyMember, AnyRun
 from inlay.training.member import Progress
@@ -83,7 +83,8 @@ def save_state(folder: Path, cohort: Cohort) -> None:
         tensors["rng/cuda"] = torch.cuda.get_rng_state(cohort.backbone.device)
     parked = cohort.queue.parked
     for name, stored_SP in cohort.stored.items():
-        tensors[name] = torch.cat([stored_SP.cpu(), *(item.rows[name].unsqueeze(0) for item in parked)])
+        waiting = [item.rows[name].unsqueeze(0) for item in parked]
+        tensors[name] = torch.cat([stored_SP.cpu(), *waiting]) if waiting else stored_SP.cpu()
     begun: list[AnyMember | Parked] = [*cohort.members, *parked]
     for row, item in enumerate(begun):
         for name, tensor in item.best_tensors.items():
@@ -98,7 +99,8 @@ def save_state(folder: Path, cohort: Cohort) -> None:
         "run_steps": [*map(cohort.counts, range(cohort.num_seats)), *(item.num_steps for item in parked)],
         "progress": [dataclasses.asdict(item.progress) for item in begun],
     }
-    write_atomically(folder / _STATE, encode_tensors(tensors, {"state": json.dumps(state)}))
+    with replacing(folder / _STATE) as draft:  # gigabytes, where many large slots are trained
+        save_file(tensors, draft, {"state": json.dumps(state)})
 
 
 def load_state(folder: Path, cohort: Cohort) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,14 +12,16 @@ from pathlib import Path
 
 import pytest
 from test_conduct import Counter, file_of, make_plan, without_times
+from test_conduct_several import make_plan as make_several
 
 from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
 from inlay.research import jobs
-from inlay.research.conduct import Pace, Places, Stage, conduct
+from inlay.research.conduct import Pace, Places, Sitting, Stage, conduct
 from inlay.research.jobs import Crew, conduct_in_jobs
 from inlay.research.records import read_records
 from inlay.research.toy import WORDS
+from inlay.research.worker import Recipe
 
 LONG = """
 title = "small"
@@ -149,3 +152,35 @@ def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_sitt
     assert not conduct([plan], places, stage=rest).missing
     assert not list((places.runs / "cohorts").glob("*/state.safetensors")), "they were gone on with"
     assert not {record.id for record in first.records} & set(rest.trained)
+
+
+def test_what_is_compiled_is_compiled_by_one_process_while_others_do_something_else(tmp_path, backbone):
+    plan, places = make_plan(tmp_path, backbone), places_in(tmp_path)
+    recipe = Recipe({}, {}, "cpu", None, False, places.runs, None, 2)
+    foreman = jobs._Foreman(Sitting([plan], places), places, recipe, Stage(), Pace(None))
+    foreman._limits = dataclasses.replace(foreman._limits, compiles=True)
+    first, second, *_ = (unit for unit in foreman._waiting if unit.items[0].arm.name == "full")
+    cohort = next(unit for unit in foreman._waiting if unit.num_runs > 1)
+    job = jobs._Job(0, None, None, tmp_path, unit=first, last=first.likeness)
+    foreman._jobs.append(job)
+    assert not foreman._may_begin(second)
+    assert foreman._may_begin(cohort)
+    foreman._hear_rows(job, 8)
+    assert foreman._may_begin(second)
+
+
+def test_a_run_that_others_go_on_from_is_trained_by_one_process(tmp_path, backbone):
+    few = make_several(tmp_path, backbone, "few")
+    places = places_in(tmp_path)
+    recipe = Recipe({}, {}, "cpu", None, False, places.runs, None, 2)
+    foreman = jobs._Foreman(Sitting([few], places), places, recipe, Stage(), Pace(None))
+    (unit,) = foreman._waiting
+    halves = [unit.take(unit.items[:2]), unit.take(unit.items[2:])]
+    assert foreman._may_begin(halves[1])
+    foreman._jobs.append(jobs._Job(0, None, None, tmp_path, unit=halves[0]))
+    assert not foreman._may_begin(halves[1])
+    source = places.runs / few.items[0].source.id
+    source.mkdir(parents=True)
+    for name in ("result.json", "best.safetensors"):
+        (source / name).touch()
+    assert foreman._may_begin(halves[1]), "its weights are there"

@@ -4,7 +4,8 @@ Steps of small models wait for the processor more than for the GPU, and a fine-t
 in a cohort: several processes at once finish far sooner than one. This process deals the agenda out, unit by unit, to
 whoever is idle, and is the only one that writes results: nothing is lost but what was in hand, whoever is killed. A
 process that dies costs its own unit and is replaced. On a GPU few cohorts train at a time: each fills it by itself, and
-they get the memory that the copies leave.
+they get the memory that the copies leave. What is compiled is kept on disk for all: the first process to train units of
+a likeness compiles alone, and the others wait for it with something else in hand.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -87,7 +88,6 @@ class _Job:
     began: float = 0.0
     last: tuple[Any, ...] = ()
     """what its last unit was like: its programs are compiled"""
-    heard: list[str] = field(default_factory=list)
 
 
 class _Foreman:
@@ -102,6 +102,8 @@ class _Foreman:
         backbones = [plan.backbone for plan in sitting.plans.values()]
         self._limits = _Limits.of(backbones, recipe.num_jobs)
         self._jobs: list[_Job] = []
+        self._familiar: set[tuple[Any, ...]] = set()
+        """likenesses of which some process has taken a step"""
 
     def run(self) -> None:
         """Have everything done, or what fits before the deadline. Ctrl-C stops all with everything saved."""
@@ -132,7 +134,7 @@ class _Foreman:
         return _Job(number, process, ours, log)
 
     def _deal(self) -> None:
-        for job in self._jobs:
+        for job in list(self._jobs):
             unit = self._pick(job) if job.unit is None else None
             if unit is None:
                 continue
@@ -171,9 +173,12 @@ class _Foreman:
         )
 
     def _may_begin(self, unit: Unit) -> bool:
-        """Whether there is room, and no other process is at the runs that it trains or goes on from."""
+        """Whether there is room, and no other process compiles the same, or is at its runs or what they go on from."""
         in_hand = [job.unit for job in self._busy if job.unit is not None]
         if _is_cohort(unit) and sum(map(_is_cohort, in_hand)) >= self._limits.most_cohorts:
+            return False
+        is_new = self._limits.compiles and unit.likeness not in self._familiar
+        if is_new and any(other.likeness == unit.likeness for other in in_hand):
             return False
         held = {item.id for other in in_hand for item in other.items} | set().union(*map(self._needs, in_hand))
         return not held & ({item.id for item in unit.items} | self._needs(unit))
@@ -217,6 +222,7 @@ class _Foreman:
 
     def _hear_rows(self, job: _Job, value: int) -> None:
         self._num_rows += value
+        self._familiar.add(job.last)
 
     def _hear_word(self, job: _Job, value: str) -> None:
         self._stage.warn(value)
@@ -278,13 +284,13 @@ class _Foreman:
             self._listen(_LISTEN_SECONDS)
 
     def _dismiss(self) -> None:
-        for job in self._jobs:
+        for job in list(self._jobs):
             if job.unit is None:
                 with contextlib.suppress(OSError):
                     job.link.send(None)
             else:
                 job.process.kill()
-        for job in self._jobs:
+        for job in list(self._jobs):
             job.process.join(timeout=10)
             if job.process.is_alive():
                 job.process.kill()
@@ -309,11 +315,12 @@ _HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
 
 @dataclass(frozen=True)
 class _Limits:
-    """How many cohorts train at a time, and what of a GPU's memory a unit may take."""
+    """How many cohorts train at a time, what of a GPU's memory a unit may take, and whether steps are compiled."""
 
     most_cohorts: int
     for_cohort: float = 1.0
     for_copy: float = 1.0
+    compiles: bool = False
 
     @classmethod
     def of(cls, backbones: Sequence[Backbone], num_jobs: int) -> _Limits:
@@ -326,7 +333,8 @@ class _Limits:
         # What writes its answers is not compiled: its steps wait for the processor, however many runs they are of.
         num_cohorts = num_here if all(backbone.writes for backbone in backbones) else min(most, num_here)
         for_copy = _FOR_COPIES / num_here
-        return cls(num_cohorts * num_gpus, (_USABLE - for_copy * (num_here - num_cohorts)) / num_cohorts, for_copy)
+        for_cohort = (_USABLE - for_copy * (num_here - num_cohorts)) / num_cohorts
+        return cls(num_cohorts * num_gpus, for_cohort, for_copy, compiles=True)
 
     def share_of(self, unit: Unit) -> float:
         """The share of a GPU that a unit may take."""

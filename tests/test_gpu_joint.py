@@ -102,7 +102,7 @@ def test_a_study_of_several_tasks_runs_whole(backbone_folder, tmp_path):
     for name in ("multitask", "fewshot"):
         study = read_study(find_study(name, study_folders()), "tiny")
         plan = plan_study(study, gpu, *load_tasks(study, None))
-        outcome = conduct(plan, gpu, Places(tmp_path / "results", tmp_path / "runs"))
+        outcome = conduct([plan], Places(tmp_path / "results", tmp_path / "runs"))
         assert not outcome.missing
         assert not outcome.failed
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from inlay.errors import BadConfig
 
+JOBS = "INLAY_JOBS"
+"""set by `inlay study --jobs` for the processes it starts: how many there are"""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -32,6 +35,11 @@ def find_place() -> Place:
     if not 0 <= rank < max(size, 1):
         raise BadConfig(f"`RANK` is `{rank}` of `WORLD_SIZE` `{size}`", "start it with `torchrun`, which sets both")
     return Place(rank, size, _read("LOCAL_RANK", rank), _read("LOCAL_WORLD_SIZE", 1)) if size > 1 else Place()
+
+
+def count_sharers() -> int:
+    """The processes that share this machine's memory: those of `torchrun`, or of `inlay study --jobs`."""
+    return max(1, _read(JOBS, 1)) * find_place().num_local
 
 
 def _read(name: str, usual: int = 0) -> int:

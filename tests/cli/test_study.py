@@ -74,6 +74,19 @@ def test_a_study_is_planned_conducted_and_found_done(inlay: Inlay, tmp_path: Pat
     assert inlay(*command, "--dry-run", "--json").data["studies"][0]["units"] == []
 
 
+def test_rows_of_several_studies_are_counted_without_a_step_each_run_once(inlay: Inlay) -> None:
+    command = ("study", "glue,sizes", "--profile", "tiny", "--dry-run", "--no-measure", "--json")
+    counted = inlay(*command).data
+    alone = inlay("study", "sizes", "--profile", "tiny", "--dry-run", "--no-measure", "--json").data
+    assert counted["seconds"] is None
+    glue, sizes = counted["studies"]
+    assert glue["samples"].keys() == {"full", "adapters"}, "`adapters-64` is one of `adapters`"
+    # glue has sizes 2 and 4 on CoLA too: what is left of `sizes` is MRPC, half of its rows
+    assert 2 * sum(sizes["samples"].values()) == sum(alone["studies"][0]["samples"].values())
+    assert counted["samples"]["copies"] == glue["samples"]["full"]
+    assert sum(counted["samples"].values()) == sum(glue["samples"].values()) + sum(sizes["samples"].values())
+
+
 def test_some_arms_and_tasks_may_be_asked_for(inlay: Inlay) -> None:
     ended = inlay("study", "tradeoff", "--profile", "tiny", "--arms", "full,top-*", "--tasks", "glue/cola", "--json")
     records = json.loads(Path(ended.data["studies"][0]["file"]).read_text())["records"]
@@ -116,6 +129,15 @@ def test_a_budget_that_is_over_at_once_says_what_is_missing(inlay: Inlay) -> Non
     report = inlay("study", "uva", "--profile", "tiny", "--budget", "0.001s", "--json").data["studies"][0]
     assert report["trained"] == 0
     assert report["missing"]["full"] == [f"glue/{task} seed {seed}" for seed in (0, 1) for task in ("mrpc", "cola")]
+
+
+def test_several_processes_train_several_studies_with_one_display(inlay: Inlay) -> None:
+    ended = inlay("study", "uva,stream", "--profile", "tiny", "--jobs", "2", "--no-report", "--json")
+    assert ended.status == 0, ended.err
+    assert [report["missing"] for report in ended.data["studies"]] == [{}, {}]
+    assert "report" not in ended.data
+    assert "full on glue/mrpc, seed 0: 1 run" in ended.err
+    assert inlay("study", "uva", "--profile", "tiny", "--jobs", "0").status == 2
 
 
 OWN = """

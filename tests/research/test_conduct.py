@@ -16,9 +16,12 @@ import pytest
 from inlay.errors import Missing, OutOfMemory, Unsupported
 from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
+from inlay.research import agenda
 from inlay.research import conduct as conducting
 from inlay.research.conduct import Places, Stage, conduct, list_todo
-from inlay.research.planning import estimate_units, load_tasks, plan_study
+from inlay.research.estimate import estimate_units
+from inlay.research.ledger import Ledger
+from inlay.research.planning import load_tasks, plan_study
 from inlay.research.records import read_records
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
@@ -78,7 +81,7 @@ def done(tmp_path_factory, backbone):
     """The whole study, conducted once; tests leave it as it is."""
     folder, stage = tmp_path_factory.mktemp("done"), Counter()
     plan, places = make_plan(folder, backbone), Places(folder / "results", folder / "runs")
-    return Done(plan, places, stage, conduct(plan, backbone, places, commit="abc", stage=stage))
+    return Done(plan, places, stage, conduct([plan], places, commit="abc", stage=stage))
 
 
 def make_plan(tmp_path, backbone, text=STUDY, name="small", **changes):
@@ -149,20 +152,54 @@ def test_finished_runs_are_never_repeated_and_those_of_two_arms_are_trained_once
     trained = done.stage.trained
     assert len(trained) == len(set(trained)) == 4 + 8 + 1, "arm `adapters-4` is part of `adapters`"
     before, again = file_of(done.places).read_bytes(), Counter()
-    outcome = conduct(make_plan(tmp_path, backbone), backbone, done.places, stage=again)
+    outcome = conduct([make_plan(tmp_path, backbone)], done.places, stage=again)
     assert again.units == again.trained == []
-    assert outcome.num_trained == 0
+    assert outcome.num_trained == {"small": 0}
     assert file_of(done.places).read_bytes() == before
 
 
 def test_another_study_borrows_records_though_the_runs_are_gone(tmp_path, backbone, places, done):
     shutil.copytree(done.places.results, places.results)
     stage = Counter()
-    outcome = conduct(make_plan(tmp_path, backbone, name="other"), backbone, places, stage=stage)
+    outcome = conduct([make_plan(tmp_path, backbone, name="other")], places, stage=stage)
     assert stage.trained == []
     assert not outcome.missing
     assert {record.study for record in outcome.records} == {"other"}
     assert {record.study for record in read_records(file_of(places))} == {"small"}
+
+
+def test_studies_asked_for_together_train_what_they_share_once_and_the_first_tier_of_each_before_the_next(
+    tmp_path, backbone, places
+):
+    (tmp_path / "a").mkdir()
+    rates = STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]")
+    plans = [make_plan(tmp_path / "a", backbone, rates), make_plan(tmp_path, backbone, rates, name="other")]
+    stage = Counter()
+    outcome = conduct(plans, places, stage=stage)
+    assert not outcome.missing
+    assert len(stage.trained) == len(set(stage.trained)), "nobody's run twice"
+    assert outcome.num_trained["small"] == outcome.num_trained["other"] == 1 + 4 + 16 + 1
+    assert {record.study for record in read_records(file_of(places, "other"))} == {"other"}
+    tiers = [unit.items[0].tier for unit in stage.units]
+    assert tiers == sorted(tiers)
+
+
+def test_with_records_and_no_store_nothing_is_trained(tmp_path, backbone, places, done):
+    """As on a new machine, to which only the files of results were carried."""
+    shutil.copytree(done.places.results, places.results)
+    assert list_todo([make_plan(tmp_path, backbone)], places) == []
+    assert not conduct([make_plan(tmp_path, backbone)], places).missing
+    assert not places.runs.exists()
+
+
+def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backbone, places, monkeypatch):
+    monkeypatch.setattr(agenda, "MAX_COHORT", 3)
+    plan = make_plan(tmp_path, backbone, STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]"))
+    units = agenda.make_agenda([plan], Ledger([plan], places), places.runs, in_pieces=True)
+    cohorts = [unit for unit in units if unit.num_runs > 1]
+    assert [unit.num_runs for unit in cohorts] == [3] * 5, "of 16 the last goes alone"
+    tiers = [item.tier for unit in units if unit.items[0].arm.name.startswith("adapters") for item in unit.items]
+    assert tiers == [0] * 4 + [1] * 8 + [2] * 4, "seed 0 at the first rate; then seed 1 of it, and the second rate"
 
 
 def test_copies_of_the_backbone_leave_no_weights_behind(done):
@@ -171,11 +208,11 @@ def test_copies_of_the_backbone_leave_no_weights_behind(done):
 
 
 def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_go_alone(tmp_path, backbone):
-    plan = make_plan(tmp_path, backbone)
-    described = [(unit.describe(), unit.num_runs) for unit in plan.units]
-    assert ("adapters, adapters-4 on 2 tasks, 2 seeds", 8) in described
+    units = list_todo([make_plan(tmp_path, backbone)], Places(tmp_path / "results", tmp_path / "runs"))
+    described = [(unit.describe(), unit.num_runs) for unit in units]
+    assert ("adapters on 2 tasks, 2 seeds", 8) in described
     assert all(number == 1 for text, number in described if text.startswith(("full", "top")))
-    seeds = [unit.items[0].seed for unit in plan.units]
+    seeds = [unit.items[0].seed for unit in units]
     assert seeds == sorted(seeds), "a seed of everything before the next seed"
 
 
@@ -183,8 +220,8 @@ def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, ba
     plan = make_plan(tmp_path, backbone)
     for stop_at in (1, 8, 5, 9):  # in the first copy of the backbone, twice in the second, in the cohort
         with pytest.raises(KeyboardInterrupt):
-            conduct(plan, backbone, places, stage=Counter(stop_at))
-    outcome = conduct(plan, backbone, places, commit="abc")
+            conduct([plan], places, stage=Counter(stop_at))
+    outcome = conduct([plan], places, commit="abc")
     kept = [{**record, "commit": "abc"} for record in without_times(outcome.records)]
     assert kept == without_times(done.outcome.records)
 
@@ -195,13 +232,13 @@ def test_a_deadline_stops_in_the_middle_keeps_what_is_done_and_says_what_is_miss
     plan = make_plan(tmp_path, backbone)
     clock = iter(range(10_000))
     monkeypatch.setattr(conducting, "time", _Clock(clock))
-    outcome = conduct(plan, backbone, places, deadline=60.0)
+    outcome = conduct([plan], places, deadline=60.0)
     assert outcome.missing
     assert outcome.records
     assert len(outcome.missing) + len(outcome.records) == len(plan.items)
     monkeypatch.setattr(conducting, "time", time)
     rest = Counter()
-    assert not conduct(plan, backbone, places, stage=rest).missing
+    assert not conduct([plan], places, stage=rest).missing
     assert not set(rest.trained) & {record.id for record in outcome.records}
 
 
@@ -218,20 +255,20 @@ class _Clock:
 def test_what_a_user_can_mend_fails_alone_and_is_tried_again(tmp_path, backbone, places):
     plan = make_plan(tmp_path, backbone)
     stage = Counter(stop_at=1, error=Unsupported("no such thing", "leave it out"))
-    outcome = conduct(plan, backbone, places, stage=stage)
+    outcome = conduct([plan], places, stage=stage)
     assert [text for _, text in outcome.failed] == ["no such thing"]
     assert len(outcome.missing) == 1
     assert stage.warnings[0].startswith("full on glue/cola")
     failed = [record for record in read_records(file_of(places)) if record.status == "failed"]
     assert [record.extra["message"] for record in failed] == ["no such thing"]
-    assert not conduct(plan, backbone, places).missing
+    assert not conduct([plan], places).missing
     assert all(record.status == "finished" for record in read_records(file_of(places)))
 
 
 def test_for_a_submission_the_best_copy_on_dev_stays(tmp_path, backbone, places):
     plan = make_plan(tmp_path, backbone, submission=True)
-    plan = dataclasses.replace(plan, units=tuple(unit for unit in plan.units if unit.items[0].arm.name == "full"))
-    outcome = conduct(plan, backbone, places)
+    plan = dataclasses.replace(plan, items=tuple(item for item in plan.items if item.arm.name == "full"))
+    outcome = conduct([plan], places)
     for task in plan.tasks:
         full = [record for record in outcome.records if (record.arm, record.task) == ("full", task)]
         best = max(record.dev[record.metric] for record in full)
@@ -243,22 +280,22 @@ def test_tasks_with_test_rows_are_scored_on_them_also_when_the_record_was_lost(t
     text = STUDY.replace('"glue/cola", "glue/stsb"', '"extra/airline"').replace('tasks = ["glue/cola"]\n', "")
     text = text.replace("seeds = 2", "seeds = 1")
     plan = make_plan(tmp_path, backbone, text)
-    first = conduct(plan, backbone, places)
+    first = conduct([plan], places)
     assert all(record.test is not None and "accuracy" in record.test for record in first.records)
     file_of(places).unlink()
-    again = conduct(plan, backbone, places)
+    again = conduct([plan], places)
     assert [record.test for record in again.records] == [record.test for record in first.records]
 
 
 def test_what_is_left_is_estimated_and_what_is_done_is_not(backbone, places, done):
     plan = done.plan
-    todo = list_todo(plan, backbone, places)
-    estimates = estimate_units(todo, backbone)
+    todo = list_todo([plan], places)
+    estimates = estimate_units(todo, [plan])
     trained = [estimate for unit, estimate in zip(todo, estimates, strict=True) if unit.kind == "runs"]
     assert all(estimate.seconds > 0 and estimate.memory_bytes > 0 for estimate in trained)
     assert max(estimate.num_slots for estimate in trained) == 8
     assert not places.results.exists(), "a dry run writes nothing"
-    assert list_todo(plan, backbone, done.places) == []
+    assert list_todo([plan], done.places) == []
 
 
 def test_missing_data_is_refused_naming_all_of_it_or_left_out_if_asked(tmp_path, monkeypatch):
@@ -304,7 +341,7 @@ def test_records_of_a_run_are_on_disk_when_it_ends_not_when_its_cohort_does(tmp_
 
             return Watch()
 
-    conduct(plan, backbone, places, stage=Look())
+    conduct([plan], places, stage=Look())
     assert seen
     assert all(seen)
 
@@ -336,11 +373,11 @@ for kill_at in (4, 20):
     if not child:
         stage = Fate()
         stage.kill_at = kill_at
-        conduct(plan, backbone, places, stage=stage)
+        conduct([plan], places, stage=stage)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, kill_at
-whole = conduct(plan, backbone, Places(folder / "a", folder / "b"))
-assert without_times(conduct(plan, backbone, places).records) == without_times(whole.records)
+whole = conduct([plan], Places(folder / "a", folder / "b"))
+assert without_times(conduct([plan], places).records) == without_times(whole.records)
 """
 
 

@@ -13,7 +13,8 @@ from inlay.data import load_task
 from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
 from inlay.research.conduct import Places, conduct, list_todo
-from inlay.research.planning import estimate_units, load_tasks, plan_study
+from inlay.research.estimate import estimate_units
+from inlay.research.planning import load_tasks, plan_study
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
 from inlay.training.materialize import materialize, read_joint, read_parts
@@ -82,7 +83,7 @@ def make_plan(folder, backbone, name="several"):
 def done(tmp_path_factory, backbone):
     folder = tmp_path_factory.mktemp("done")
     plan, places = make_plan(folder, backbone), Places(folder / "results", folder / "runs")
-    return plan, places, conduct(plan, backbone, places, commit="abc")
+    return plan, places, conduct([plan], places, commit="abc")
 
 
 def test_a_run_of_several_tasks_has_a_record_for_each(done, backbone):
@@ -104,9 +105,9 @@ def test_a_run_of_several_tasks_has_a_record_for_each(done, backbone):
         assert sum(record.trained_parameters for record in records) == pytest.approx(total, abs=1)
 
 
-def test_seeds_and_rates_of_a_method_train_as_one_cohort_and_copies_alone(done):
-    plan, _, _ = done
-    described = [(unit.describe(), unit.num_runs) for unit in plan.units]
+def test_seeds_and_rates_of_a_method_train_as_one_cohort_and_copies_alone(tmp_path, done):
+    units = list_todo([done[0]], Places(tmp_path / "results", tmp_path / "runs"))
+    described = [(unit.describe(), unit.num_runs) for unit in units]
     assert described == [
         ("hyper on 2 tasks, 2 seeds", 4),
         ("multi-full on 2 tasks, seed 0", 1),
@@ -119,16 +120,16 @@ def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, ba
     plan, places = make_plan(tmp_path, backbone), Places(tmp_path / "results", tmp_path / "runs")
     for stop_at in (3, 4, 3):
         with pytest.raises(KeyboardInterrupt):
-            conduct(plan, backbone, places, stage=Counter(stop_at))
-    outcome = conduct(plan, backbone, places, commit="abc")
+            conduct([plan], places, stage=Counter(stop_at))
+    outcome = conduct([plan], places, commit="abc")
     kept = [{**record, "commit": "abc"} for record in without_times(outcome.records)]
     assert kept == without_times(done[2].records)
-    assert list_todo(plan, backbone, places) == []
+    assert list_todo([plan], places) == []
 
 
 def test_what_is_left_is_estimated_for_every_kind_of_run(tmp_path, backbone):
     plan = make_plan(tmp_path, backbone)
-    estimates = estimate_units(plan.units, backbone)
+    estimates = estimate_units(list_todo([plan], Places(tmp_path / "results", tmp_path / "runs")), [plan])
     assert all(found.seconds > 0 and found.memory_bytes > 0 for found in estimates)
     assert not (tmp_path / "runs").exists()
 
@@ -138,11 +139,11 @@ def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_h
     assert few.items
     assert {item.arm.name for item in few.items} == {"hyper-4", "hyper-8"}, "no task has 1,000 rows"
     fresh = Places(tmp_path / "results", tmp_path / "runs")
-    alone = conduct(few, backbone, fresh, commit="abc")
+    alone = conduct([few], fresh, commit="abc")
     kept = Places(tmp_path / "other", tmp_path / "kept")
     shutil.copytree(done[1].runs, kept.runs)
     stage = Counter()
-    after = conduct(few, backbone, kept, commit="abc", stage=stage)
+    after = conduct([few], kept, commit="abc", stage=stage)
     # Not to the last bit: there it was trained in company.
     for ours, theirs in zip(alone.records, after.records, strict=True):
         assert ours.key == theirs.key
@@ -188,7 +189,7 @@ def test_a_run_knows_where_its_rows_are_and_its_record_names_no_folder(tmp_path,
     study, root = read_study(tmp_path / "own.toml", "tiny"), str(tmp_path / "data")
     plan = plan_study(study, backbone, *load_tasks(study, root), root=root)
     places = Places(tmp_path / "results", tmp_path / "runs")
-    (record,) = conduct(plan, backbone, places).records
+    (record,) = conduct([plan], places).records
     assert (record.config["data"]["source"], record.config["data"]["root"]) == ("{root}/Mine/rows.jsonl", None)
     assert record.config["data"]["dev_share"] == 0.25
     folder = places.runs / record.id
@@ -213,17 +214,17 @@ def test_a_source_whose_weights_were_dropped_is_trained_again(tmp_path, backbone
     shutil.copytree(done[1].runs, places.runs)
     few = make_plan(tmp_path, backbone, "few")
     (places.runs / few.items[0].source.id / "best.safetensors").unlink()
-    outcome = conduct(few, backbone, places)
+    outcome = conduct([few], places)
     assert not outcome.missing
     assert (places.runs / few.items[0].source.id / "best.safetensors").is_file()
 
 
 def test_records_of_a_run_of_several_tasks_are_lent_to_other_studies(tmp_path, backbone, done):
     shutil.copytree(done[1].results, tmp_path / "results")
-    plan = make_plan(tmp_path, backbone)
-    other = dataclasses.replace(plan, study=dataclasses.replace(plan.study, name="other"))
+    study = dataclasses.replace(make_plan(tmp_path, backbone).study, name="other")
+    other = plan_study(study, backbone, *load_tasks(study, None))
     stage = Counter()
-    outcome = conduct(other, backbone, Places(tmp_path / "results", tmp_path / "runs"), stage=stage)
+    outcome = conduct([other], Places(tmp_path / "results", tmp_path / "runs"), stage=stage)
     assert stage.trained == []
     assert not outcome.missing
     assert len(outcome.records) == len(done[2].records)

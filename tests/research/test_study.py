@@ -277,7 +277,8 @@ def test_what_differs_from_the_paper_is_said(tmp_path):
     ]
     assert list_differences(read_study(path, "paper"), read_study(path, "paper")) == []
     squad = list_differences(read_study(STUDIES["squad"], "device"), read_study(STUDIES["squad"], "paper"))
-    assert "squad: at most 20,000 training rows" in squad
+    assert "squad: at most 10,000 training rows" in squad
+    assert "at most 3,000 dev rows a task" in squad
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,18 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.forecast import describe, forecast
 from inlay.cli.options import DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.report import draw, put_report
 from inlay.cli.screen import Column
 from inlay.errors import BadConfig, UnknownName
 
 if TYPE_CHECKING:
+    from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.research.conduct import Outcome, Places
-    from inlay.research.planning import Estimate, Plan, Unit
+    from inlay.research.conduct import Outcome
+    from inlay.research.ledger import Places
+    from inlay.research.planning import Plan
     from inlay.research.study import Study
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -52,9 +55,20 @@ def study(
         str | None,
         typer.Option("--budget", metavar="10m", help="stop after this long: the most valuable part is done first"),
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", metavar="N", min=1, help="processes that share the device: for GPUs, and fine-tuning"),
+    ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show runs, cohorts, time and memory, and train nothing")
     ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a step of each kind, or only count")
+    ] = True,
+    report: Annotated[
+        bool,
+        typer.Option("--report/--no-report", help="draw the report, and answer GLUE's test sets, at the end"),
+    ] = True,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="leave out the columns of data sets that are not there")
     ] = False,
@@ -74,40 +88,52 @@ def study(
 ) -> None:
     """Reproduce published tables and figures.
 
-    Trains what has no record yet, in cohorts, and writes DIR/STUDY/BACKBONE-PROFILE.json. It can be stopped at any
-    moment: the same command goes on from there, and another machine's results may be put beside them. At the end it
-    draws tables, figures and what they say of the published claims: report.html and report.md. `inlay study report`
-    draws them anew, of all studies or of those named after it, and trains nothing.
+    Trains what has no record yet, in cohorts, and writes DIR/STUDY/BACKBONE-PROFILE.json. Several studies (`glue,extra`
+    or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part of each comes
+    first. It can be stopped at any moment: the same command goes on from there, and another machine's results may be
+    put beside them. At the end it draws tables, figures and what they say of the published claims: report.html and
+    report.md. `inlay study report` draws them anew, of all studies or of those named after it, and trains nothing.
     """
     from inlay.research.study import find_study, list_studies, study_folders
 
+    began = time.monotonic()
     folders = study_folders()
     known = list_studies(folders)
+    names = [part.strip() for name in names for part in name.split(",") if part.strip()]
     if names == ["list"]:
         _put_list(list(known.values()), profile, as_json=json)
         return
-    if names[0] == "report":
+    if names[:1] == ["report"]:
         chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
         put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), as_json=json)
         return
     check_device_name(device)
     seconds = None if budget is None else parse_budget(budget)
-    paths = list(known.values()) if names == ["all"] else [find_study(name, folders) for name in names]
+    chosen = list(known.values()) if names == ["all"] else [find_study(name, folders) for name in names]
+    paths = list({path.stem: path for path in chosen}.values())
     # Everything is read and checked before the first run of the first study.
     studies = [_narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
     kept = open_store(store).root / "studies"
     results = _find_results(out, kept, profile)
     session = _Session(kept, results, data_root, device, skip_missing, commit)
-    ready = [session.prepare(item) for item in studies]
+    plans = [session.prepare(item) for item in studies]
     if dry_run:
-        reports = [session.estimate(*pair, as_json=json) for pair in ready]
-    else:
-        deadline = None if seconds is None else time.monotonic() + seconds
-        reports = [session.conduct(*pair, deadline, as_json=json) for pair in ready]
-    drawn = {} if dry_run else {"report": str(draw(paths, results))}
+        forecast(plans, session.places, measured=measure, as_json=json)
+        return
+    deadline = None if seconds is None else began + seconds
+    outcome = session.conduct(plans, deadline, jobs)
+    reports = [_report(plan, outcome, session.places) for plan in plans]
+    drawn = {}
+    if report:
+        for plan, said in zip(plans, reports, strict=True):
+            session.answer(plan, outcome, said)
+        drawn = {"report": str(draw(paths, results))}
     if json:
         screen.put_json({"studies": reports, **drawn})
-    elif drawn:
+        return
+    for said in reports:
+        _put_outcome(said)
+    if drawn:
         screen.put_pairs(drawn)
 
 
@@ -160,25 +186,25 @@ class _Session:
 
     def __post_init__(self) -> None:
         self._backbones: dict[str, Backbone] = {}
+        self._tasks: dict[Any, Task] = {}
 
     @property
     def places(self) -> Places:
-        from inlay.research.conduct import Places
+        from inlay.research.ledger import Places
 
         return Places(self.results, self.kept / "runs")
 
-    def prepare(self, study: Study) -> tuple[Plan, Backbone]:
+    def prepare(self, study: Study) -> Plan:
         """Read a study's data and make its runs, saying what is left out."""
         from inlay.research.planning import load_tasks, plan_study
 
         screen.say(f"study {study.name}: {study.title}", "bold")
         with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
-            tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing)
-        opened = self._open(study.backbone)
-        plan = plan_study(study, opened, tasks, missing, root=self.data_root)
+            tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing, known=self._tasks)
+        plan = plan_study(study, self._open(study.backbone), tasks, missing, root=self.data_root)
         for text in plan.left_out:
             screen.note(f"left out: {text}")
-        return plan, opened
+        return plan
 
     def _open(self, name: str) -> Backbone:
         if name not in self._backbones:
@@ -191,90 +217,52 @@ class _Session:
 
         return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
-    def estimate(self, plan: Plan, backbone: Backbone, *, as_json: bool) -> dict[str, Any]:
-        """What is left of a plan, and what it would take."""
-        from inlay.research.conduct import list_todo
-        from inlay.research.planning import estimate_units
-
-        units = list_todo(plan, backbone, self.places)
-        with screen.working("measuring a few steps"):
-            estimates = estimate_units(units, backbone)
-        rows = _join_alone(units, estimates)
-        report = {**_describe(plan, backbone), "units": rows, "seconds": sum(found.seconds for found in estimates)}
-        if not as_json:
-            _put_estimates(plan, rows, estimates, backbone)
-        return report
-
-    def conduct(self, plan: Plan, backbone: Backbone, deadline: float | None, *, as_json: bool) -> dict[str, Any]:
-        """Train what is missing, and say what is missing still."""
-        from inlay.cli.stage import ScreenStage
-        from inlay.research.conduct import conduct
-
+    def conduct(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> Outcome:
+        """Train what is missing."""
         try:
-            outcome = conduct(plan, backbone, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage())
+            return self._work(plans, deadline, num_jobs)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
-        report = _report(plan, backbone, outcome, self.places)
-        if plan.study.submission and not plan.study.is_toy:
-            from inlay.research.entries import write_entries
 
-            with screen.working("answering the test sets"):
-                report["submission"] = write_entries(plan, outcome.records, backbone, self.places, self.data_root)
-        if not as_json:
-            _put_outcome(report)
-        return report
+    def answer(self, plan: Plan, outcome: Outcome, report: dict[str, Any]) -> None:
+        """Answer the test sets of a study that has a server for them, and put into its report where."""
+        if not plan.study.submission or plan.study.is_toy:
+            return
+        from inlay.research.entries import write_entries
 
+        own = [record for record in outcome.records if record.study == plan.study.name]
+        with screen.working("answering the test sets"):
+            report["submission"] = write_entries(plan, own, self.places, self.data_root)
 
-def _join_alone(units: Sequence[Unit], estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
-    """A row for each unit of work; neighbours that train alone, of one arm and seed, have one together."""
-    groups: list[tuple[Unit, list[Estimate]]] = []
-    for unit, found in zip(units, estimates, strict=True):
-        before = groups[-1][0] if groups else None
-        if before is not None and unit.is_solo and before.is_solo and _key(before) == _key(unit):
-            groups[-1] = (before.take((*before.items, *unit.items)), [*groups[-1][1], found])
-        else:
-            groups.append((unit, [found]))
-    return [
-        {
-            "work": unit.describe(),
-            "runs": unit.num_runs,
-            "together": max(item.num_slots for item in found),
-            "seconds": round(sum(item.seconds for item in found), 1),
-            "memory_bytes": max(item.memory_bytes for item in found),
-        }
-        for unit, found in groups
-    ]
+    def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> Outcome:
+        from inlay.cli.stage import CrewStage, ScreenStage
+        from inlay.research.conduct import conduct
+        from inlay.research.jobs import Crew, conduct_in_jobs
+
+        if num_jobs == 1:
+            return conduct(plans, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage())
+        crew = Crew(num_jobs, self.device, self.data_root, self.skip_missing, self.commit)
+        with CrewStage() as stage:
+            return conduct_in_jobs(plans, self.places, crew, deadline=deadline, stage=stage)
 
 
-def _key(unit: Unit) -> tuple[str, int]:
-    return (unit.items[0].arm.name, unit.items[0].seed)
-
-
-def _describe(plan: Plan, backbone: Backbone) -> dict[str, Any]:
-    items = plan.items
-    return {
-        "study": plan.study.name,
-        "profile": plan.study.profile,
-        "backbone": backbone.name,
-        "runs": len({item.id for item in items}),
-        "left_out": list(plan.left_out),
-    }
-
-
-def _report(plan: Plan, backbone: Backbone, outcome: Outcome, places: Places) -> dict[str, Any]:
+def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
     from inlay.research.records import results_file
 
+    study = plan.study
     missing: dict[str, list[str]] = {}
     for item in outcome.missing:
-        missing.setdefault(item.arm.name, []).append(f"{item.task} seed {item.seed}")
-    study = plan.study
+        if item.study == study.name:
+            missing.setdefault(item.arm.name, []).append(f"{item.task} seed {item.seed}")
     return {
-        **_describe(plan, backbone),
-        "trained": outcome.num_trained,
+        **describe(plan),
+        "trained": outcome.num_trained[study.name],
         "seconds": round(outcome.seconds, 1),
         "missing": missing,
-        "failed": [f"{item.arm.name} on {item.task}: {text}" for item, text in outcome.failed],
-        "file": str(results_file(places.results, study.name, backbone.name, study.profile)),
+        "failed": [
+            f"{item.arm.name} on {item.task}: {said}" for item, said in outcome.failed if item.study == study.name
+        ],
+        "file": str(results_file(places.results, study.name, plan.backbone.name, study.profile)),
     }
 
 
@@ -294,31 +282,6 @@ def _put_outcome(report: dict[str, Any]) -> None:
         screen.put(f"  failed: {text}")
     for text in report.get("submission", ()):
         screen.put(f"  submission: {text}")
-
-
-def _put_estimates(plan: Plan, rows: Sequence[dict[str, Any]], found: Sequence[Estimate], backbone: Backbone) -> None:
-    numbers = [Column(name, is_number=True) for name in ("runs", "together", "time", "memory")]
-    cells = [
-        [
-            row["work"],
-            str(row["runs"]),
-            str(row["together"]),
-            screen.duration(row["seconds"]),
-            screen.size(row["memory_bytes"]),
-        ]
-        for row in rows
-    ]
-    screen.put_table([Column("work, in this order", is_flexible=True), *numbers], cells)
-    screen.put()
-    total = sum(item.seconds for item in found)
-    done = len({item.id for item in plan.items}) - sum(row["runs"] for row in rows)
-    screen.put_pairs(
-        {
-            "runs": f"{sum(row['runs'] for row in rows)} to train, {max(0, done)} done",
-            "cohorts": str(len(found)),
-            "time": f"about {screen.duration(total)} on {backbone.device}, from a few measured steps",
-        }
-    )
 
 
 def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:

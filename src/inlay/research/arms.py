@@ -23,6 +23,8 @@ class ArmKind:
     """one piece of work goes through all tasks, in their order"""
     is_joint: bool = False
     """its runs may have several tasks, which share parameters; their length is a number of steps"""
+    needs_backbone: bool = True
+    """whether it trains on the backbone at all"""
     function: str = ""
     """`module.name` in this room: of the work itself, or of what follows on a trained run"""
 
@@ -37,6 +39,6 @@ ARM_KINDS = {
     "spans": ArmKind(is_trained=True, function="ablate.score_spans"),
     "joint": ArmKind(is_trained=True, spans_tasks=True, is_joint=True),
     "single": ArmKind(is_trained=True, is_joint=True),
-    "baseline": ArmKind(is_trained=False, function="baseline.fit_baseline"),
+    "baseline": ArmKind(is_trained=False, needs_backbone=False, function="baseline.fit_baseline"),
     "sequence": ArmKind(is_trained=False, spans_tasks=True, function="sequence.conduct_sequence"),
 }

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from inlay.errors import Missing
-from inlay.research.conduct import Places
+from inlay.research.ledger import Places
 from inlay.research.planning import Plan
 from inlay.research.records import FINISHED, Record
-
-if TYPE_CHECKING:
-    from inlay.model import Backbone
 
 
 def find_answerers(records: Iterable[Record], places: Places) -> dict[tuple[str, str], Record]:
@@ -30,9 +26,7 @@ def find_answerers(records: Iterable[Record], places: Places) -> dict[tuple[str,
     return best
 
 
-def write_entries(
-    plan: Plan, records: Iterable[Record], backbone: Backbone, places: Places, root: str | None
-) -> list[str]:
+def write_entries(plan: Plan, records: Iterable[Record], places: Places, root: str | None) -> list[str]:
     """Write `<results>/<study>/submission/<arm>/`, a file for each task and a zip of them; what was written or missed.
 
     A set without its test file is left out and named.
@@ -44,7 +38,7 @@ def write_entries(
         folder = places.results / study.name / "submission" / f"{record.backbone}-{arm}"
         try:
             config = study.data_config(name, root)
-            answers = submission.answer_test(backbone, places.runs / record.id, tasks[name], config)
+            answers = submission.answer_test(plan.backbone, places.runs / record.id, tasks[name], config)
         except Missing as error:
             said.append(f"{arm}, {name}: {error.message}")
             continue

@@ -1,41 +1,38 @@
-"""From a study to its work: which runs there are, which of them train together, in which order, at what cost.
+"""From a study to its runs: which there are, what each asks for, and roughly what it costs.
 
 Everything that can be refused is refused here, before the first run: data that is missing, a setting that the backbone
-cannot take, a run that does not fit in the memory. The most valuable work comes first: one seed of everything in the
-order of the study's file, then the next seed, so that a study that is cut short has whole tables of fewer seeds. A
-cohort takes its other seeds along; where time is short they are what it leaves out.
+cannot take, a run that does not fit in the memory. What trains together and in which order is in `agenda.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from inlay.config import DataConfig, RunConfig, digest
 from inlay.data import Task, load_task
 from inlay.data.sampling import task_shares
-from inlay.data.tasks import cut_task, take_sample
+from inlay.data.tasks import Split, cut_task, take_sample
 from inlay.errors import Missing, OutOfMemory, UnknownName
+from inlay.model.methods import find_method
 from inlay.research.arms import ARM_KINDS
 from inlay.research.study import Arm, Point, Study
 from inlay.research.toy import make_toy_task
-from inlay.training import Run, make_run
-from inlay.training.fit import structure_of
+from inlay.training import make_run
 from inlay.training.joint import AnyRun, JointRun, make_joint_run
 from inlay.training.start import Start
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
 
-# Stacks are as wide as the widest slot: above this size a cohort of its own is cheaper than padding the others to it.
-_PADDED_TO = 64
+# A row that is only answered goes through the backbone once; one that is trained on, forward, back and back again.
+_ANSWERED = 1 / 3
+_USUAL_LENGTH = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +41,7 @@ class Item:
     record for each task."""
 
     id: str
+    study: str
     arm: Arm
     task: str
     """the first one, where there are several"""
@@ -56,92 +54,89 @@ class Item:
     """of a run of several tasks, as the study names them"""
     source: JointRun | None = None
     """the run of another study whose weights it goes on from"""
+    sequence: tuple[Task, ...] = ()
+    """the tasks that it goes through one after another"""
 
-    @cached_property
-    def cost(self) -> float:
-        """Roughly the tokens it reads in training: characters of its texts over four, cut, times epochs or steps."""
-        if self.run is None:
-            return 0.0
-        if isinstance(self.run, JointRun):
-            parts, config = self.run.parts, self.run.config
-            shares = task_shares([len(part.task.train) for part in parts], config.joint)
-            length = sum(share * _count_tokens(part) / part.num_rows for share, part in zip(shares, parts, strict=True))
-            return float(length * config.train.batch_size * self.run.num_steps)
-        return float(_count_tokens(self.run) * self.run.config.train.epochs)
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells the items of several plans apart."""
+        return (self.study, self.id, self.arm.name)
 
-
-def _count_tokens(run: Run) -> int:
-    train, most = run.task.train, run.max_length
-    seconds = train.pairs or [""] * len(train)
-    return sum(min(2 + (len(a) + len(b)) // 4, most) for a, b in zip(train.texts, seconds, strict=True))
-
-
-@dataclass(frozen=True, eq=False)
-class Unit:
-    """Work that is done at once: runs that train together, or one piece of another kind."""
-
-    kind: str
-    items: tuple[Item, ...]
+    @property
+    def tier(self) -> int:
+        """How soon it is wanted: the first seed with the arm's first learning rate, its best-known one, before all."""
+        rates = list(self.arm.axes.get("lr", ()))
+        return self.seed + (rates.index(self.axes["lr"]) if self.axes.get("lr") in rates else 0)
 
     @property
     def is_solo(self) -> bool:
-        """Whether it trains a copy of the backbone's weights, alone."""
-        return any(item.run is not None and item.run.spec.is_solo for item in self.items)
+        """Whether it trains a copy of the backbone's weights."""
+        return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).has_own_weights
 
-    @property
+    @cached_property
+    def num_samples(self) -> int:
+        """Rows it is trained on, each as often as it is read."""
+        if isinstance(self.run, JointRun):
+            return self.run.config.train.batch_size * self.run.num_steps
+        tasks = [self.run.task] if self.run is not None else list(self.sequence)
+        return sum(len(task.train) for task in tasks) * self.config.train.epochs
+
+    @cached_property
     def cost(self) -> float:
-        """Of its runs, each once: arms may share them."""
-        return sum(item.cost for item in {item.id: item for item in self.items}.values())
+        """Roughly the tokens it reads in training: characters of its texts over four, cut, times epochs or steps.
 
-    @property
-    def num_runs(self) -> int:
-        """Each once, however many arms it stands in."""
-        return len({item.id for item in self.items})
+        Dev rows, read once an epoch, count by what answering takes of training.
+        """
+        epochs = self.config.train.epochs
+        if isinstance(self.run, JointRun):
+            parts, config = self.run.parts, self.run.config
+            shares = task_shares([len(part.task.train) for part in parts], config.joint)
+            lengths = [_count_tokens(part.task.train, part.max_length) / part.num_rows for part in parts]
+            length = sum(share * each for share, each in zip(shares, lengths, strict=True))
+            dev = sum(_count_tokens(part.task.dev, part.max_length) for part in parts)
+            return float(length * self.num_samples + _ANSWERED * epochs * dev)
+        most = self.run.max_length if self.run is not None else self.config.train.max_length or _USUAL_LENGTH
+        tasks = [self.run.task] if self.run is not None else list(self.sequence)
+        read = sum(_count_tokens(task.train, most) + _ANSWERED * _count_tokens(task.dev, most) for task in tasks)
+        return float(read * epochs)
 
-    def take(self, items: Iterable[Item]) -> Unit:
-        """The same work with some of its items only."""
-        return dataclasses.replace(self, items=tuple(items))
 
-    def describe(self) -> str:
-        """Its arms and tasks in a few words."""
-        arms = list(dict.fromkeys(item.arm.name for item in self.items))
-        tasks = list(dict.fromkeys(task for item in self.items for task in item.tasks or (item.task,)))
-        first = ", ".join(arms[:3]) + (f" … {arms[-1]}" if len(arms) > 3 else "")
-        where = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
-        seeds = sorted({item.seed for item in self.items})
-        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
-        return f"{first} on {where}, {which}"
+@functools.lru_cache(maxsize=512)
+def _count_tokens(split: Split, most: int) -> int:
+    seconds = split.pairs or [""] * len(split)
+    return sum(min(2 + (len(a) + len(b)) // 4, most) for a, b in zip(split.texts, seconds, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All work of a study on one backbone, the most valuable first."""
+    """All that a study asks for on one backbone."""
 
     study: Study
+    backbone: Backbone
     tasks: Mapping[str, Task]
-    units: tuple[Unit, ...]
+    items: tuple[Item, ...]
     left_out: tuple[str, ...]
     """what the study has and this plan has not, and why"""
 
-    @property
-    def items(self) -> list[Item]:
-        return [item for unit in self.units for item in unit.items]
 
-
-def load_tasks(study: Study, root: str | None, *, skip_missing: bool = False) -> tuple[dict[str, Task], dict[str, str]]:
+def load_tasks(
+    study: Study, root: str | None, *, skip_missing: bool = False, known: dict[Any, Task] | None = None
+) -> tuple[dict[str, Task], dict[str, str]]:
     """The tasks of a study by name, and why those that are not at hand are not.
 
     Those of studies that it goes on from are there as `STUDY:TASK`. Refuses a study whose data is missing, naming all
-    of it, unless it may be skipped; and one that has none at all.
+    of it, unless it may be skipped; and one that has none at all. What is in `known` is not read again, and what is
+    read is put there, for other studies.
     """
-    root = find_root(root)
+    root, known = find_root(root), {} if known is None else known
     tasks, missing = {}, {}
     for owner, prefix in [(study, ""), *((source, f"{name}:") for name, source in study.sources.items())]:
         for name in owner.tasks:
             config = owner.data_config(name, root)
             try:
-                found = make_toy_task(name, config) if owner.is_toy else load_task(config, name)
-                tasks[prefix + name] = cut_task(found, owner.most_rows)
+                if (key := (name, config, owner.is_toy)) not in known:
+                    known[key] = make_toy_task(name, config) if owner.is_toy else load_task(config, name)
+                tasks[prefix + name] = cut_task(known[key], owner.most_rows)
             except (Missing, UnknownName) as error:
                 missing[prefix + name] = error.message
     if missing and not (skip_missing and tasks):
@@ -170,7 +165,7 @@ def plan_study(
     *,
     root: str | None = None,
 ) -> Plan:
-    """Make every run of a study, put together those that train together, and order them.
+    """Make every run of a study.
 
     `root` is where `load_tasks` found the tasks: a run keeps where its rows are.
     """
@@ -189,7 +184,7 @@ def plan_study(
         for item in maker.make(arm, seed)
     ]
     _refuse_too_large(items, backbone)
-    return Plan(study, tasks, tuple(_pack(items)), tuple(left_out))
+    return Plan(study, backbone, tasks, tuple(items), tuple(left_out))
 
 
 class _Maker:
@@ -243,11 +238,13 @@ class _Maker:
             return self._join(arm, config, names, point)
         if kind.is_trained:
             run = make_run(self._tasks[name], config, self._backbone)
-            return Item(run.id, arm, name, seed, point.axes, run.config, run)
+            return Item(run.id, self._study.name, arm, name, seed, point.axes, run.config, run)
         data = [self._tasks[each].digest for each in names] if kind.spans_tasks else self._tasks[name].digest
         settings = [arm.kind, dataclasses.asdict(config.method), dataclasses.asdict(config.train), data]
         fingerprint = self._backbone.fingerprint if kind.spans_tasks else ""
-        return Item(digest([*settings, fingerprint])[:16], arm, name, seed, point.axes, config)
+        made = Item(digest([*settings, fingerprint])[:16], self._study.name, arm, name, seed, point.axes, config)
+        steps = tuple(self._tasks[each] for each in names) if kind.spans_tasks else ()
+        return dataclasses.replace(made, sequence=steps)
 
     def _join(self, arm: Arm, config: RunConfig, names: Sequence[str], point: Point) -> Item:
         """A run of several tasks, or of one by the same rules; where it goes on from another, that one too."""
@@ -260,7 +257,8 @@ class _Maker:
         data = [self._find_data(name, arm.sample, seed) for name in names]
         start = Start() if source is None else Start(lineage=({"run": source.id},))
         run = make_joint_run(tasks, config, self._backbone, start=start, data=data)
-        return Item(run.id, arm, names[0], seed, point.axes, run.config, run, tuple(names), source)
+        made = Item(run.id, self._study.name, arm, names[0], seed, point.axes, run.config, run)
+        return dataclasses.replace(made, tasks=tuple(names), source=source)
 
     def _sample(self, name: str, num_rows: int | None, seed: int) -> Task:
         """A task under the name it has in runs of several, with so many of its rows."""
@@ -290,21 +288,6 @@ def shorten(task: str) -> str:
     return task.rpartition("/")[2]
 
 
-def _pack(items: Sequence[Item]) -> list[Unit]:
-    """Items as units of work: seed by seed, and within a seed in the order of the arms.
-
-    What can share a cohort is one unit, with all its seeds, where its first seed would be: more of it costs little.
-    """
-    groups: dict[tuple[Any, ...], list[Item]] = {}
-    for item in sorted(items, key=lambda item: item.seed):
-        if item.run is None:
-            key: tuple[Any, ...] = (item.arm.kind, item.id)
-        else:
-            key = ("runs", structure_of(item.run), max(_PADDED_TO, item.config.method.size or 0))
-        groups.setdefault(key, []).append(item)
-    return [Unit(key[0], tuple(group)) for key, group in groups.items()]
-
-
 def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:
     """Refuse a run whose parameters alone, in training, are more than the memory that is free."""
     from inlay.training.memory import available_bytes, count_slot_bytes, describe_bytes
@@ -324,78 +307,3 @@ def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:
                 f"{describe_bytes(free)} are free on `{backbone.device}`",
                 "leave it out (`--arms` names those to run), or take a smaller `--backbone`",
             )
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a unit will take, from a few measured steps of one of its kind."""
-
-    seconds: float
-    memory_bytes: int
-    """of the slots in training, with their optimizer, and the passes of the measured steps"""
-    num_slots: int
-
-
-# Runs together -> times the rows per second of one run alone, as measured on an H200 (DESIGN.md); a CPU gains nothing.
-_GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
-
-
-def estimate_units(units: Sequence[Unit], backbone: Backbone) -> list[Estimate]:
-    """Time and memory of each unit: steps of the cheapest run are measured, the others follow by their texts.
-
-    Work that trains nothing in cohorts (a baseline, a sequence) is not counted.
-    """
-    from inlay.training.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes
-
-    measure = _Measure(units, backbone)
-    estimates = []
-    for unit in units:
-        trained = [item.run for item in unit.items if item.run is not None]
-        if not trained:
-            estimates.append(Estimate(0.0, 0, 0))
-            continue
-        slot_bytes = count_slot_bytes(trained, backbone)
-        num_slots = choose_slots(min(MAX_COHORT, unit.num_runs), slot_bytes, available_bytes(backbone.device))
-        known = _GAIN[backbone.device.type]
-        gain = float(np.interp(math.log(max(1, num_slots)), [math.log(size) for size in known], list(known.values())))
-        rate, peak = measure.of(unit)
-        estimates.append(Estimate(unit.cost * rate / gain, num_slots * slot_bytes + peak, num_slots))
-    return estimates
-
-
-class _Measure:
-    """Seconds per unit of cost, and memory, from a few steps of the cheapest run of a kind; each kind once."""
-
-    def __init__(self, units: Sequence[Unit], backbone: Backbone) -> None:
-        self._items = [item for unit in units for item in unit.items if item.run is not None]
-        self._backbone = backbone
-        self._known: dict[tuple[bool, bool], tuple[float, int]] = {}
-
-    def of(self, unit: Unit) -> tuple[float, int]:
-        """What a unit's runs take."""
-        is_joint = isinstance(unit.items[0].run, JointRun)
-        key = (is_joint, unit.is_solo)
-        if key not in self._known:
-            self._known |= self._measure_joint(unit) if is_joint else self._measure_runs()
-        return self._known[key]
-
-    def _measure_runs(self) -> dict[tuple[bool, bool], tuple[float, int]]:
-        from inlay.training.plan import make_plan
-
-        runs = [item for item in self._items if isinstance(item.run, Run)]
-        cheapest = min(runs, key=lambda item: (item.run is not None and item.run.spec.is_solo, item.cost))
-        assert isinstance(cheapest.run, Run)
-        made = make_plan(cheapest.run, self._backbone)
-        costs = {False: made.inlay, True: made.full if not cheapest.run.spec.is_solo else made.inlay}
-        return {
-            (False, is_solo): (cost.seconds / max(cheapest.cost, 1.0), cost.peak_memory_bytes)
-            for is_solo, cost in costs.items()
-        }
-
-    def _measure_joint(self, unit: Unit) -> dict[tuple[bool, bool], tuple[float, int]]:
-        from inlay.training.plan import measure_joint
-
-        item = min(unit.items, key=lambda item: item.cost)
-        assert isinstance(item.run, JointRun)
-        seconds, peak_bytes = measure_joint(item.run, self._backbone)
-        return {(True, unit.is_solo): (seconds / max(item.cost, 1.0), peak_bytes)}

@@ -65,6 +65,8 @@ class FitSettings:
     seconds to write, twenty times as long lies between them anyway."""
     draw_curves: bool | None = None
     """draw each run's curve into its folder, half a second each; default: if there are no more than eight runs"""
+    keep_last: bool = True
+    """keep the last epoch's weights too, beside the best one's"""
     restart: bool = False
     """begin anew where an unfinished state is found"""
     spread: str = "auto"
@@ -159,7 +161,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Way
     desk = Desk(
         folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs, backbone)
     )
-    desk.save_seconds = settings.save_seconds
+    desk.save_seconds, desk.keeps_last = settings.save_seconds, settings.keep_last
     desk.draws_curves = len(runs) <= MAX_DRAWN if settings.draw_curves is None else settings.draw_curves
     world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
     if stopped is None:

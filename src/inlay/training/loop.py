@@ -50,6 +50,8 @@ class Desk:
     save_seconds: float = 0.0
     draws_curves: bool = True
     """as pictures in the runs' folders"""
+    keeps_last: bool = True
+    """the last epoch's weights, beside the best one's"""
     saved_at: float = field(default_factory=time.monotonic)
     rest_seconds: float = 0.0
     """what training gets before the next resume state, where a state takes long to write"""
@@ -182,7 +184,8 @@ def _write_end(member: AnyMember, cohort: Cohort, desk: Desk) -> None:
     write_history(place, progress.history)
     if member.best_tensors:
         write_tensors(place / "best.safetensors", member.best_tensors)
-    write_tensors(place / "last.safetensors", member.read(cohort.bank))
+    if desk.keeps_last:
+        write_tensors(place / "last.safetensors", member.read(cohort.bank))
     if desk.draws_curves:
         draw_curve(place / "curve.png", member.run, progress)
     result = Result(

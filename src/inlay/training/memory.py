@@ -23,7 +23,7 @@ from inlay.errors import OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.training.joint import AnyRun
 from inlay.training.steps import Stepper
-from inlay.world import find_place
+from inlay.world import count_sharers
 
 if TYPE_CHECKING:
     from inlay.training.cohort import Cohort
@@ -43,10 +43,12 @@ _STEPPING_COPIES = 6
 def available_bytes(device: torch.device) -> int | None:
     """Memory that can still be taken on a device, by this process; None where the system does not tell."""
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+        reserved = torch.cuda.memory_reserved(device)
+        free, total = torch.cuda.mem_get_info(device)
+        own = int(torch.cuda.get_per_process_memory_fraction(device) * total)  # what torch lets this process have
+        return max(0, min(free, own - reserved)) + reserved - torch.cuda.memory_allocated(device)
     found = [number for number in (_free_in_system(), *_free_in_groups()) if number is not None]
-    return min(found) // find_place().num_local if found else None
+    return min(found) // count_sharers() if found else None
 
 
 def _free_in_system() -> int | None:

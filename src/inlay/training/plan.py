@@ -20,7 +20,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
-from inlay.training.joint import JointRun
+from inlay.training.joint import AnyRun, JointRun
 from inlay.training.member import Member
 from inlay.training.memory import (
     MAX_COHORT,
@@ -36,7 +36,6 @@ from inlay.training.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _DEV_SAMPLE = 128
-_JOINT_STEPS = 5
 _TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
 
 
@@ -125,20 +124,72 @@ def make_plan(run: Run, backbone: Backbone) -> Plan:
     )
 
 
-def measure_joint(run: JointRun, backbone: Backbone) -> tuple[float, int]:
-    """Seconds that a run of several tasks takes, from a few of its steps and dev rows, and the memory they took."""
+@dataclass(frozen=True)
+class Pace:
+    """What steps of a run take: seconds for each, and for each character of its texts; memory at most."""
+
+    seconds_a_step: float
+    seconds_a_character: float
+    peak_memory_bytes: int
+
+
+def measure_pace(run: AnyRun, backbone: Backbone) -> Pace:
+    """The pace of a run's steps, from one or two over a few of its rows.
+
+    Only those rows are read, so that it takes a moment for any run. On a CPU time goes with tokens, and beside them
+    with the parameters that a step updates: two small steps tell both apart. A GPU is shown a batch.
+    """
+    sizes, num_warm, num_timed = _MEASURED[backbone.device.type]
+    found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, num_warm, num_timed) for size in sizes]
+    (seconds, characters), (less, fewer) = found[-1], found[0]
+    slope = (seconds - less) / (characters - fewer) if characters > fewer else 0.0
+    if slope <= 0:  # one size, or noise: in proportion
+        slope = seconds / max(characters, 1.0)
+    return Pace(max(0.0, seconds - slope * characters), slope, peak_memory_bytes(backbone.device))
+
+
+# Device -> rows of the steps that are measured, steps before them that warm up, steps that are timed.
+_MEASURED = {"cpu": ((1, 4), 1, 1), "cuda": ((32,), 3, 5)}
+
+
+def _time_steps(run: AnyRun, backbone: Backbone, num_warm: int, num_timed: int) -> tuple[float, float]:
+    """Seconds of a step, and the characters of its texts."""
     settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
-    # What it would start from is not there yet, and makes no step longer.
-    fresh = dataclasses.replace(run, start=Start())
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
-        cohort = Cohort([fresh], backbone, settings)
+        cohort = Cohort([run], backbone, settings)
         with cohort.training():
-            _timed(cohort.step, backbone.device)
-            num_steps = min(_JOINT_STEPS, cohort.members[0].steps_of_epoch - 1)
-            step_seconds = sum(_timed(cohort.step, backbone.device) for _ in range(num_steps)) / max(num_steps, 1)
-        dev_seconds = sum(_measure_dev(cohort, part) for part in cohort.members[0].parts)
-    total = run.num_steps * step_seconds + run.config.train.epochs * dev_seconds
-    return total, peak_memory_bytes(backbone.device)
+            for _ in range(num_warm):
+                _timed(cohort.step, backbone.device)
+            seconds = sum(_timed(cohort.step, backbone.device) for _ in range(num_timed)) / num_timed
+    return seconds, sum(map(_count_characters, run.parts)) / len(run.parts) / (num_warm + num_timed)
+
+
+def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
+    """A run of so few steps over so few rows; what it would start from makes no step longer."""
+    parts = [_cut(part, num_rows, num_steps) for part in run.parts]
+    if not isinstance(run, JointRun):
+        return parts[0]
+    joint = dataclasses.replace(run.config.joint, steps=num_steps)
+    config = dataclasses.replace(run.config, train=parts[0].config.train, joint=joint)
+    return dataclasses.replace(run, parts=tuple(parts), config=config, start=Start())
+
+
+def _cut(run: Run, most: int, num_steps: int) -> Run:
+    """A run of so many steps over a few rows, evenly chosen by length."""
+    train, dev = run.task.train, run.task.dev
+    lengths = [len(text) for text in train.texts]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    number = min(most, run.config.train.batch_size, len(order))
+    chosen = [order[(2 * row + 1) * len(order) // (2 * number)] for row in range(number)]
+    task = dataclasses.replace(run.task, train=train.take(chosen * num_steps), dev=dev.take(range(min(2, len(dev)))))
+    settings = dataclasses.replace(run.config.train, batch_size=number, epochs=1)
+    return dataclasses.replace(
+        run, task=task, config=dataclasses.replace(run.config, train=settings), start=Start(), origin={}
+    )
+
+
+def _count_characters(run: Run) -> int:
+    return sum(map(len, run.task.train.texts)) + sum(map(len, run.task.train.pairs or ()))
 
 
 class _Steps:

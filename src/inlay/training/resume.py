@@ -65,6 +65,12 @@ def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyR
     return None
 
 
+def list_stopped(folder: Path) -> list[list[str]]:
+    """The ids of the runs of every cohort under `folder` that has a state."""
+    states = sorted(folder.glob(f"*/{_STATE}"))
+    return [json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"] for state in states]
+
+
 def has_state(folder: Path) -> bool:
     """Whether a cohort has steps to go on from."""
     return (folder / _STATE).is_file()

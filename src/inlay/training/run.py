@@ -317,10 +317,13 @@ def read_result(folder: Path) -> Result | None:
     if not is_finished(folder):
         return None
     content = json.loads((folder / "result.json").read_text(encoding="utf8"))
-    best = folder / "best.safetensors"
+    try:
+        tensors = decode_tensors((folder / "best.safetensors").read_bytes())
+    except FileNotFoundError:  # dropped, perhaps this moment by another process
+        tensors = {}
     return Result(
         run_id=content["run"],
-        tensors=decode_tensors(best.read_bytes()) if best.is_file() else {},
+        tensors=tensors,
         folder=folder,
         **{name: content[name] for name in content if name != "run"},
     )

@@ -1,0 +1,134 @@
+"""The work of several plans as one list: every run once, whoever asks for it; what trains together; in which order.
+
+The most valuable work comes first: of every study the first seed of everything with its best-known learning rates, then
+the next tier, so that studies that are cut short have whole tables of fewer seeds. Of two units of a tier that of the
+study named first comes first. A cohort that was stopped goes on before anything is begun.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inlay.research.ledger import Ledger
+from inlay.research.planning import Item, Plan
+from inlay.training.fit import structure_of
+from inlay.training.memory import MAX_COHORT
+from inlay.training.resume import list_stopped
+from inlay.training.run import is_finished
+
+# Stacks are as wide as the widest slot: above this size a cohort of its own is cheaper than padding the others to it.
+_PADDED_TO = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Work that is done at once: runs that train together, or one piece of another kind; each run once."""
+
+    kind: str
+    items: tuple[Item, ...]
+    """what has no record yet"""
+    along: tuple[Item, ...] = ()
+    """what ended before the rest of its cohort was stopped: it goes on whole"""
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether it trains a copy of the backbone's weights, alone."""
+        return any(item.is_solo for item in self.items)
+
+    @property
+    def cost(self) -> float:
+        return sum(item.cost for item in self.items)
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.items)
+
+    @property
+    def likeness(self) -> tuple[Any, ...]:
+        """Units that have it in common are trained by the same programs."""
+        return _likeness(self.items[0])
+
+    def take(self, items: Iterable[Item]) -> Unit:
+        """The same work with some of its items only."""
+        return dataclasses.replace(self, items=tuple(items))
+
+    def describe(self) -> str:
+        """Its arms and tasks in a few words."""
+        arms = list(dict.fromkeys(item.arm.name for item in self.items))
+        tasks = list(dict.fromkeys(task for item in self.items for task in item.tasks or (item.task,)))
+        first = ", ".join(arms[:3]) + (f" … {arms[-1]}" if len(arms) > 3 else "")
+        where = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+        seeds = sorted({item.seed for item in self.items})
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+        return f"{first} on {where}, {which}"
+
+
+def make_agenda(plans: Sequence[Plan], ledger: Ledger, runs: Path, *, in_pieces: bool = False) -> list[Unit]:
+    """What has no record yet, as units of work, the most valuable first. `runs` has the folders of runs.
+
+    `in_pieces` keeps cohorts to as many runs as train at a time: so that several processes can take them, and a
+    deadline finds most of what was begun finished.
+    """
+    wanted = {item.id: item for item in map(_choose, _by_run(plans, ledger))}
+    begun = _find_begun(plans, wanted, runs)
+    groups: dict[tuple[Any, ...], list[Item]] = {}
+    by_study = {plan.study.name: plan for plan in plans}
+    for item in sorted(wanted.values(), key=lambda item: item.tier):
+        groups.setdefault(_key(item, by_study[item.study]), []).append(item)
+    units = [unit for key, group in groups.items() for unit in _slice(key[0], group, in_pieces=in_pieces)]
+    order = {name: number for number, name in enumerate(by_study)}
+    return begun + sorted(units, key=lambda unit: (unit.items[0].tier, order[unit.items[0].study]))
+
+
+def _by_run(plans: Sequence[Plan], ledger: Ledger) -> list[list[Item]]:
+    """Those who ask for a run and have no record of it, run by run."""
+    asking: dict[str, list[Item]] = {}
+    for plan in plans:
+        for item in plan.items:
+            if not ledger.is_known(item):
+                asking.setdefault(item.id, []).append(item)
+    return list(asking.values())
+
+
+def _choose(asking: Sequence[Item]) -> Item:
+    """The one whose record serves all (spans are more work, on the same run); else the one that wants it soonest."""
+    return min(asking, key=lambda item: (item.arm.kind != "spans", item.tier))
+
+
+def _find_begun(plans: Sequence[Plan], wanted: dict[str, Item], runs: Path) -> list[Unit]:
+    """Cohorts that were stopped, each as it was, if its runs are of these plans; they are taken out of `wanted`."""
+    known = {item.id: item for plan in plans for item in plan.items}
+    begun = []
+    for ids in list_stopped(runs / "cohorts"):
+        is_left = any(run_id in wanted and not is_finished(runs / run_id) for run_id in ids)
+        if is_left and all(run_id in known for run_id in ids):
+            along = tuple(known[run_id] for run_id in ids if run_id not in wanted)
+            begun.append(Unit("runs", tuple(wanted.pop(run_id) for run_id in ids if run_id in wanted), along))
+    return begun
+
+
+def _likeness(item: Item) -> tuple[Any, ...]:
+    if item.run is None:
+        return (item.arm.kind,)
+    method, rates, _, num_parts = structure_of(item.run)
+    return (method, rates, num_parts)
+
+
+def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
+    """What items of one unit have in common."""
+    if item.run is None:
+        return (item.arm.kind, item.id)
+    width = max(_PADDED_TO, item.config.method.size or 0)
+    return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure_of(item.run), width)
+
+
+def _slice(kind: str, group: list[Item], *, in_pieces: bool) -> list[Unit]:
+    """A group as units: whole, or as many runs as train at once, the most wanted first, like lengths together."""
+    if not in_pieces or len(group) <= MAX_COHORT:
+        return [Unit(kind, tuple(group))]
+    ordered = sorted(group, key=lambda item: (item.tier, -item.num_samples))
+    return [Unit(kind, tuple(ordered[start : start + MAX_COHORT])) for start in range(0, len(ordered), MAX_COHORT)]

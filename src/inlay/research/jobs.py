@@ -1,0 +1,346 @@
+"""Studies done by several processes of one machine, which share its device.
+
+Steps of small models wait for the processor more than for the GPU, and a fine-tuned copy of the backbone cannot train
+in a cohort: several processes at once finish far sooner than one. This process deals the agenda out, unit by unit, to
+whoever is idle, and is the only one that writes results: nothing is lost but what was in hand, whoever is killed. A
+process that dies costs its own unit and is replaced. On a GPU few cohorts train at a time: each fills it by itself, and
+they get the memory that the copies leave. What is compiled is kept on disk for all: the first process to train units of
+a likeness compiles alone, and the others wait for it with something else in hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inlay.errors import LostProcess
+from inlay.model import Backbone
+from inlay.research.agenda import Unit, make_agenda
+from inlay.research.arms import ARM_KINDS
+from inlay.research.conduct import Outcome, Pace, Sitting, Stage
+from inlay.research.ledger import Places
+from inlay.research.planning import Plan
+from inlay.research.recording import Origin, Recorder
+from inlay.research.records import Record
+from inlay.research.worker import Order, Recipe, serve
+from inlay.training.run import is_finished
+
+_MANY_PARAMETERS = 50_000_000
+"""of a backbone whose cohorts keep a GPU busy, two at a time; of a smaller one it takes four"""
+_LISTEN_SECONDS = 0.5
+_STOP_SECONDS = 120.0
+"""how long a process may take to save what it has in hand"""
+_USABLE, _FOR_COPIES = 0.9, 0.5
+"""of a GPU's memory: what all may take together, the rest being their contexts; what copies may, if all train them"""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """How many processes do the work, and how they find the plans again."""
+
+    num_jobs: int
+    device: str = "auto"
+    root: str | None = None
+    skip_missing: bool = False
+    commit: str | None = None
+
+
+def conduct_in_jobs(
+    plans: Sequence[Plan], places: Places, crew: Crew, *, deadline: float | None = None, stage: Stage | None = None
+) -> Outcome:
+    """As `conduct`, by several processes."""
+    sitting = Sitting(plans, places)
+    recipe = Recipe(
+        studies={plan.study.name: plan.study for plan in plans},
+        backbones={plan.study.name: plan.backbone.name for plan in plans},
+        device=crew.device,
+        root=crew.root,
+        skip_missing=crew.skip_missing,
+        runs=places.runs,
+        commit=crew.commit,
+        num_jobs=crew.num_jobs,
+    )
+    foreman = _Foreman(sitting, places, recipe, stage or Stage(), Pace(deadline))
+    foreman.run()
+    return sitting.sum_up()
+
+
+@dataclass(eq=False)
+class _Job:
+    """A process, and what it has in hand."""
+
+    number: int
+    process: BaseProcess
+    link: Connection
+    log: Path
+    unit: Unit | None = None
+    began: float = 0.0
+    last: tuple[Any, ...] = ()
+    """what its last unit was like: its programs are compiled"""
+
+
+class _Foreman:
+    """Deals units out, hears of them, and keeps what they come to."""
+
+    def __init__(self, sitting: Sitting, places: Places, recipe: Recipe, stage: Stage, pace: Pace) -> None:
+        self._sitting, self._places, self._recipe = sitting, places, recipe
+        self._stage, self._pace = stage, pace
+        self._waiting = make_agenda(list(sitting.plans.values()), sitting.ledger, places.runs, in_pieces=True)
+        self._wanted = [item for unit in self._waiting for item in unit.items]
+        self._num_units, self._num_begun, self._num_rows = len(self._waiting), 0, 0
+        backbones = [plan.backbone for plan in sitting.plans.values()]
+        self._limits = _Limits.of(backbones, recipe.num_jobs)
+        self._jobs: list[_Job] = []
+        self._familiar: set[tuple[Any, ...]] = set()
+        """likenesses of which some process has taken a step"""
+
+    def run(self) -> None:
+        """Have everything done, or what fits before the deadline. Ctrl-C stops all with everything saved."""
+        try:
+            self._jobs = [self._hire(number) for number in range(min(self._recipe.num_jobs, self._num_units))]
+            while not self._pace.is_late:
+                self._deal()
+                if not self._busy:
+                    break
+                self._listen(_LISTEN_SECONDS)
+        finally:
+            try:
+                self._stop()
+            finally:
+                self._dismiss()
+
+    @property
+    def _busy(self) -> list[_Job]:
+        return [job for job in self._jobs if job.unit is not None]
+
+    def _hire(self, number: int) -> _Job:
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        log = self._places.runs.parent / "jobs" / f"{number}.log"
+        arguments = (theirs, self._recipe, number, log)
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=arguments, name=f"inlay-{number}")
+        process.start()
+        theirs.close()
+        return _Job(number, process, ours, log)
+
+    def _deal(self) -> None:
+        for job in list(self._jobs):
+            unit = self._pick(job) if job.unit is None else None
+            if unit is None:
+                continue
+            self._waiting.remove(unit)
+            job.unit = self._pace.cut(unit)
+            rest = unit.take(item for item in unit.items if item not in job.unit.items)
+            if rest.items:  # perhaps it goes faster than it seems
+                self._waiting.append(rest)
+                self._num_units += 1
+            self._num_begun += 1
+            self._stage.begin(self._num_begun, self._num_units, job.unit)
+            job.began, job.last = time.monotonic(), job.unit.likeness
+            keys = tuple(item.key for item in job.unit.items)
+            along = tuple(item.key for item in job.unit.along)
+            try:
+                job.link.send(Order(job.unit.kind, keys, along, self._limits.share_of(job.unit)))
+            except OSError:
+                self._bury(job)
+
+    def _pick(self, job: _Job) -> Unit | None:
+        """What an idle process does next: of what may begin, what fits, is its kind of work, is wanted, is familiar."""
+        prefers_cohorts = job.number < self._limits.most_cohorts
+        free = [unit for unit in self._waiting if self._may_begin(unit)]
+        if not free:
+            return None
+        order = {id(unit): number for number, unit in enumerate(self._waiting)}
+        return min(
+            free,
+            key=lambda unit: (
+                not self._pace.fits(unit),
+                _is_cohort(unit) != prefers_cohorts,
+                unit.items[0].tier,
+                unit.likeness != job.last,
+                order[id(unit)],
+            ),
+        )
+
+    def _may_begin(self, unit: Unit) -> bool:
+        """Whether there is room, and no other process compiles the same, or is at its runs or what they go on from."""
+        in_hand = [job.unit for job in self._busy if job.unit is not None]
+        if _is_cohort(unit) and sum(map(_is_cohort, in_hand)) >= self._limits.most_cohorts:
+            return False
+        is_new = self._limits.compiles and unit.likeness not in self._familiar
+        if is_new and any(other.likeness == unit.likeness for other in in_hand):
+            return False
+        held = {item.id for other in in_hand for item in other.items} | set().union(*map(self._needs, in_hand))
+        return not held & ({item.id for item in unit.items} | self._needs(unit))
+
+    def _needs(self, unit: Unit) -> set[str]:
+        """The runs that it goes on from and that must be trained first."""
+        sources = {item.source.id for item in unit.items if item.source is not None}
+        weights = {run_id: self._places.runs / run_id for run_id in sources}
+        return {
+            run_id
+            for run_id, folder in weights.items()
+            if not (is_finished(folder) and (folder / "best.safetensors").is_file())
+        }
+
+    def _listen(self, seconds: float) -> None:
+        """Hear all that is to be heard within some time, and keep it."""
+        jobs = {job.link: job for job in self._jobs}
+        records: list[Record] = []
+        for link in wait(list(jobs), timeout=seconds):
+            assert isinstance(link, Connection)
+            job = jobs[link]
+            try:
+                while link.poll():
+                    what, value = link.recv()
+                    if what == "records":
+                        records += value
+                    else:
+                        _HEARD[what](self, job, value)
+            except (EOFError, OSError):
+                self._keep(records)
+                records = []
+                self._bury(job)
+        self._keep(records)
+        num_done = sum(map(self._sitting.ledger.is_known, self._wanted))
+        self._stage.tell(num_done, len(self._wanted), len(self._busy), self._num_rows)
+        self._num_rows = 0
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        if records:
+            self._sitting.ledger.keep(records)
+
+    def _hear_rows(self, job: _Job, value: int) -> None:
+        self._num_rows += value
+        self._familiar.add(job.last)
+
+    def _hear_word(self, job: _Job, value: str) -> None:
+        self._stage.warn(value)
+
+    def _hear_end(self, job: _Job, value: list[tuple[Any, str]]) -> None:
+        assert job.unit is not None
+        items = {item.key: item for item in job.unit.items}
+        if value:
+            self._stage.warn(f"{job.unit.describe()}: {value[0][1]}")
+        self._sitting.failed += [(items[key], message) for key, message in value]
+        seconds = time.monotonic() - job.began
+        self._pace.note(job.unit, seconds)
+        self._end(job)
+
+    def _hear_stop(self, job: _Job, value: None) -> None:
+        self._end(job)
+
+    def _hear_breakdown(self, job: _Job, value: str) -> None:
+        self._fail(job, LostProcess(value, f"its last words are in {job.log}"))
+        self._end(job)
+
+    def _end(self, job: _Job) -> None:
+        assert job.unit is not None
+        unit, job.unit = job.unit, None
+        self._stage.end(unit, time.monotonic() - job.began)
+
+    def _fail(self, job: _Job, error: LostProcess) -> None:
+        """Say why a unit has no records; it is tried again in the next sitting."""
+        assert job.unit is not None
+        lost = [item for item in job.unit.items if not self._sitting.ledger.is_known(item)]
+        self._stage.warn(f"{job.unit.describe()}: {error}")
+        self._sitting.failed += [(item, error.message) for item in lost]
+        for item in lost:
+            plan = self._sitting.plans[item.study]
+            recorder = Recorder(plan, plan.backbone, Origin.here(plan.backbone, self._recipe.commit))
+            self._keep([recorder.record_failure(item, error)])
+
+    def _bury(self, job: _Job) -> None:
+        """A process has died: its unit failed, and another takes its place while there is work."""
+        job.process.join()
+        if job.unit is not None:
+            words = _last_words(job.log)
+            said = f"process {job.number} ended with status {job.process.exitcode}" + (f": {words}" if words else "")
+            self._fail(job, LostProcess(said, f"its log is {job.log}"))
+            self._end(job)
+        job.link.close()
+        self._jobs.remove(job)
+        if self._waiting and not self._pace.is_late:
+            self._jobs.append(self._hire(job.number))
+
+    def _stop(self) -> None:
+        """Ask those that have something in hand to save it, and hear what they have to say."""
+        until = time.monotonic() + _STOP_SECONDS
+        self._waiting = []
+        for job in self._busy:
+            if job.process.pid is not None and job.process.is_alive():
+                os.kill(job.process.pid, signal.SIGINT)
+        while self._busy and time.monotonic() < until:
+            self._listen(_LISTEN_SECONDS)
+
+    def _dismiss(self) -> None:
+        for job in list(self._jobs):
+            if job.unit is None:
+                with contextlib.suppress(OSError):
+                    job.link.send(None)
+            else:
+                job.process.kill()
+        for job in list(self._jobs):
+            job.process.join(timeout=10)
+            if job.process.is_alive():
+                job.process.kill()
+                job.process.join()
+            job.link.close()
+
+
+def _is_cohort(unit: Unit) -> bool:
+    """Whether it fills a device by itself: not a copy of the backbone, and not what needs no device."""
+    return not unit.is_solo and ARM_KINDS[unit.items[0].arm.kind].needs_backbone
+
+
+# What a process says -> who hears it.
+_HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
+    "rows": _Foreman._hear_rows,
+    "said": _Foreman._hear_word,
+    "done": _Foreman._hear_end,
+    "stopped": _Foreman._hear_stop,
+    "broken": _Foreman._hear_breakdown,
+}
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """How many cohorts train at a time, what of a GPU's memory a unit may take, and whether steps are compiled."""
+
+    most_cohorts: int
+    for_cohort: float = 1.0
+    for_copy: float = 1.0
+    compiles: bool = False
+
+    @classmethod
+    def of(cls, backbones: Sequence[Backbone], num_jobs: int) -> _Limits:
+        """Without a GPU there is none: memory is shared evenly, which is not said here."""
+        num_gpus = torch.cuda.device_count() if backbones[0].device.type == "cuda" else 0
+        if not num_gpus:
+            return cls(num_jobs)
+        num_here = -(-num_jobs // num_gpus)
+        most = 2 if any(backbone.num_parameters >= _MANY_PARAMETERS for backbone in backbones) else 4
+        # What writes its answers is not compiled: its steps wait for the processor, however many runs they are of.
+        num_cohorts = num_here if all(backbone.writes for backbone in backbones) else min(most, num_here)
+        for_copy = _FOR_COPIES / num_here
+        for_cohort = (_USABLE - for_copy * (num_here - num_cohorts)) / num_cohorts
+        return cls(num_cohorts * num_gpus, for_cohort, for_copy, compiles=True)
+
+    def share_of(self, unit: Unit) -> float:
+        """The share of a GPU that a unit may take."""
+        return self.for_copy if unit.is_solo else self.for_cohort
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf8", errors="replace").strip().splitlines() if log.is_file() else []
+    return lines[-1][-300:] if lines else ""

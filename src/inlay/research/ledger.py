@@ -1,0 +1,137 @@
+"""What is known of the runs that several plans ask for, and the files it is kept in.
+
+A run that has a record, of whatever study, sitting or machine, has one for all who ask for it: it is lent to every arm
+of every plan. One process writes: those that train hand their records over (`jobs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inlay.research.planning import Item, Plan
+from inlay.research.records import FAILED, FINISHED, Record, add_records, read_records, results_file
+from inlay.training.joint import JointRun
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where studies read and write."""
+
+    results: Path
+    """records, a folder for each study"""
+    runs: Path
+    """folders of runs, of all studies together"""
+
+
+class Ledger:
+    """The records of several plans, whose studies have names of their own."""
+
+    def __init__(self, plans: Sequence[Plan], places: Places) -> None:
+        self._places = places
+        self._plans = {plan.study.name: plan for plan in plans}
+        self._asking: dict[str, list[Item]] = {}
+        self._known: dict[tuple[str, str, str], list[Record]] = {}
+        for item in (item for plan in plans for item in plan.items):
+            self._asking.setdefault(item.id, []).append(item)
+        for name in self._plans:
+            self._note(name, read_records(self.file_of(name)))
+        self._borrowed = self._borrow()
+
+    def file_of(self, study: str) -> Path:
+        """Where a study's records are kept."""
+        plan = self._plans[study]
+        return results_file(self._places.results, study, plan.backbone.name, plan.study.profile)
+
+    def is_known(self, item: Item) -> bool:
+        """Whether an item has its record; one that says it failed does not count."""
+        return item.key in self._known
+
+    def records(self, study: str) -> list[Record]:
+        """The records of a plan's items; those of other settings, from earlier sittings, are left out."""
+        wanted = {item.key for item in self._plans[study].items}
+        return [
+            record
+            for (name, run_id, arm), records in self._known.items()
+            if (name, run_id.partition("-")[0], arm) in wanted  # the later of several tasks are `<id>-1` and so on
+            for record in records
+        ]
+
+    def run_ids(self, study: str) -> set[str]:
+        """The runs of a plan that have records, each once however many tasks it has."""
+        return {record.id.partition("-")[0] for record in self.records(study)}
+
+    def write_borrowed(self) -> None:
+        """Put what other studies' files had into those of these plans."""
+        self._write(self._borrowed)
+        self._borrowed = []
+
+    def keep(self, records: Sequence[Record]) -> None:
+        """Write records down, for all who ask for their runs."""
+        lent = [copy for record in records for copy in self._lend(record)]
+        self._write([*records, *lent])
+        for record in records:
+            self._drop_weights(record)
+
+    def _write(self, records: Sequence[Record]) -> None:
+        for study in dict.fromkeys(record.study for record in records):
+            own = [record for record in records if record.study == study]
+            self._note(study, add_records(self.file_of(study), study, own))
+
+    def _note(self, study: str, records: Iterable[Record]) -> None:
+        self._known = {key: value for key, value in self._known.items() if key[0] != study}
+        for record in records:
+            if record.status != FAILED:
+                self._known.setdefault((study, record.id, record.arm), []).append(record)
+
+    def _borrow(self) -> list[Record]:
+        """The records that other arms, studies and profiles have of these plans' runs."""
+        if all(self.is_known(item) for items in self._asking.values() for item in items):
+            return []
+        borrowed = []
+        for path in sorted(self._places.results.glob("*/*.json")):
+            if '"records"' in path.read_text(encoding="utf8", errors="replace"):
+                borrowed += [copy for record in read_records(path) for copy in self._lend(record)]
+        for record in borrowed:
+            self._known.setdefault((record.study, record.id, record.arm), []).append(record)
+        return borrowed
+
+    def _lend(self, record: Record) -> list[Record]:
+        """Copies of a record for those who ask for its run and have none."""
+        if record.status == FAILED:
+            return []
+        asking = self._asking.get(record.id.partition("-")[0], ())
+        return [
+            _copy(record, item, self._plans[item.study])
+            for item in asking
+            if (item.study, item.arm.name) != (record.study, record.arm)
+            and (item.study, record.id, item.arm.name) not in self._known
+            and (item.arm.kind != "spans" or "spans" in record.extra)
+        ]
+
+    def _drop_weights(self, record: Record) -> None:
+        """Drop a fine-tuned copy of the backbone, of which every run would fill the disk; the best stays to answer.
+
+        One of several tasks may be gone on from.
+        """
+        asking = self._asking.get(record.id, [])
+        if not any(item.run is not None and item.is_solo for item in asking) or record.status == FAILED:
+            return
+        if any(isinstance(item.run, JointRun) and len(item.run.parts) > 1 for item in asking):
+            return
+        rivals = {
+            other.id: other
+            for (study, _, arm), others in self._known.items()
+            for other in others
+            if (arm, other.task) == (record.arm, record.task) and study == record.study and other.status == FINISHED
+        }
+        keeps = any(self._plans[item.study].study.submission for item in asking) and bool(rivals)
+        best = max(rivals.values(), key=lambda item: item.dev[item.metric]).id if keeps else None
+        for run_id in {*rivals, record.id} - {best}:
+            (self._places.runs / run_id / "best.safetensors").unlink(missing_ok=True)
+
+
+def _copy(record: Record, item: Item, plan: Plan) -> Record:
+    own = {"study": item.study, "arm": item.arm.name, "profile": plan.study.profile, "axes": dict(item.axes)}
+    return Record.from_json({**record.to_json(), **own})

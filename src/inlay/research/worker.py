@@ -1,0 +1,198 @@
+"""A process that does units of work for another (`jobs.py`), and tells it what comes of them.
+
+It comes to the same plans by itself, each when its first unit does, and never writes a file of results: records go to
+the process that asked. Its own words, and those of the libraries, go to a log. Importing this imports no torch: from
+the first moment Ctrl-C at the terminal is the other process's, which stops this one when it sees fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.research.study import Study
+from inlay.world import JOBS
+
+if TYPE_CHECKING:
+    from inlay.model import Backbone
+    from inlay.research.planning import Item, Plan
+
+Key = tuple[str, str, str]
+_TELL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a process needs to come to the plans of another."""
+
+    studies: Mapping[str, Study]
+    backbones: Mapping[str, str]
+    """study -> its backbone's name or folder"""
+    device: str
+    root: str | None
+    skip_missing: bool
+    runs: Path
+    commit: str | None
+    num_jobs: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """A unit of work, by the names of its items."""
+
+    kind: str
+    items: tuple[Key, ...]
+    along: tuple[Key, ...]
+    memory_share: float
+    """of a GPU's memory, at most"""
+
+
+def serve(link: Connection, recipe: Recipe, number: int, log: Path) -> None:
+    """Do what is asked until nothing more is; the process `number` of several."""
+    os.setsid()
+    _speak_into(log)
+    os.environ[JOBS] = str(recipe.num_jobs)
+    # Each process would compile with all cores.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // recipe.num_jobs)))
+    worker = _Worker(_Line(link), recipe, number)
+    while True:
+        try:
+            order = link.recv()
+        except (EOFError, OSError):
+            return
+        except KeyboardInterrupt:
+            continue  # stopped between two units
+        if order is None:
+            return
+        worker.obey(order)
+
+
+def _speak_into(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+class _Line:
+    """The way to the other process. A signal waits until a word is out: half a word would end the talk."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+
+    def send(self, what: str, value: Any = None) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._link.send((what, value))
+        except OSError:  # nobody listens any more
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+class _Worker:
+    """Finds the items of an order and has them done."""
+
+    def __init__(self, line: _Line, recipe: Recipe, number: int) -> None:
+        self._line, self._recipe, self._number = line, recipe, number
+        self._bench: Any = None
+        self._parent = os.getppid()
+        self._tasks: dict[Any, Any] = {}
+        self.find_plan = functools.cache(self._find_plan)
+        self._load = functools.cache(self._load_backbone)
+
+    def obey(self, order: Order) -> None:
+        """Do a unit and say what came of it. What nobody foresaw is said too, and costs no other unit."""
+        try:
+            failed = self._do(order)
+            self._line.send("done", [(item.key, error.message) for item, error in failed])
+        except KeyboardInterrupt:
+            self._line.send("stopped")
+        except Exception as error:  # the border of this process: the other one shows it and goes on
+            traceback.print_exc()
+            self._line.send("broken", f"{type(error).__name__}: {error}")
+
+    def _do(self, order: Order) -> list[tuple[Item, Any]]:
+        from inlay.research.agenda import Unit
+        from inlay.research.work import Bench
+        from inlay.training.memory import release_memory
+
+        if self._bench is None:
+            _share_threads(self._recipe.num_jobs)
+            keep = functools.partial(self._line.send, "records")
+            self._bench = Bench(self.find_plan, self._recipe.runs, keep, self._recipe.commit)
+        unit = Unit(order.kind, self._find_items(order.items), self._find_items(order.along))
+        device = self.find_plan(order.items[0][0]).backbone.device
+        release_memory(device)
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.set_per_process_memory_fraction(order.memory_share, device)
+        return self._bench.do(unit, _make_relay(self._line, self._parent))
+
+    def _find_items(self, keys: Sequence[Key]) -> tuple[Item, ...]:
+        plans = {key[0]: self.find_plan(key[0]) for key in keys}
+        known = {item.key: item for plan in plans.values() for item in plan.items}
+        return tuple(known[key] for key in keys)
+
+    def _find_plan(self, study: str) -> Plan:
+        from inlay.research.planning import load_tasks, plan_study
+
+        recipe = self._recipe
+        tasks, missing = load_tasks(
+            recipe.studies[study], recipe.root, skip_missing=recipe.skip_missing, known=self._tasks
+        )
+        return plan_study(recipe.studies[study], self._load(recipe.backbones[study]), tasks, missing, root=recipe.root)
+
+    def _load_backbone(self, name: str) -> Backbone:
+        import torch
+
+        from inlay.model import load_backbone
+
+        device: str | None = None if self._recipe.device == "auto" else self._recipe.device
+        if self._recipe.device in ("auto", "cuda") and torch.cuda.is_available():
+            device = f"cuda:{self._number % torch.cuda.device_count()}"
+        return load_backbone(name, device=device)
+
+
+def _share_threads(num_jobs: int) -> None:
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_jobs))
+
+
+def _make_relay(line: _Line, parent: int) -> Any:
+    from inlay.training.cohort import Watcher
+
+    class Relay(Watcher):
+        """Tells how training goes, not too often, and stops it when nobody is there to hear."""
+
+        def __init__(self) -> None:
+            self._num_rows, self._told = 0, time.monotonic()
+
+        def on_step(self, cohort: Any, num_rows: int) -> None:
+            self._num_rows += num_rows
+            if time.monotonic() - self._told >= _TELL_SECONDS:
+                line.send("rows", self._num_rows)
+                self._num_rows, self._told = 0, time.monotonic()
+                if os.getppid() != parent:
+                    with contextlib.suppress(KeyboardInterrupt):
+                        signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the step in hand is finished and saved
+
+        def on_fallback(self, message: str) -> None:
+            line.send("said", message)
+
+    return Relay()

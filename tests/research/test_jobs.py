@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 from test_conduct import Counter, file_of, make_plan, without_times
 from test_conduct_several import make_plan as make_several
 
+from inlay.errors import LostProcess, Missing
 from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
 from inlay.research import jobs
@@ -21,7 +23,7 @@ from inlay.research.conduct import Pace, Places, Sitting, Stage, conduct
 from inlay.research.jobs import Crew, conduct_in_jobs
 from inlay.research.records import read_records
 from inlay.research.toy import WORDS
-from inlay.research.worker import Recipe
+from inlay.research.worker import Recipe, _Worker
 
 LONG = """
 title = "small"
@@ -99,6 +101,7 @@ def test_two_processes_come_to_the_records_of_one_and_one_that_dies_costs_its_ow
 
 STOPPED = """
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_jobs import CREW, LONG, Saboteur, make_plan, places_in
@@ -184,3 +187,90 @@ def test_a_run_that_others_go_on_from_is_trained_by_one_process(tmp_path, backbo
     for name in ("result.json", "best.safetensors"):
         (source / name).touch()
     assert foreman._may_begin(halves[1]), "its weights are there"
+
+
+def make_foreman(tmp_path, backbone, stage=None):
+    """A foreman whose processes are dealt to over pipes whose other ends are ours, and never started."""
+    plan, places = make_plan(tmp_path, backbone), places_in(tmp_path)
+    recipe = Recipe({}, {}, "cpu", None, False, places.runs, None, 2)
+    foreman = jobs._Foreman(Sitting([plan], places), places, recipe, stage or Stage(), Pace(None))
+    theirs = []
+
+    def hire(number):
+        ours, other = Pipe()
+        theirs.append(other)
+        return jobs._Job(number, Undead(), ours, tmp_path / "log")
+
+    foreman._hire = hire
+    return foreman, theirs
+
+
+class Undead:
+    """Stands for a process: alive until it is killed."""
+
+    pid, exitcode = None, None
+
+    def join(self, timeout=None):
+        assert timeout is not None or self.exitcode is not None, "it would wait forever"
+
+    def is_alive(self):
+        return self.exitcode is None
+
+    def kill(self):
+        self.exitcode = -signal.SIGKILL
+
+
+def test_a_process_that_broke_gets_no_other_unit_and_is_replaced(tmp_path, backbone):
+    foreman, theirs = make_foreman(tmp_path, backbone)
+    foreman._jobs = [foreman._hire(0)]
+    foreman._deal()
+    num_waiting = len(foreman._waiting)
+    theirs[0].send(("broken", "AcceleratorError: illegal address"))
+    foreman._listen(0.1)
+    foreman._deal()
+    assert len(foreman._waiting) == num_waiting
+    theirs[0].close()
+    foreman._listen(0.1)
+    foreman._deal()
+    assert len(theirs) == 2
+    assert theirs[1].poll()
+    assert len(foreman._sitting.failed) > 0
+
+
+def test_a_sitting_ends_after_three_units_were_lost_before_their_first_step(tmp_path, backbone):
+    class Ruin(Stage):
+        def begin(self, number, num_units, unit):
+            """It is said before it is asked for: to the foreman it is all the same."""
+            theirs[-1].send(("broken", "AcceleratorError: illegal address"))
+
+        def warn(self, message):
+            theirs[-1].close()
+
+    foreman, theirs = make_foreman(tmp_path, backbone, Ruin())
+    foreman._recipe = dataclasses.replace(foreman._recipe, num_jobs=1)
+    with pytest.raises(LostProcess, match="lost one after another") as caught:
+        foreman.run()
+    assert "--jobs 1" in caught.value.hint
+    assert len(theirs) <= 4
+    failed = [record for record in read_records(file_of(foreman._places)) if record.status == "failed"]
+    assert len(failed) == len(foreman._sitting.failed)
+
+
+class Words:
+    """A line that keeps what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def send(self, what, value=None):
+        self.said.append((what, value))
+
+
+def test_a_process_goes_on_after_what_a_user_can_mend_and_ends_after_what_nobody_foresaw(tmp_path, monkeypatch):
+    line = Words()
+    worker = _Worker(line, Recipe({}, {}, "cpu", None, False, tmp_path, None, 2), 0)
+    errors = [Missing("no data", "fetch it"), RuntimeError("sticky")]
+    monkeypatch.setattr(worker, "_do", lambda order: exec("raise error", {"error": errors.pop(0)}))
+    assert worker.obey(None)
+    assert not worker.obey(None)
+    assert line.said == [("refused", ("no data", "fetch it")), ("broken", "RuntimeError: sticky")]

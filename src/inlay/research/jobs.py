@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from inlay.errors import LostProcess
+from inlay.errors import InlayError, LostProcess
 from inlay.model import Backbone
 from inlay.research.agenda import Unit, make_agenda
 from inlay.research.arms import ARM_KINDS
@@ -41,6 +41,9 @@ _MANY_PARAMETERS = 50_000_000
 _LISTEN_SECONDS = 0.5
 _STOP_SECONDS = 120.0
 """how long a process may take to save what it has in hand"""
+_EXIT_SECONDS = 10.0
+_MOST_LOST = 3
+"""units in a row that are lost before their first step: what takes them would take the whole agenda"""
 _USABLE, _FOR_COPIES = 0.9, 0.5
 """of a GPU's memory: what all may take together, the rest being their contexts; what copies may, if all train them"""
 
@@ -88,6 +91,10 @@ class _Job:
     began: float = 0.0
     last: tuple[Any, ...] = ()
     """what its last unit was like: its programs are compiled"""
+    has_stepped: bool = False
+    """whether its unit has got as far as training"""
+    is_leaving: bool = False
+    """whether it has said that it does no more"""
 
 
 class _Foreman:
@@ -104,21 +111,29 @@ class _Foreman:
         self._jobs: list[_Job] = []
         self._familiar: set[tuple[Any, ...]] = set()
         """likenesses of which some process has taken a step"""
+        self._lost: list[Unit] = []
+        """those lost before their first step since a unit was last done"""
 
     def run(self) -> None:
         """Have everything done, or what fits before the deadline. Ctrl-C stops all with everything saved."""
         try:
             self._jobs = [self._hire(number) for number in range(min(self._recipe.num_jobs, self._num_units))]
-            while not self._pace.is_late:
+            while (self._waiting or self._busy) and not self._pace.is_late and len(self._lost) < _MOST_LOST:
                 self._deal()
-                if not self._busy:
-                    break
                 self._listen(_LISTEN_SECONDS)
         finally:
             try:
                 self._stop()
             finally:
                 self._dismiss()
+        if len(self._lost) >= _MOST_LOST:
+            raise LostProcess(
+                f"units were lost one after another before their first step: {self._describe_lost()}",
+                f"read why in `{self._places.runs.parent / 'jobs'}`, or see it with `--jobs 1`; the same command goes on",
+            )
+
+    def _describe_lost(self) -> str:
+        return "; ".join(f"`{unit.describe()}`" for unit in self._lost)
 
     @property
     def _busy(self) -> list[_Job]:
@@ -135,7 +150,7 @@ class _Foreman:
 
     def _deal(self) -> None:
         for job in list(self._jobs):
-            unit = self._pick(job) if job.unit is None else None
+            unit = self._pick(job) if job.unit is None and not job.is_leaving else None
             if unit is None:
                 continue
             self._waiting.remove(unit)
@@ -146,7 +161,7 @@ class _Foreman:
                 self._num_units += 1
             self._num_begun += 1
             self._stage.begin(self._num_begun, self._num_units, job.unit)
-            job.began, job.last = time.monotonic(), job.unit.likeness
+            job.began, job.last, job.has_stepped = time.monotonic(), job.unit.likeness, False
             keys = tuple(item.key for item in job.unit.items)
             along = tuple(item.key for item in job.unit.along)
             try:
@@ -222,6 +237,7 @@ class _Foreman:
 
     def _hear_rows(self, job: _Job, value: int) -> None:
         self._num_rows += value
+        job.has_stepped = True
         self._familiar.add(job.last)
 
     def _hear_word(self, job: _Job, value: str) -> None:
@@ -235,13 +251,26 @@ class _Foreman:
         self._sitting.failed += [(items[key], message) for key, message in value]
         seconds = time.monotonic() - job.began
         self._pace.note(job.unit, seconds)
+        self._lost = []
         self._end(job)
 
     def _hear_stop(self, job: _Job, value: None) -> None:
         self._end(job)
 
+    def _hear_refusal(self, job: _Job, value: tuple[str, str | None]) -> None:
+        self._fail(job, InlayError(*value))
+        self._end(job)
+
     def _hear_breakdown(self, job: _Job, value: str) -> None:
-        self._fail(job, LostProcess(value, f"its last words are in {job.log}"))
+        job.is_leaving = True
+        self._lose(job, LostProcess(value, f"its last words are in {job.log}"))
+
+    def _lose(self, job: _Job, error: LostProcess) -> None:
+        """A process is of no more use: what it had in hand failed."""
+        assert job.unit is not None
+        if not job.has_stepped:
+            self._lost.append(job.unit)
+        self._fail(job, error)
         self._end(job)
 
     def _end(self, job: _Job) -> None:
@@ -249,7 +278,7 @@ class _Foreman:
         unit, job.unit = job.unit, None
         self._stage.end(unit, time.monotonic() - job.began)
 
-    def _fail(self, job: _Job, error: LostProcess) -> None:
+    def _fail(self, job: _Job, error: InlayError) -> None:
         """Say why a unit has no records; it is tried again in the next sitting."""
         assert job.unit is not None
         lost = [item for item in job.unit.items if not self._sitting.ledger.is_known(item)]
@@ -262,12 +291,11 @@ class _Foreman:
 
     def _bury(self, job: _Job) -> None:
         """A process has died: its unit failed, and another takes its place while there is work."""
-        job.process.join()
+        _end_process(job)
         if job.unit is not None:
             words = _last_words(job.log)
             said = f"process {job.number} ended with status {job.process.exitcode}" + (f": {words}" if words else "")
-            self._fail(job, LostProcess(said, f"its log is {job.log}"))
-            self._end(job)
+            self._lose(job, LostProcess(said, f"its log is {job.log}"))
         job.link.close()
         self._jobs.remove(job)
         if self._waiting and not self._pace.is_late:
@@ -291,11 +319,16 @@ class _Foreman:
             else:
                 job.process.kill()
         for job in list(self._jobs):
-            job.process.join(timeout=10)
-            if job.process.is_alive():
-                job.process.kill()
-                job.process.join()
+            _end_process(job)
             job.link.close()
+
+
+def _end_process(job: _Job) -> None:
+    """See a process end; one that said its last word may hang at its exit, in a driver or a library."""
+    job.process.join(timeout=_EXIT_SECONDS)
+    if job.process.is_alive():
+        job.process.kill()
+        job.process.join()
 
 
 def _is_cohort(unit: Unit) -> bool:
@@ -309,6 +342,7 @@ _HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
     "said": _Foreman._hear_word,
     "done": _Foreman._hear_end,
     "stopped": _Foreman._hear_stop,
+    "refused": _Foreman._hear_refusal,
     "broken": _Foreman._hear_breakdown,
 }
 

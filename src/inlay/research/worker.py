@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inlay.errors import InlayError
 from inlay.research.study import Study
 from inlay.world import JOBS
 
@@ -74,7 +75,8 @@ def serve(link: Connection, recipe: Recipe, number: int, log: Path) -> None:
             continue  # stopped between two units
         if order is None:
             return
-        worker.obey(order)
+        if not worker.obey(order):
+            return
 
 
 def _speak_into(log: Path) -> None:
@@ -113,16 +115,23 @@ class _Worker:
         self.find_plan = functools.cache(self._find_plan)
         self._load = functools.cache(self._load_backbone)
 
-    def obey(self, order: Order) -> None:
-        """Do a unit and say what came of it. What nobody foresaw is said too, and costs no other unit."""
+    def obey(self, order: Order) -> bool:
+        """Do a unit and say what came of it; whether this process can do another.
+
+        After what nobody foresaw it cannot: a GPU's error stays with the process, and would fail all that follows.
+        """
         try:
             failed = self._do(order)
             self._line.send("done", [(item.key, error.message) for item, error in failed])
         except KeyboardInterrupt:
             self._line.send("stopped")
-        except Exception as error:  # the border of this process: the other one shows it and goes on
+        except InlayError as error:
+            self._line.send("refused", (error.message, error.hint))
+        except Exception as error:  # the border of this process: the other one shows it and hires another
             traceback.print_exc()
             self._line.send("broken", f"{type(error).__name__}: {error}")
+            return False
+        return True
 
     def _do(self, order: Order) -> list[tuple[Item, Any]]:
         from inlay.research.agenda import Unit

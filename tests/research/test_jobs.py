@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -21,9 +22,10 @@ from inlay.model.tiny import make_tiny_folder
 from inlay.research import jobs
 from inlay.research.conduct import Pace, Places, Sitting, Stage, conduct
 from inlay.research.jobs import Crew, conduct_in_jobs
+from inlay.research.recording import Origin, Recorder
 from inlay.research.records import read_records
 from inlay.research.toy import WORDS
-from inlay.research.worker import Recipe, _Worker
+from inlay.research.worker import Order, Recipe, _Line, _Worker
 
 LONG = """
 title = "small"
@@ -265,6 +267,9 @@ class Words:
     def send(self, what, value=None):
         self.said.append((what, value))
 
+    def interruptible(self):
+        return contextlib.nullcontext()
+
 
 def test_a_process_goes_on_after_what_a_user_can_mend_and_ends_after_what_nobody_foresaw(tmp_path, monkeypatch):
     line = Words()
@@ -274,3 +279,130 @@ def test_a_process_goes_on_after_what_a_user_can_mend_and_ends_after_what_nobody
     assert worker.obey(None)
     assert not worker.obey(None)
     assert line.said == [("refused", ("no data", "fetch it")), ("broken", "RuntimeError: sticky")]
+
+
+@pytest.fixture
+def line():
+    """A line of this process, whose handler of Ctrl-C it replaces meanwhile; and its other end."""
+    before = signal.getsignal(signal.SIGINT)
+    ours, theirs = Pipe()
+    yield _Line(ours), theirs
+    signal.signal(signal.SIGINT, before)
+
+
+class Interrupting:
+    """A value that brings a Ctrl-C while it is sent."""
+
+    def __reduce__(self):
+        signal.raise_signal(signal.SIGINT)
+        return (int, ())
+
+
+def test_an_interrupt_waits_until_a_word_is_out_and_comes_after_it(line):
+    speaker, theirs = line
+    with pytest.raises(KeyboardInterrupt), speaker.interruptible():
+        speaker.send("rows", Interrupting())
+    assert theirs.recv() == ("rows", 0)
+    speaker.send("done", Interrupting())
+    assert theirs.recv() == ("done", 0)
+    with pytest.raises(KeyboardInterrupt), speaker.interruptible():
+        pytest.fail("what came between two units stops the next one")
+    with speaker.interruptible():
+        pass
+
+
+def test_when_nobody_listens_one_interrupt_comes_and_no_second(line):
+    speaker, theirs = line
+    theirs.close()
+    with pytest.raises(KeyboardInterrupt), speaker.interruptible():
+        speaker.send("rows", 1)
+    with speaker.interruptible():
+        speaker.send("records", [])
+
+
+def test_a_process_that_is_stopped_as_it_says_it_is_done_stops_nobody_else(tmp_path, backbone):
+    foreman, theirs = make_foreman(tmp_path, backbone)
+    foreman._jobs = [foreman._hire(0)]
+    foreman._deal()
+    for word in (("done", []), ("stopped", None)):
+        theirs[0].send(word)
+    foreman._listen(0.1)
+    assert not foreman._busy
+
+
+def test_half_a_word_is_the_end_of_a_process_and_what_it_said_before_is_kept(tmp_path, backbone):
+    foreman, theirs = make_foreman(tmp_path, backbone)
+    foreman._jobs = [foreman._hire(0)]
+    foreman._deal()
+    unit, (job,) = foreman._jobs[0].unit, foreman._jobs
+    plan = foreman._sitting.plans[unit.items[0].study]
+    item = unit.items[0]
+    theirs[0].send(
+        (
+            "records",
+            [
+                Recorder(plan, plan.backbone, Origin.here(plan.backbone, None)).record(
+                    item, plan.tasks[item.task], dev={"matthews": 0.5}
+                )
+            ],
+        )
+    )
+    theirs[0].send_bytes(b"half a w")
+    foreman._listen(0.1)
+    assert job.process.exitcode == -signal.SIGKILL
+    assert foreman._jobs != [job]
+    assert item not in [lost for lost, _ in foreman._sitting.failed]
+    assert {lost.id for lost, _ in foreman._sitting.failed} == {other.id for other in unit.items if other != item}
+
+
+def test_an_interrupt_is_heard_between_words_and_the_second_at_once(tmp_path, backbone):
+    class Impatient(Stage):
+        def begin(self, number, num_units, unit):
+            theirs[number - 1].send(("stopped", None))
+            signal.raise_signal(signal.SIGINT)
+
+        def end(self, unit, seconds):
+            ends.append(unit)
+
+    ends = []
+    foreman, theirs = make_foreman(tmp_path, backbone, Impatient())
+    foreman._recipe = dataclasses.replace(foreman._recipe, num_jobs=1)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        foreman.run()
+    assert isinstance(theirs[0].recv(), Order), "the order was given whole"
+    assert len(ends) == 1, "what it said was heard"
+    assert signal.getsignal(signal.SIGINT) is before
+    with jobs._noting_interrupts() as asked:
+        signal.raise_signal(signal.SIGINT)
+        assert asked.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_process_that_dies_while_all_are_stopped_leaves_no_failure(tmp_path, backbone):
+    foreman, theirs = make_foreman(tmp_path, backbone)
+    foreman._jobs = [foreman._hire(0)]
+    foreman._deal()
+    theirs[0].close()
+    foreman._stop()
+    assert not foreman._busy
+    assert not foreman._sitting.failed
+    assert not file_of(foreman._places).exists()
+
+
+def test_who_takes_the_place_of_a_process_that_could_not_be_dealt_to_gets_the_next_unit(tmp_path, backbone):
+    class Quitting(Stage):
+        def begin(self, number, num_units, unit):
+            begun.append(unit)
+            if number == 1:
+                theirs[0].close()
+            else:
+                theirs[-1].send(("done", []))
+
+    begun = []
+    foreman, theirs = make_foreman(tmp_path, backbone, Quitting())
+    foreman._recipe = dataclasses.replace(foreman._recipe, num_jobs=1)
+    num_units = len(foreman._waiting)
+    foreman.run()
+    assert len(begun) == num_units

@@ -14,8 +14,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -111,29 +112,36 @@ class _Foreman:
         self._jobs: list[_Job] = []
         self._familiar: set[tuple[Any, ...]] = set()
         """likenesses of which some process has taken a step"""
+        self._is_stopping = False
         self._lost: list[Unit] = []
         """those lost before their first step since a unit was last done"""
 
     def run(self) -> None:
         """Have everything done, or what fits before the deadline. Ctrl-C stops all with everything saved."""
-        try:
-            self._jobs = [self._hire(number) for number in range(min(self._recipe.num_jobs, self._num_units))]
-            while (self._waiting or self._busy) and not self._pace.is_late and len(self._lost) < _MOST_LOST:
-                self._deal()
-                self._listen(_LISTEN_SECONDS)
-        finally:
+        with _noting_interrupts() as asked:
             try:
-                self._stop()
+                self._jobs = [self._hire(number) for number in range(min(self._recipe.num_jobs, self._num_units))]
+                while (self._waiting or self._busy) and not (asked.is_set() or self._is_to_end):
+                    self._deal()
+                    self._listen(_LISTEN_SECONDS)
             finally:
-                self._dismiss()
+                try:
+                    self._stop()
+                finally:
+                    self._dismiss()
+        if asked.is_set():
+            raise KeyboardInterrupt
         if len(self._lost) >= _MOST_LOST:
+            lost = "; ".join(f"`{unit.describe()}`" for unit in self._lost)
+            logs = self._places.runs.parent / "jobs"
             raise LostProcess(
-                f"units were lost one after another before their first step: {self._describe_lost()}",
-                f"read why in `{self._places.runs.parent / 'jobs'}`, or see it with `--jobs 1`; the same command goes on",
+                f"units were lost one after another before their first step: {lost}",
+                f"read why in `{logs}`, or see it with `--jobs 1`; the same command goes on from there",
             )
 
-    def _describe_lost(self) -> str:
-        return "; ".join(f"`{unit.describe()}`" for unit in self._lost)
+    @property
+    def _is_to_end(self) -> bool:
+        return self._pace.is_late or len(self._lost) >= _MOST_LOST
 
     @property
     def _busy(self) -> list[_Job]:
@@ -167,7 +175,7 @@ class _Foreman:
             try:
                 job.link.send(Order(job.unit.kind, keys, along, self._limits.share_of(job.unit)))
             except OSError:
-                self._bury(job)
+                self._bury(job)  # who takes its place is dealt to in the next round
 
     def _pick(self, job: _Job) -> Unit | None:
         """What an idle process does next: of what may begin, what fits, is its kind of work, is wanted, is familiar."""
@@ -214,18 +222,13 @@ class _Foreman:
         records: list[Record] = []
         for link in wait(list(jobs), timeout=seconds):
             assert isinstance(link, Connection)
-            job = jobs[link]
-            try:
-                while link.poll():
-                    what, value = link.recv()
-                    if what == "records":
-                        records += value
-                    else:
-                        _HEARD[what](self, job, value)
-            except (EOFError, OSError):
-                self._keep(records)
+            for what, value in _receive(link):
+                if what == "records":
+                    records += value
+                    continue
+                self._keep(records)  # what is heard next may ask what is known
                 records = []
-                self._bury(job)
+                _HEARD[what](self, jobs[link], value)
         self._keep(records)
         num_done = sum(map(self._sitting.ledger.is_known, self._wanted))
         self._stage.tell(num_done, len(self._wanted), len(self._busy), self._num_rows)
@@ -268,28 +271,31 @@ class _Foreman:
     def _lose(self, job: _Job, error: LostProcess) -> None:
         """A process is of no more use: what it had in hand failed."""
         assert job.unit is not None
-        if not job.has_stepped:
+        if not job.has_stepped and not self._is_stopping:
             self._lost.append(job.unit)
         self._fail(job, error)
         self._end(job)
 
     def _end(self, job: _Job) -> None:
-        assert job.unit is not None
+        if job.unit is None:
+            return  # stopped just after it was done
         unit, job.unit = job.unit, None
         self._stage.end(unit, time.monotonic() - job.began)
 
     def _fail(self, job: _Job, error: InlayError) -> None:
         """Say why a unit has no records; it is tried again in the next sitting."""
         assert job.unit is not None
-        lost = [item for item in job.unit.items if not self._sitting.ledger.is_known(item)]
         self._stage.warn(f"{job.unit.describe()}: {error}")
+        if self._is_stopping:
+            return  # it was to end: what it saved goes on
+        lost = [item for item in job.unit.items if not self._sitting.ledger.is_known(item)]
         self._sitting.failed += [(item, error.message) for item in lost]
         for item in lost:
             plan = self._sitting.plans[item.study]
             recorder = Recorder(plan, plan.backbone, Origin.here(plan.backbone, self._recipe.commit))
             self._keep([recorder.record_failure(item, error)])
 
-    def _bury(self, job: _Job) -> None:
+    def _bury(self, job: _Job, value: None = None) -> None:
         """A process has died: its unit failed, and another takes its place while there is work."""
         _end_process(job)
         if job.unit is not None:
@@ -298,13 +304,13 @@ class _Foreman:
             self._lose(job, LostProcess(said, f"its log is {job.log}"))
         job.link.close()
         self._jobs.remove(job)
-        if self._waiting and not self._pace.is_late:
+        if self._waiting and not self._is_to_end:
             self._jobs.append(self._hire(job.number))
 
     def _stop(self) -> None:
         """Ask those that have something in hand to save it, and hear what they have to say."""
         until = time.monotonic() + _STOP_SECONDS
-        self._waiting = []
+        self._waiting, self._is_stopping = [], True
         for job in self._busy:
             if job.process.pid is not None and job.process.is_alive():
                 os.kill(job.process.pid, signal.SIGINT)
@@ -331,9 +337,43 @@ def _end_process(job: _Job) -> None:
         job.process.join()
 
 
+@contextlib.contextmanager
+def _noting_interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, so that no record or process is left half made; a second one interrupts at once."""
+    asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    # In the background of a script it is ignored; signals come to the main thread alone.
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _is_cohort(unit: Unit) -> bool:
     """Whether it fills a device by itself: not a copy of the backbone, and not what needs no device."""
     return not unit.is_solo and ARM_KINDS[unit.items[0].arm.kind].needs_backbone
+
+
+def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
+    """What a process has said by now; `gone` if it says no more, or nothing that can be understood."""
+    while True:
+        try:
+            if not link.poll():
+                return
+            word = link.recv()
+        except Exception:  # the border of that process: its end, or half a word, which unpickles as anything
+            yield "gone", None
+            return
+        yield word
 
 
 # What a process says -> who hears it.
@@ -344,6 +384,7 @@ _HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
     "stopped": _Foreman._hear_stop,
     "refused": _Foreman._hear_refusal,
     "broken": _Foreman._hear_breakdown,
+    "gone": _Foreman._bury,
 }
 
 

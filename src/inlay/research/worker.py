@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -66,17 +66,10 @@ def serve(link: Connection, recipe: Recipe, number: int, log: Path) -> None:
     # Each process would compile with all cores.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // recipe.num_jobs)))
     worker = _Worker(_Line(link), recipe, number)
-    while True:
-        try:
-            order = link.recv()
-        except (EOFError, OSError):
-            return
-        except KeyboardInterrupt:
-            continue  # stopped between two units
-        if order is None:
-            return
-        if not worker.obey(order):
-            return
+    with contextlib.suppress(EOFError, OSError):
+        while (order := link.recv()) is not None:
+            if not worker.obey(order):
+                return
 
 
 def _speak_into(log: Path) -> None:
@@ -89,19 +82,43 @@ def _speak_into(log: Path) -> None:
 
 
 class _Line:
-    """The way to the other process. A signal waits until a word is out: half a word would end the talk."""
+    """The way to the other process. A signal waits until a word is out: half a word would end the talk.
+
+    Handlers, not a mask: libraries start threads, and the signal comes to one that does not mask it.
+    """
 
     def __init__(self, link: Connection) -> None:
-        self._link = link
+        self._link, self._is_asked, self._is_cut = link, False, False
+        signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._is_asked = True
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let Ctrl-C interrupt the block, be it one that came just before; outside it only is noted."""
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._is_asked:
+                self._is_asked = False
+                raise KeyboardInterrupt
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._note)
 
     def send(self, what: str, value: Any = None) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        """Say a word whole; a Ctrl-C meanwhile comes after it. One comes, once, if nobody listens any more."""
+        noted: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))
         try:
             self._link.send((what, value))
-        except OSError:  # nobody listens any more
-            os.kill(os.getpid(), signal.SIGINT)
+        except OSError:
+            noted += [] if self._is_cut else [signal.SIGINT]  # a second one would stop the saving
+            self._is_cut = True
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.signal(signal.SIGINT, before)
+        if noted:
+            signal.raise_signal(signal.SIGINT)
 
 
 class _Worker:
@@ -121,8 +138,8 @@ class _Worker:
         After what nobody foresaw it cannot: a GPU's error stays with the process, and would fail all that follows.
         """
         try:
-            failed = self._do(order)
-            self._line.send("done", [(item.key, error.message) for item, error in failed])
+            with self._line.interruptible():
+                failed = self._do(order)
         except KeyboardInterrupt:
             self._line.send("stopped")
         except InlayError as error:
@@ -131,6 +148,8 @@ class _Worker:
             traceback.print_exc()
             self._line.send("broken", f"{type(error).__name__}: {error}")
             return False
+        else:
+            self._line.send("done", [(item.key, error.message) for item, error in failed])
         return True
 
     def _do(self, order: Order) -> list[tuple[Item, Any]]:

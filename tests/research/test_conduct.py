@@ -22,6 +22,7 @@ from inlay.research.conduct import Places, Stage, conduct, list_todo
 from inlay.research.estimate import estimate_units
 from inlay.research.ledger import Ledger
 from inlay.research.planning import load_tasks, plan_study
+from inlay.research.recording import Origin, Recorder
 from inlay.research.records import read_records
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
@@ -274,6 +275,25 @@ def test_for_a_submission_the_best_copy_on_dev_stays(tmp_path, backbone, places)
         best = max(record.dev[record.metric] for record in full)
         kept = [record for record in full if (places.runs / record.id / "best.safetensors").is_file()]
         assert [record.dev[record.metric] for record in kept] == [best]
+
+
+def test_the_best_copy_of_one_study_stays_though_another_has_a_better_one(tmp_path, backbone, places):
+    """Of two seeds the first answers for the study that asks for no other; the second is the best of both."""
+
+    def plan_of(name, seeds):
+        plan = make_plan(tmp_path, backbone, name=name, submission=True)
+        asked = [item for item in plan.items if (item.arm.name, item.task) == ("full", "glue/cola")]
+        return dataclasses.replace(plan, items=tuple(item for item in asked if item.seed in seeds))
+
+    one, both = plan_of("one", [0]), plan_of("both", [0, 1])
+    ledger = Ledger([both, one], places)
+    recorder = Recorder(both, backbone, Origin.here(backbone, None))
+    for item, score in zip(both.items, (0.1, 0.9), strict=True):
+        (places.runs / item.id).mkdir(parents=True)
+        (places.runs / item.id / "best.safetensors").touch()
+        task = both.tasks[item.task]
+        ledger.keep([recorder.record(item, task, dev={task.metric: score})])
+    assert [(places.runs / item.id / "best.safetensors").is_file() for item in both.items] == [True, True]
 
 
 def test_tasks_with_test_rows_are_scored_on_them_also_when_the_record_was_lost(tmp_path, backbone, places):

@@ -111,7 +111,7 @@ class Ledger:
         ]
 
     def _drop_weights(self, record: Record) -> None:
-        """Drop a fine-tuned copy of the backbone, of which every run would fill the disk; the best stays to answer.
+        """Drop a fine-tuned copy of the backbone, of which every run would fill the disk; the best of an arm stays to answer.
 
         One of several tasks may be gone on from.
         """
@@ -120,15 +120,18 @@ class Ledger:
             return
         if any(isinstance(item.run, JointRun) and len(item.run.parts) > 1 for item in asking):
             return
-        rivals = {
-            other.id: other
-            for (study, _, arm), others in self._known.items()
-            for other in others
-            if (arm, other.task) == (record.arm, record.task) and study == record.study and other.status == FINISHED
+        rivals: dict[tuple[str, str], list[Record]] = {}
+        for (study, _, arm), others in self._known.items():
+            finished = [other for other in others if other.task == record.task and other.status == FINISHED]
+            rivals.setdefault((study, arm), []).extend(finished)
+        # Of all, not of the record's own study alone: its run, and those it is compared with, may be others' best too.
+        best = {
+            max(others, key=lambda other: other.dev[other.metric]).id
+            for (study, _), others in rivals.items()
+            if others and self._plans[study].study.submission
         }
-        keeps = any(self._plans[item.study].study.submission for item in asking) and bool(rivals)
-        best = max(rivals.values(), key=lambda item: item.dev[item.metric]).id if keeps else None
-        for run_id in {*rivals, record.id} - {best}:
+        beaten = {other.id for item in asking for other in rivals.get((item.study, item.arm.name), ())}
+        for run_id in {*beaten, record.id} - best:
             (self._places.runs / run_id / "best.safetensors").unlink(missing_ok=True)
 
 

@@ -12,11 +12,14 @@ from test_conduct import Counter, without_times
 from inlay.data import load_task
 from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
+from inlay.research import work
+from inlay.research.agenda import Unit
 from inlay.research.conduct import Places, conduct, list_todo
 from inlay.research.estimate import estimate_units
 from inlay.research.planning import load_tasks, plan_study
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
+from inlay.research.work import Bench
 from inlay.training.materialize import materialize, read_joint, read_parts
 
 TINY = """
@@ -217,6 +220,15 @@ def test_a_source_whose_weights_were_dropped_is_trained_again(tmp_path, backbone
     outcome = conduct([few], places)
     assert not outcome.missing
     assert (places.runs / few.items[0].source.id / "best.safetensors").is_file()
+
+
+def test_the_source_of_a_run_that_has_ended_is_there_when_its_cohort_goes_on(tmp_path, backbone, monkeypatch):
+    few, trained = make_plan(tmp_path, backbone, "few"), []
+    bench = Bench({"few": few}.__getitem__, tmp_path / "runs", lambda records: None)
+    monkeypatch.setattr(work, "fit", lambda runs, *rest: trained.extend(run.id for run in runs))
+    unit = Unit("runs", (dataclasses.replace(few.items[0], source=None),), along=(few.items[1],))
+    bench._train_sources(unit, few, None, None)
+    assert trained == [few.items[1].source.id]
 
 
 def test_records_of_a_run_of_several_tasks_are_lent_to_other_studies(tmp_path, backbone, done):

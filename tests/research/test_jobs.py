@@ -174,6 +174,26 @@ def test_what_is_compiled_is_compiled_by_one_process_while_others_do_something_e
     assert foreman._may_begin(second)
 
 
+def test_what_is_not_compiled_waits_for_no_other_process(tmp_path, backbone):
+    foreman, _ = make_foreman(tmp_path, backbone)
+    foreman._limits = dataclasses.replace(foreman._limits, compiles=True)
+    (baseline,) = (unit for unit in foreman._waiting if unit.kind == "baseline")
+    full = next(unit for unit in foreman._waiting if unit.items[0].arm.name == "full")
+    assert foreman._compiles(full)
+    assert not foreman._compiles(baseline)
+
+
+def test_a_unit_that_is_done_is_familiar_though_it_told_of_no_step(tmp_path, backbone):
+    foreman, theirs = make_foreman(tmp_path, backbone)
+    foreman._limits = dataclasses.replace(foreman._limits, compiles=True)
+    foreman._jobs = [foreman._hire(0)]
+    foreman._deal()
+    likeness = foreman._jobs[0].last
+    theirs[0].send(("done", []))
+    foreman._listen(0.1)
+    assert likeness in foreman._familiar
+
+
 def test_a_run_that_others_go_on_from_is_trained_by_one_process(tmp_path, backbone):
     few = make_several(tmp_path, backbone, "few")
     places = places_in(tmp_path)

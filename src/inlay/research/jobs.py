@@ -111,7 +111,7 @@ class _Foreman:
         self._limits = _Limits.of(backbones, recipe.num_jobs)
         self._jobs: list[_Job] = []
         self._familiar: set[tuple[Any, ...]] = set()
-        """likenesses of which some process has taken a step"""
+        """likenesses of which some process has taken a step, or done a unit too short to tell of one"""
         self._is_stopping = False
         self._lost: list[Unit] = []
         """those lost before their first step since a unit was last done"""
@@ -200,15 +200,21 @@ class _Foreman:
         in_hand = [job.unit for job in self._busy if job.unit is not None]
         if _is_cohort(unit) and sum(map(_is_cohort, in_hand)) >= self._limits.most_cohorts:
             return False
-        is_new = self._limits.compiles and unit.likeness not in self._familiar
+        is_new = self._compiles(unit) and unit.likeness not in self._familiar
         if is_new and any(other.likeness == unit.likeness for other in in_hand):
             return False
         held = {item.id for other in in_hand for item in other.items} | set().union(*map(self._needs, in_hand))
         return not held & ({item.id for item in unit.items} | self._needs(unit))
 
+    def _compiles(self, unit: Unit) -> bool:
+        """Whether a unit's steps are compiled: not where no backbone is trained on, nor on one that writes."""
+        backbone = self._sitting.plans[unit.items[0].study].backbone
+        is_trained = ARM_KINDS[unit.items[0].arm.kind].needs_backbone
+        return self._limits.compiles and is_trained and backbone.packs and not backbone.writes
+
     def _needs(self, unit: Unit) -> set[str]:
         """The runs that it goes on from and that must be trained first."""
-        sources = {item.source.id for item in unit.items if item.source is not None}
+        sources = {item.source.id for item in (*unit.items, *unit.along) if item.source is not None}
         weights = {run_id: self._places.runs / run_id for run_id in sources}
         return {
             run_id
@@ -255,6 +261,7 @@ class _Foreman:
         seconds = time.monotonic() - job.began
         self._pace.note(job.unit, seconds)
         self._lost = []
+        self._familiar.add(job.last)
         self._end(job)
 
     def _hear_stop(self, job: _Job, value: None) -> None:

@@ -111,7 +111,7 @@ class Ledger:
         ]
 
     def _drop_weights(self, record: Record) -> None:
-        """Drop a fine-tuned copy of the backbone, of which every run would fill the disk; the best of an arm stays to answer.
+        """Drop a fine-tuned copy of the backbone, of which many would fill the disk; each arm's best stays to answer.
 
         One of several tasks may be gone on from.
         """

@@ -85,7 +85,8 @@ class Bench:
 
     def _train_sources(self, unit: Unit, plan: Plan, settings: FitSettings, watch: Watcher) -> None:
         """Train the runs of other studies that those of this unit go on from, where their weights are not here."""
-        sources = {item.source.id: item.source for item in unit.items if item.source is not None}
+        everyone = (*unit.items, *unit.along)  # those that have ended are built again too, to go on whole
+        sources = {item.source.id: item.source for item in everyone if item.source is not None}
         for run_id in sources:
             self._forget_bare(run_id)
         if any(not is_finished(self._runs / run_id) for run_id in sources):

@@ -4,8 +4,8 @@
     python bench/norm_attention.py --tune [--only norm|attention]
 
 Every way of a case is captured as a CUDA graph (a step is replayed as one) and measured in turns with the others
-(kernels.py has how); `×` is its time over ours: above 1, ours is faster. The last lines say whether ours is at least
-1.1 times faster than the best other way. "Padded" does not pay for padding and unpadding, the block mask of flex
+(kernel_ways.py has how); `×` is its time over ours: above 1, ours is faster. The last lines say whether ours is at
+least 1.1 times faster than the best other way. "Padded" does not pay for padding and unpadding, the block mask of flex
 attention is made beforehand.
 
 `--tune` times our programs alone over the cuts they could have, best first: what the tables of
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from kernels import Call, Case, add_kernel_options, measure_cases
+from kernel_ways import Call, Case, add_kernel_options, measure_cases
 from report import say
 from torch import Tensor
 

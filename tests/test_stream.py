@@ -252,7 +252,7 @@ def test_a_fault_of_ours_in_one_file_goes_aside_with_its_traceback(place, monkey
 
 def test_a_diverged_run_goes_aside_and_the_others_of_its_cohort_are_published(place):
     write_task(place.folder / "wild.csv", 1)
-    (place.folder / "wild.toml").write_text("[train]\nlr = 9.9\nclip_norm = 0.0\nepochs = 30\n")
+    (place.folder / "wild.toml").write_text("[train]\nlr = 9.9\nwarmup = 0.0\nclip_norm = 0.0\nepochs = 60\n")
     write_task(place.folder / "tame.csv", 2)
     place.stream()
     assert list(place.digests()) == ["tame"]

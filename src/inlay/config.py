@@ -163,7 +163,7 @@ class TrainConfig:
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
 
     def __post_init__(self) -> None:
-        _require(self.lr is None or 0 < self.lr < 10, "train.lr", self.lr, "a number above 0")
+        _require(self.lr is None or 0 < self.lr < 10, "train.lr", self.lr, "a number above 0, below 10")
         _require(self.bucket is None or self.bucket >= 1, "train.bucket", self.bucket, "at least 1")
         for name in ("epochs", "batch_size"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")

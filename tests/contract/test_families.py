@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save
 from torch.func import functional_call
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
-from conftest import WRITING
 from inlay.config import MethodConfig, RunConfig
 from inlay.errors import InlayError, Unsupported
 from inlay.model.bank import Bank
@@ -24,6 +23,7 @@ from inlay.model.route import Row, collate
 from inlay.model.slots import SlotSpec
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.run import make_run
+from tiny_backbones import WRITING
 from toys import WORDS
 
 TEXTS = [

@@ -245,7 +245,8 @@ def test_tokens_are_those_of_transformers_own_call(kind, pairs, side, monkeypatc
 
 FORKED = """
 import os, sys; sys.path.insert(0, sys.argv[1])
-from conftest import make_tokenizer
+import conftest
+from tiny_backbones import make_tokenizer
 os.environ.pop("TOKENIZERS_PARALLELISM")  # set by conftest
 from inlay.data.encode import encode
 tokenizer, texts = make_tokenizer("bert"), ["the cat sat on the mat"] * 1000

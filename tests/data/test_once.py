@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import WORDS, make_tokenizer, make_toy_answers, make_toy_tags, make_toy_task
 from inlay.data import once, windows
 from inlay.data.once import Memory, encode_once, open_tokens
 from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
+from tiny_backbones import make_tokenizer
+from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task
 
 ROOT = Path(__file__).parents[2]
 
@@ -248,7 +249,8 @@ def test_progress_is_heard_of_a_new_set_and_not_of_a_known_one(tokenizer, monkey
 SECOND = """
 import sys; sys.path.insert(0, sys.argv[1])
 import os
-from conftest import make_tokenizer  # which switches the cache off
+import conftest  # which switches the cache off
+from tiny_backbones import make_tokenizer
 os.environ["INLAY_CACHE_BYTES"] = "1000000"
 from inlay.data import encode, once, windows
 from inlay.data.tasks import Split

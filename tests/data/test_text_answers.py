@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conftest import make_tokenizer
 from inlay.config import DataConfig
 from inlay.data.metrics import score_all
 from inlay.data.tasks import Split, load_task
 from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadData
+from tiny_backbones import make_tokenizer
 
 
 def test_a_text_task_has_answers_for_targets_with_blanks_joined(tmp_path):

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from conftest import WRITING
 from inlay.config import MethodConfig
 from inlay.model import attention
 from inlay.model.attention import attend, attend_first, spread_bias
@@ -16,6 +15,7 @@ from inlay.model.families import FAMILIES
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Pack, Row, collate, pack
 from inlay.model.slots import SlotSpec
+from tiny_backbones import WRITING
 
 LENGTHS = (1, 1, 3, 7, 7, 7, 12, 2)
 HEADS, CHANNELS = 3, 8

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import WRITING, random_tensors
 from inlay.config import MethodConfig
 from inlay.model import Bank, SlotSpec, infer, infer_canonically, writing
 from inlay.model.heads import WRITTEN, HeadSpec, lose_texts
 from inlay.model.route import Row, collate
+from tiny_backbones import WRITING, random_tensors
 
 TEXTS = ("good", "very bad", "not so quite good movie", "no")
 SCORED = HeadSpec("classify", len(TEXTS), WRITTEN, texts=TEXTS)

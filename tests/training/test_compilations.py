@@ -10,6 +10,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.errors import OutOfMemory
 from inlay.model import launch
 from inlay.training import compiled
 from inlay.training.cohort import Cohort, CohortSettings
@@ -108,3 +109,18 @@ def test_runs_are_stepped_in_as_few_programs_as_hold_them(backbone_of, toy_task,
     assert sorted(map(len, groups), reverse=True) == expected
     assert sorted(member.slot for group in groups for member in group) == ([0, 1, 2] if expected else [])
     assert all(group == sorted(group, key=lambda member: member.slot) for group in groups)  # as rows are laid
+
+
+def test_a_step_that_has_moved_some_runs_is_not_taken_again_when_memory_runs_out(backbone_of, toy_task, monkeypatch):
+    """A replayed program changes no tensor's version: only its count says that runs have moved."""
+    monkeypatch.setattr(launch, "is_available", lambda device: True)
+    cohort = make_cohort(backbone_of("bert"), toy_task, "houlsby")
+
+    def work(num_programs):
+        cohort.stepper.num_moved += num_programs
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(OutOfMemory):  # which is answered by half the tokens
+        cohort.attempt(lambda: work(0))
+    with pytest.raises(torch.OutOfMemoryError):
+        cohort.attempt(lambda: work(1))

@@ -3,8 +3,8 @@
 Importing this room, and listing what is in a store, imports neither torch nor numpy.
 """
 
-from inlay.store.files import replacing, write_atomically, write_once
+from inlay.store.files import write_atomically, write_once
 from inlay.store.format import Manifest, Probe, Version
 from inlay.store.store import Store
 
-__all__ = ["Manifest", "Probe", "Store", "Version", "replacing", "write_atomically", "write_once"]
+__all__ = ["Manifest", "Probe", "Store", "Version", "write_atomically", "write_once"]

@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 DRAFT_PREFIX = ".draft-"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write `path`, replacing what was there: a reader sees the old bytes or the new, never a mixture."""
+def write_atomically(path: Path, content: bytes | Callable[[Path], None]) -> None:
+    """Write `path`, replacing what was there: a reader sees the old bytes or the new, never a mixture.
+
+    What is too large to be in memory twice is written by a function, to the path it is given.
+    """
     with _draft_of(path, content) as draft:
         os.replace(draft, path)
-    sync_directory(path.parent)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of `path`: when the block ends it takes its place, unless an error ended it.
-
-    For what is too large to be in memory twice.
-    """
-    make_directory(path.parent)
-    draft = Path(_name_draft(path))
-    try:
-        yield draft
-        with draft.open("r+b") as file:  # some systems sync only what is open for writing
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
     sync_directory(path.parent)
 
 
@@ -79,19 +64,19 @@ def locked(path: Path, *, exclusive: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _draft_of(path: Path, content: bytes) -> Iterator[str]:
+def _draft_of(path: Path, content: bytes | Callable[[Path], None]) -> Iterator[str]:
     make_directory(path.parent)
-    draft = _name_draft(path)
+    draft = f"{path.parent}/{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
     try:
+        if callable(content):
+            content(Path(draft))
         # Not tempfile: it makes private files, and a shared store must stay readable. Here the umask decides.
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-            file.write(content)
+        flags = os.O_WRONLY | (0 if callable(content) else os.O_CREAT | os.O_EXCL)
+        with open(os.open(draft, flags, 0o666), "wb") as file:
+            if isinstance(content, bytes):
+                file.write(content)
             file.flush()
             os.fsync(file.fileno())
         yield draft
     finally:
         Path(draft).unlink(missing_ok=True)
-
-
-def _name_draft(path: Path) -> str:
-    return f"{path.parent}/{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"

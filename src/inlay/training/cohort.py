@@ -329,7 +329,8 @@ class Cohort:
     def step(self) -> int:
         """One step of every active run; returns the number of rows seen.
 
-        Where memory runs out for the gradients it raises OutOfMemory, and nothing has moved.
+        Where memory runs out for the gradients it raises OutOfMemory, and nothing has moved; where some runs were moved
+        by an earlier program of the step, the error itself.
         """
         active = self.active
         batches = {slot: rows for member in active for slot, rows in member.next_batches().items()}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,12 +144,12 @@ class CompiledStepper(Stepper):
                 ready, self._by_slot(group, {member.slot: rates[member.slot] for member in group}, limits)
             )
             self._launch(ready.program)
+            self.num_moved += 1
             if index + 1 < len(groups):
                 self._next = self._prepare(groups[index + 1], batches)
             else:
                 self._look_ahead(active)
             losses, norms = ready.program.seen_2S.tolist()  # waits for the step
-            self.num_moved += 1
             seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
         for slot, found in seen.items():
             if not found.is_sound(limits[slot]):
@@ -176,8 +177,9 @@ class CompiledStepper(Stepper):
         if any(member.progress.cursor + 1 >= member.steps_of_epoch for member in active):
             return
         batches = {member.slot: member.batch_after_next() for member in active}
-        if groups := self._group(active, batches):
-            self._next = self._prepare(groups[0], batches, ahead=1)
+        groups = self._group(active, batches)
+        with suppress(torch.OutOfMemoryError):  # what is laid out early needs room too, and need not be
+            self._next = self._prepare(groups[0], batches, ahead=1) if groups else None
 
     def _prepare(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], ahead: int = 0) -> Prepared:
         parts = [member.train.gather(batches[member.slot]) for member in active]

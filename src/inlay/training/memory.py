@@ -45,7 +45,7 @@ def available_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device)
         free, total = torch.cuda.mem_get_info(device)
-        own = int(torch.cuda.get_per_process_memory_fraction(device) * total)  # what torch lets this process have
+        own = int(torch.cuda.get_per_process_memory_fraction(device.index) * total)  # what torch lets this process have
         return max(0, min(free, own - reserved)) + reserved - torch.cuda.memory_allocated(device)
     found = [number for number in (_free_in_system(), *_free_in_groups()) if number is not None]
     return min(found) // count_sharers() if found else None

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inlay.config import digest
 from inlay.errors import StoreDamaged
-from inlay.store import replacing, write_atomically
+from inlay.store import write_atomically
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.joint import AnyMember, AnyRun
 from inlay.training.member import Progress
@@ -99,8 +99,8 @@ def save_state(folder: Path, cohort: Cohort) -> None:
         "run_steps": [*map(cohort.counts, range(cohort.num_seats)), *(item.num_steps for item in parked)],
         "progress": [dataclasses.asdict(item.progress) for item in begun],
     }
-    with replacing(folder / _STATE) as draft:  # gigabytes, where many large slots are trained
-        save_file(tensors, draft, {"state": json.dumps(state)})
+    # Gigabytes, where many large slots are trained: not as bytes first.
+    write_atomically(folder / _STATE, lambda draft: save_file(tensors, draft, {"state": json.dumps(state)}))
 
 
 def load_state(folder: Path, cohort: Cohort) -> None:

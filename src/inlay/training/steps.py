@@ -50,7 +50,7 @@ class Stepper:
         self.may_narrow = True
         """whether the last block leaves out tokens that no head reads"""
         self.num_moved = 0
-        """programs that have moved runs, where a step takes several"""
+        """programs that have moved runs: what is replayed as a graph changes no tensor's version"""
         self.on_compile: Callable[[str], None] = lambda what: None
         """hears what is about to be compiled"""
 

@@ -1,13 +1,13 @@
 """What the fused bottleneck buys on this GPU against the same composed of grouped products, in turns in one process.
 
-    python bench/bottleneck.py [--shape cohort …] [--direction forward] [--tile 64] [--launched] [--out FILE --resume]
-    python bench/bottleneck.py --tune [--shape cohort …]
+    python bench/bottlenecks.py [--shape cohort …] [--direction forward] [--tile 64] [--launched] [--out FILE --resume]
+    python bench/bottlenecks.py --tune [--shape cohort …]
 
 Times are medians in microseconds of work replayed from a CUDA graph, so that launches cost nothing, as in a captured
-step; `--launched` times it as Python launches it (kernels.py has how). `×` is a way's time over the fused kernel's: a
-kernel that is not at least 1.1 times faster than the best other way has no place, and the last lines say whether it is.
-GB/s counts what must be moved at least: tokens read and written once, weights of the slots visited, gradients of
-weights written once.
+step; `--launched` times it as Python launches it (kernel_ways.py has how). `×` is a way's time over the fused
+kernel's: a kernel that is not at least 1.1 times faster than the best other way has no place, and the last lines say
+whether it is. GB/s counts what must be moved at least: tokens read and written once, weights of the slots visited,
+gradients of weights written once.
 
 Ways: `fused` reads float32 weights; `fused, copies` reads copies in bf16, whose making is part of its time; `linear`
 is composed of `segment_linear`; `grouped_mm` of torch's own grouped product with explicit casts. `dropout, fused` has
@@ -27,7 +27,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from kernels import Call, Case, add_kernel_options, measure_cases
+from kernel_ways import Call, Case, add_kernel_options, measure_cases
 from report import say
 from torch import Tensor
 

@@ -120,15 +120,18 @@ def study(
     if dry_run:
         forecast(plans, session.places, measured=measure, as_json=json)
         return
-    deadline = None if seconds is None else began + seconds
-    outcome = session.conduct(plans, deadline, jobs)
+    outcome = session.conduct(plans, None if seconds is None else began + seconds, jobs)
     reports = [_report(plan, outcome, session.places) for plan in plans]
     drawn = {}
     if report:
         for plan, said in zip(plans, reports, strict=True):
             session.answer(plan, outcome, said)
         drawn = {"report": str(draw(paths, results))}
-    if json:
+    _put_outcomes(reports, drawn, as_json=json)
+
+
+def _put_outcomes(reports: Sequence[dict[str, Any]], drawn: dict[str, str], *, as_json: bool) -> None:
+    if as_json:
         screen.put_json({"studies": reports, **drawn})
         return
     for said in reports:

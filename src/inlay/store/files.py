@@ -68,14 +68,13 @@ def _draft_of(path: Path, content: bytes | Callable[[Path], None]) -> Iterator[s
     make_directory(path.parent)
     draft = f"{path.parent}/{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
     try:
-        if callable(content):
-            content(Path(draft))
-        # Not tempfile: it makes private files, and a shared store must stay readable. Here the umask decides.
-        flags = os.O_WRONLY | (0 if callable(content) else os.O_CREAT | os.O_EXCL)
-        with open(os.open(draft, flags, 0o666), "wb") as file:
-            if isinstance(content, bytes):
+        if isinstance(content, bytes):
+            # Not tempfile: it makes private files, and a shared store must stay readable. Here the umask decides.
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
                 file.write(content)
-            file.flush()
+        else:
+            content(Path(draft))
+        with open(draft, "r+b") as file:
             os.fsync(file.fileno())
         yield draft
     finally:

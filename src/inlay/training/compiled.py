@@ -13,7 +13,7 @@ Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, L label
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -140,9 +140,7 @@ class CompiledStepper(Stepper):
             ready, self._next = self._next, None
             if ready is None or ready.key != _key(group):
                 ready = self._prepare(group, batches)
-            ready.program.fill(
-                ready, self._by_slot(group, {member.slot: rates[member.slot] for member in group}, limits)
-            )
+            ready.program.fill(ready, self._by_slot(group, rates, limits))
             self._launch(ready.program)
             self.num_moved += 1
             if index + 1 < len(groups):
@@ -157,20 +155,18 @@ class CompiledStepper(Stepper):
         return seen
 
     def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
-        """Who is stepped together: in as few programs as hold everyone, of about equal size. None, if a run's batch
+        """Who is stepped together: in as few programs as hold everyone, of about equal size. Nobody, if a run's batch
         alone is too large: its gradients need several passes."""
         tokens = {member.slot: int(member.train.lengths[batches[member.slot]].sum()) for member in active}
-        heaviest = sorted(tokens, key=lambda slot: -tokens[slot])
-        if climb(tokens[heaviest[0]]) > self.token_budget:
+        if not all(self._holds(tokens, [slot]) for slot in tokens):
             return []
-        for num_groups in range(-(-sum(tokens.values()) // self.token_budget), len(active) + 1):
-            loads, places = [0] * num_groups, {}
-            for slot in heaviest:
-                places[slot] = loads.index(min(loads))
-                loads[places[slot]] += tokens[slot]
-            if climb(max(loads)) <= self.token_budget:
-                break
-        return [[member for member in active if places[member.slot] == group] for group in range(num_groups)]
+        fewest = -(-sum(tokens.values()) // self.token_budget)
+        dealt = (_deal(tokens, num_groups) for num_groups in range(fewest, len(active) + 1))  # at last each its own
+        groups = next(found for found in dealt if all(self._holds(tokens, slots) for slots in found))
+        return [[member for member in active if member.slot in slots] for slots in groups]
+
+    def _holds(self, tokens: Mapping[int, int], slots: Iterable[int]) -> bool:
+        return climb(sum(tokens[slot] for slot in slots)) <= self.token_budget
 
     def _look_ahead(self, active: Sequence[Member]) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
@@ -213,7 +209,7 @@ class CompiledStepper(Stepper):
 
     def _by_slot(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
         known = np.zeros((len(COLUMNS) + 3, self._bank.num_slots), np.float32)
-        known[: len(COLUMNS)] = self._optimizer.columns(rates, limits)
+        known[: len(COLUMNS)] = self._optimizer.columns({member.slot: rates[member.slot] for member in active}, limits)
         for member in active:
             head = member.run.spec.head
             known[-3:, member.slot] = KINDS.index(head.kind), head.num_outputs, member.run.config.train.head_dropout
@@ -338,6 +334,16 @@ class CompiledStepper(Stepper):
         """The kinds of heads in the bank, and how those at work pool: a run that ended may have pooled otherwise."""
         kinds = {spec.head.kind for spec in self._bank.specs if spec is not None}
         return tuple(kind for kind in KINDS if kind in kinds), active[0].run.spec.head.pooling
+
+
+def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:
+    """Slots in groups of about as many tokens each: the heaviest first, each to the lightest group."""
+    loads, groups = [0] * num_groups, [set[int]() for _ in range(num_groups)]
+    for slot in sorted(tokens, key=lambda slot: -tokens[slot]):
+        lightest = loads.index(min(loads))
+        groups[lightest].add(slot)
+        loads[lightest] += tokens[slot]
+    return groups
 
 
 def _mean_own(values_BL: Tensor, own_BL: Tensor) -> Tensor:

@@ -9,20 +9,21 @@ kernel's: a kernel that is not at least 1.1 times faster than the best other way
 whether it is. GB/s counts what must be moved at least: tokens read and written once, weights of the slots visited,
 gradients of weights written once.
 
-Ways: `fused` reads float32 weights; `fused, copies` reads copies in bf16, whose making is part of its time; `linear`
-is composed of `segment_linear`; `grouped_mm` of torch's own grouped product with explicit casts. `dropout, fused` has
-dropout of 0.1 before it as torch does it, `fused dropout` in its own programs.
+Ways: `fused` as a step has it, reading copies of the weights in bf16 whose making is part of its time; `linear` is
+composed of `segment_linear`, `grouped_mm` of torch's own grouped product, both with casts to bf16 that are part of
+their time. `float32` says that a way reads the float32 weights themselves. `dropout, fused` has dropout of 0.1 before
+it as torch does it, `fused dropout` in its own programs.
 
 `--tune` times each program alone, with copies in bf16 and dropout of 0.1, over the cuts of `CUTS`, and prints the best
-of each shape: what the tables of `inlay/model/fused.py` should say on this GPU. With `TRITON_INTERPRET=1` and without a
-GPU, `--shape tiny` tries this script.
+of each shape: what the tables of `inlay/model/fused.py` should say on this GPU. With `TRITON_INTERPRET=1`, numpy below
+2.4 and no GPU, `--shape tiny` tries this script.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -116,29 +117,41 @@ def make_work(shape: Shape, tile: int) -> Work:
     )
 
 
-def fused(work: Work) -> Tensor:
+def fused_from_float32(work: Work) -> Tensor:
     return bottleneck(work.h, work.stacks, work.tiles, "gelu")
 
 
-def fused_with_copies(work: Work) -> Tensor:
-    stacks = work.stacks
-    copies = stacks.down_SDR.detach().to(HALF), stacks.up_SRE.detach().to(HALF)
-    with_copies = Stacks(stacks.down_SDR, stacks.up_SRE, stacks.scale_S, stacks.down_bias_SR, stacks.up_bias_SE, copies)
-    return bottleneck(work.h, with_copies, work.tiles, "gelu")
+def fused(work: Work) -> Tensor:
+    return bottleneck(work.h, with_copies(work.stacks), work.tiles, "gelu")
 
 
 def fused_with_dropout(work: Work) -> Tensor:
-    return bottleneck(work.h, work.stacks, work.tiles, "gelu", dropout=DROPOUT, seed=work.seed)
+    return bottleneck(work.h, with_copies(work.stacks), work.tiles, "gelu", dropout=DROPOUT, seed=work.seed)
 
 
 def dropout_before_fused(work: Work) -> Tensor:
-    return bottleneck(F.dropout(work.h, DROPOUT), work.stacks, work.tiles, "gelu")
+    return bottleneck(F.dropout(work.h, DROPOUT), with_copies(work.stacks), work.tiles, "gelu")
+
+
+def with_copies(stacks: Stacks) -> Stacks:
+    """The same, with copies in bf16 of what is held in float32."""
+    if stacks.down_SDR.dtype == HALF:
+        return stacks
+    return replace(stacks, copies=(stacks.down_SDR.detach().to(HALF), stacks.up_SRE.detach().to(HALF)))
 
 
 def linear(work: Work) -> Tensor:
+    return _composed(work, work.stacks.down_SDR.to(HALF), work.stacks.up_SRE.to(HALF))
+
+
+def linear_from_float32(work: Work) -> Tensor:
+    return _composed(work, work.stacks.down_SDR, work.stacks.up_SRE)
+
+
+def _composed(work: Work, down_SDR: Tensor, up_SRE: Tensor) -> Tensor:
     stacks = work.stacks
-    z = F.gelu(segment_linear(work.h, stacks.down_SDR, stacks.down_bias_SR, work.tiles), approximate="tanh")
-    return work.h + segment_linear(z, stacks.up_SRE, stacks.up_bias_SE, work.tiles)
+    z = F.gelu(segment_linear(work.h, down_SDR, stacks.down_bias_SR, work.tiles), approximate="tanh")
+    return work.h + segment_linear(z, up_SRE, stacks.up_bias_SE, work.tiles)
 
 
 def grouped_mm(work: Work) -> Tensor:
@@ -153,9 +166,10 @@ def grouped_mm(work: Work) -> Tensor:
 
 WAYS: dict[str, Callable[[Work], Tensor]] = {
     "fused": fused,
-    "fused, copies": fused_with_copies,
+    "fused, float32": fused_from_float32,
     "fused dropout": fused_with_dropout,
     "linear": linear,
+    "linear, float32": linear_from_float32,
     "grouped_mm": grouped_mm,
 }
 COMPILED: dict[str, Callable[[Work], Tensor]] = {
@@ -164,7 +178,7 @@ COMPILED: dict[str, Callable[[Work], Tensor]] = {
     "linear, compiled": linear,
 }
 RIVALS = {
-    "bottleneck": ("fused", ("linear", "grouped_mm", "grouped_mm, compiled", "linear, compiled")),
+    "bottleneck": ("fused", ("linear", "linear, float32", "grouped_mm", "grouped_mm, compiled", "linear, compiled")),
     "its dropout": ("fused dropout", ("dropout, fused",)),
 }
 

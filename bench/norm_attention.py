@@ -214,7 +214,7 @@ def draw_lengths(case: AttentionCase) -> Tensor:
 def tune(only: str | None, dtype: torch.dtype, share: slice) -> None:
     """Print the times of every cut of every program, or of a share of them, for a step of a cohort and of one run."""
     for kind, cases, programs_of, module in (
-        ("attention", [ATTENTIONS[name] for name in ("cohort", "single")], attention_programs, fused_attention),
+        ("attention", [ATTENTIONS[name] for name in ("cohort", "single", "long")], attention_programs, fused_attention),
         ("norm", [NORMS[name] for name in ("single", "cohort", "large")], norm_programs, fused_norm),
     ):
         for case in cases if only in (None, kind) else []:
@@ -229,12 +229,17 @@ def tune(only: str | None, dtype: torch.dtype, share: slice) -> None:
 def cuts_of(module: Any, table: str) -> list[dict[str, Any]]:
     """What may be set in a module that cuts launches: nothing, which is what it has, and what is tried."""
     if module is fused_attention:
-        return [{}, *_product(HALF_WARPS=(1, 2, 4), NUM_WARPS=(4, 8), PROGRAMS=(2048, 2**30))]
+        return [
+            {},
+            *_product(HALF_WARPS=(1, 2, 4), NUM_WARPS=(4, 8), PROGRAMS=(2048, 2**30)),
+            *_product(INNER=(32, 64), NUM_STAGES=(1, 2, 3), NUM_WARPS=(4, 8)),
+            *_product(LARGEST_BLOCK=({2: 128, 4: 16},), INNER=(32, 64), NUM_STAGES=(1, 2), NUM_WARPS=(4, 8)),
+        ]
     now = getattr(module, table)
     return [{}, *({table: now._replace(**change)} for change in TRIED[table])]
 
 
-def _product(**choices: tuple[int, ...]) -> list[dict[str, int]]:
+def _product(**choices: tuple[Any, ...]) -> list[dict[str, Any]]:
     return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
 
 

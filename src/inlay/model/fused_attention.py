@@ -33,6 +33,8 @@ INNER = 32
 """tokens of a long row that a block meets at once; few, to leave registers for another program"""
 HALF_WARPS, NUM_WARPS = 2, 4
 """of programs for rows of half a block, and of all others"""
+NUM_STAGES = 1
+"""blocks of a long row that are on their way at once"""
 WIDEST = 256
 """widest head that fits the registers"""
 
@@ -222,14 +224,14 @@ def _cut(q: Tensor, num_rows: int, max_length: int) -> Iterator[tuple[tuple[int,
     sizes = {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "INNER": min(INNER, block)}
     if num_heads * num_rows < PROGRAMS:
         lengths = {"LOW": 0, "HALF": half, "BLOCK": block, "HIGH": max_length}
-        yield (num_heads, num_rows, shares), sizes | lengths | {"num_warps": NUM_WARPS, "num_stages": 1}
+        yield (num_heads, num_rows, shares), sizes | lengths | {"num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
         return
     for low, whole, high in ((0, half, half), (half, block, block), (block, block, max_length)):
         if low < min(high, max_length):
             lengths = {"LOW": low, "HALF": whole, "BLOCK": whole, "HIGH": high}
             grid = (num_heads, num_rows, shares if low == block and max_length > SHORT else 1)
             warps = HALF_WARPS if high == half else NUM_WARPS
-            yield grid, sizes | lengths | {"num_warps": warps, "num_stages": 1}
+            yield grid, sizes | lengths | {"num_warps": warps, "num_stages": NUM_STAGES}
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

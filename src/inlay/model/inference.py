@@ -52,12 +52,16 @@ def infer(
 
 
 def _to_cpu(segments: Sequence[Tensor]) -> list[Tensor]:
-    """Segments as float32 on the CPU, in one copy: each would wait for the device anew."""
-    if segments[0].device.type == "cpu":
-        return [segment.float() for segment in segments]
-    flat = torch.cat([segment.float().flatten() for segment in segments]).cpu()
-    parts = flat.split([segment.numel() for segment in segments])
-    return [part.view_as(segment) for part, segment in zip(parts, segments, strict=True)]
+    """Segments as float32 on the CPU, where texts that were written are already; the others in one copy: each would
+    wait for the device anew."""
+    found = [segment.float() for segment in segments]
+    away = [index for index, segment in enumerate(found) if segment.device.type != "cpu"]
+    if away:
+        flat = torch.cat([found[index].flatten() for index in away]).cpu()
+        parts = flat.split([found[index].numel() for index in away])
+        for index, part in zip(away, parts, strict=True):
+            found[index] = part.view_as(found[index])
+    return found
 
 
 def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:

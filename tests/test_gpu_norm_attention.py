@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.fused_attention import segment_attention
+from inlay.model.fused_attention import joined_attention, segment_attention
 from inlay.model.fused_norm import layer_norm
 from inlay.model.gelu import quick_gelu
 from inlay.model.tiles import Tiles, make_tiles, tile_capacity
@@ -121,6 +121,32 @@ def test_attention_equals_float64(dtype, rows, shortest, longest, max_length, he
     judge("attention", shape, dtype, o, expected)
     for name, a, b in zip("qkv", own.grad.chunk(3, 1), exact.grad.chunk(3, 1), strict=True):
         judge(f"attention d{name}", shape, dtype, a, b)
+
+
+def test_long_rows_side_by_side_and_recorded_equal_float64():
+    torch.manual_seed(0)
+    lengths, heads, width = [512, 300, 411], 12, 64
+    starts, stops = (F.pad(ends, (0, 2)) for ends in places(lengths))  # empty rows as a rung has them, at the beginning
+    qkv = torch.randn(sum(lengths), 3, heads, width, device="cuda").bfloat16()
+    do = torch.randn(sum(lengths), heads, width, device="cuda").bfloat16()
+
+    def both() -> tuple[Tensor, Tensor]:
+        own = qkv.clone().requires_grad_()
+        o = joined_attention(own, starts, stops, None, width**-0.5, 512)
+        return o.detach(), torch.autograd.grad(o, own, do)[0]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("inlay.model.fused_attention.LONG", 128)  # so that these go through flash attention
+        both()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o, grad = both()
+        graph.replay()
+    exact = qkv.double().requires_grad_()
+    expected = plain_attention(*exact.unbind(1), lengths, None)
+    judge("attention", "long, joined, recorded", torch.bfloat16, o, expected)
+    by_qkv = torch.autograd.grad(expected, exact, do.double())[0]
+    judge("attention dqkv", "long, joined, recorded", torch.bfloat16, grad, by_qkv)
 
 
 def test_dropout_is_unbiased_and_the_same_in_backward():

@@ -6,7 +6,8 @@ out for a whole pack. Weights are dropped by a counter-based generator, so that 
 keeping a mask. Tokens of no row are left undefined, in the output and in the gradients.
 
 The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
-on shapes only and never waits for the device.
+on shapes only and never waits for the device. They are made for short rows: packs of long ones, where nothing is added
+or dropped, go through torch's flash attention.
 
 Shape letters: N packed tokens, H heads, d their width, B rows, W distances.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model.launch import block_of, chunks_of, dense, on_device_of
@@ -33,10 +35,10 @@ INNER = 32
 """tokens of a long row that a block meets at once; few, to leave registers for another program"""
 HALF_WARPS, NUM_WARPS = 2, 4
 """of programs for rows of half a block, and of all others"""
-NUM_STAGES = 1
-"""blocks of a long row that are on their way at once"""
 WIDEST = 256
 """widest head that fits the registers"""
+LONG = 256
+"""tokens of a row, in the mean of a pack, from which on flash attention is faster (bench/norm_attention.py)"""
 
 
 def segment_attention(
@@ -51,7 +53,8 @@ def segment_attention(
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """What each token takes from its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`.
+    """What each token takes from its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`; rows
+    lie end to end from the first token on, empty ones anywhere.
 
     q, k and v may be slices of one tensor. Element [h, W//2 + key - query] of the bias is added to the scaled scores;
     it gets no gradient. `seed` [1] (int64, on the device) is needed with `dropout`, and a new one at every step.
@@ -112,9 +115,11 @@ def _joined(
 
 
 def _launch_forward(qkv, given, settings):
+    (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout) = qkv, given, settings
+    if _is_long(q, given, dropout):
+        return _flash(q, k, v, *[_offsets(stops)] * 2, *[max_length] * 2, 0.0, False, False, scale=scaling)[:2]
     from inlay.model.attention_programs import attention_forward
 
-    (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout) = qkv, given, settings
     bias = dense(bias)
     o, lse = _output_like(q)
     with on_device_of(q):
@@ -125,6 +130,24 @@ def _launch_forward(qkv, given, settings):
                 **sizes,
             )
     return o, lse
+
+
+_flash = torch.ops.aten._flash_attention_forward
+_flash_backward = torch.ops.aten._flash_attention_backward
+
+
+def _is_long(q, given, dropout) -> bool:
+    """Whether a pack goes through flash attention; the same forward and backward."""
+    starts, _, bias, _ = given
+    is_plain = bias is None and not dropout and q.element_size() == 2 and q.shape[-1] % 8 == 0
+    if not is_plain or len(q) < LONG * len(starts):
+        return False
+    return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def _offsets(stops: Tensor) -> Tensor:
+    """Where each row begins and the last one ends; empty rows, wherever they say they lie, end where the others do."""
+    return F.pad(stops, (1, 0)).cummax(0).values.int()
 
 
 def _output_like(q):
@@ -180,9 +203,16 @@ def _joined_backward(
 
 
 def _launch_backward(outputs, qkv, gradients, given, settings):
+    (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout) = outputs, given, settings
+    if _is_long(qkv[0], given, dropout):
+        seeds = torch.zeros(2, dtype=torch.uint64, device=do.device), do.new_empty(0)  # of the dropout there is not
+        rows = (*[_offsets(stops)] * 2, *[max_length] * 2, 0.0, False, *seeds)
+        found = _flash_backward(do.contiguous(), *qkv, o, lse, *rows, scale=scaling)
+        for gradient, computed in zip(gradients, found, strict=True):
+            gradient.copy_(computed)
+        return
     from inlay.model.attention_programs import attention_backward
 
-    (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout) = outputs, given, settings
     o, do, bias, q = o.contiguous(), do.contiguous(), dense(bias), qkv[0]
     with on_device_of(q):
         for (heads, rows, shares), sizes in _cut(q, len(starts), max_length):
@@ -224,14 +254,14 @@ def _cut(q: Tensor, num_rows: int, max_length: int) -> Iterator[tuple[tuple[int,
     sizes = {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "INNER": min(INNER, block)}
     if num_heads * num_rows < PROGRAMS:
         lengths = {"LOW": 0, "HALF": half, "BLOCK": block, "HIGH": max_length}
-        yield (num_heads, num_rows, shares), sizes | lengths | {"num_warps": NUM_WARPS, "num_stages": NUM_STAGES}
+        yield (num_heads, num_rows, shares), sizes | lengths | {"num_warps": NUM_WARPS, "num_stages": 1}
         return
     for low, whole, high in ((0, half, half), (half, block, block), (block, block, max_length)):
         if low < min(high, max_length):
             lengths = {"LOW": low, "HALF": whole, "BLOCK": whole, "HIGH": high}
             grid = (num_heads, num_rows, shares if low == block and max_length > SHORT else 1)
             warps = HALF_WARPS if high == half else NUM_WARPS
-            yield grid, sizes | lengths | {"num_warps": warps, "num_stages": NUM_STAGES}
+            yield grid, sizes | lengths | {"num_warps": warps, "num_stages": 1}
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

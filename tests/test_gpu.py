@@ -212,7 +212,7 @@ def test_captured_inference_answers_any_mix_as_the_plain_path_does(backbone_fold
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
-def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, family):
+def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, toy_tags, toy_answers, family):
     """Dropout off, float32: losses and weights after steps over ends of epochs, for kinds and sizes that differ."""
     gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
     tasks = [
@@ -220,10 +220,12 @@ def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, family):
         toy_task("five", num_labels=5, num_rows=19, seed=1),
         toy_task("number", kind="regress", num_rows=20, seed=2),
         toy_task("several", kind="multilabel", num_labels=3, num_rows=21, seed=3),
+        toy_tags(num_rows=18),
+        toy_answers(num_rows=18, longest=20),
     ]
     runs = [
         make_run(task, RunConfig(method=MethodConfig(size=size), train=TrainConfig(**{**QUIET, "seed": size})), gpu)
-        for task, size in zip(tasks, (8, 16, 3, 8), strict=True)
+        for task, size in zip(tasks, (8, 16, 3, 8, 8, 8), strict=True)
     ]
     ours, plain = (Cohort(runs, gpu, CohortSettings(65536, torch.get_num_threads(), 100)) for _ in range(2))
     assert isinstance(ours.stepper, CompiledStepper)

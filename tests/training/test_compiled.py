@@ -102,6 +102,29 @@ def test_runs_beyond_the_token_budget_are_stepped_by_several_programs_and_equal_
     assert ours.optimizer.num_steps == plain.optimizer.num_steps
 
 
+def test_heads_that_read_tokens_and_several_ways_of_pooling_are_one_program_and_equal_the_definition(
+    backbone_of, toy_task, toy_tags, toy_answers, compilations
+):
+    backbone = backbone_of("bert")
+    tasks = [
+        (toy_task("two", num_labels=2, num_rows=22), {"pooling": "mean"}),
+        (toy_tags(num_rows=12), {}),
+        (toy_answers(num_rows=12, longest=8), {}),
+        (toy_task("number", kind="regress", num_rows=20, seed=2), {"pooling": "cls"}),
+    ]
+    runs = [
+        make_run(task, RunConfig(method=MethodConfig(size=8), train=TrainConfig(**QUIET | own)), backbone)
+        for task, own in tasks
+    ]
+    ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
+    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    losses = take(ours, 2), take(plain, 2)
+    assert ours.stepper.num_moved == 2
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)
+    # Not the values: what is added to all tokens alike moves no passage, and Adam makes a step of nothing but rounding.
+    torch.testing.assert_close(ours.optimizer.first_SP, plain.optimizer.first_SP, atol=1e-5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("layers", ["2:"])
 def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, tmp_path, compilations, layers):
     backbone = backbone_of("bert")

@@ -11,7 +11,7 @@ bottleneck, L labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model import attention, tiled
-from inlay.model.route import Route
+from inlay.model.route import Route, Segment
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
@@ -182,8 +182,8 @@ def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments:
         return _by_token(h_BTD, tiled.update(h_BTD.flatten(0, -2), weights.tiled, route.tiling))
     pieces = []
     by_slot = _BySlot(weights)
-    for slot, start, stop in route.segments:
-        h, shape = h_BTD[start:stop], weights.shapes[slot]
+    for (slot, start, stop), h in _by_segment(h_BTD, route):
+        shape = weights.shapes[slot]
         if shape is None:
             pieces.append(h.new_zeros(*h.shape[:-1], weights.up_SRE.shape[-1]))
             continue
@@ -271,8 +271,8 @@ def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: fl
     scales, shifts = _by_slot(scale_SD), None if shift_SD is None else _by_slot(shift_SD)
     return _join(
         [
-            _layer_norm(x_BTD[start:stop], scales[slot], None if shifts is None else shifts[slot], eps)
-            for slot, start, stop in route.segments
+            _layer_norm(x, scales[slot], None if shifts is None else shifts[slot], eps)
+            for (slot, *_), x in _by_segment(x_BTD, route)
         ]
     )
 
@@ -317,7 +317,7 @@ def slot_linear(h_BTD: Tensor, w_SDE: Tensor, route: Route) -> Tensor:
     if route.tiling is not None:
         return _by_token(h_BTD, tiled.linear(h_BTD.flatten(0, -2), w_SDE, route.tiling))
     weights = _by_slot(w_SDE)
-    return _join([_linear(h_BTD[start:stop], weights[slot], None) for slot, start, stop in route.segments])
+    return _join([_linear(h, weights[slot], None) for (slot, *_), h in _by_segment(h_BTD, route)])
 
 
 def per_row(stacked_SD: Tensor, x_BTD: Tensor, route: Route) -> Tensor:
@@ -339,8 +339,8 @@ def linear_heads(
         return [_columns(part, 1, num_outputs[slot]) for part, (slot, *_) in zip(parts, route.segments, strict=True)]
     weights, biases = _by_slot(weight_SLD), _by_slot(bias_SL)
     return [
-        F.linear(pooled_BD[start:stop].float(), weights[slot][: num_outputs[slot]], biases[slot][: num_outputs[slot]])
-        for slot, start, stop in route.segments
+        F.linear(pooled.float(), weights[slot][: num_outputs[slot]], biases[slot][: num_outputs[slot]])
+        for (slot, *_), pooled in _by_segment(pooled_BD, route)
     ]
 
 
@@ -371,6 +371,13 @@ def _layer_norm(x: Tensor, scale_D: Tensor, shift_D: Tensor | None, eps: float) 
 def _by_token(h_BTD: Tensor, values_NE: Tensor) -> Tensor:
     """Values of tokens laid out as h is."""
     return values_NE.view(*h_BTD.shape[:-1], -1)
+
+
+def _by_segment(values: Tensor, route: Route) -> Iterator[tuple[Segment, Tensor]]:
+    """Each segment and what it has of values that lie segment by segment."""
+    # Slices would each fill as many zeros as there are values in backward, so that time went with the square of slots.
+    sizes = [stop - start for _, start, stop in route.segments]
+    return zip(route.segments, (values,) if len(sizes) == 1 else values.split(sizes), strict=True)
 
 
 def _by_slot(stacked: Tensor) -> Tensor | tuple[Tensor, ...]:

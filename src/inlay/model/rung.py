@@ -97,10 +97,7 @@ class Rung:
     def route(self) -> Route:
         """The route of whatever batch was filled in last."""
         p = self.parts
-        tiles = Tiles(
-            p["tile_slots"], p["tile_starts"], p["tile_stops"], p["begins"], p["ends"], tile=self.capacity.tile
-        )
-        tiling = Tiling(tiles, p["slots"], p["starts"], p["stops"], self.capacity.max_length, p["rows"])
+        tiling = Tiling(self.tiles, p["slots"], p["starts"], p["stops"], self.capacity.max_length, p["rows"])
         return Route((), pack=Pack((), self._device), tiling=tiling)
 
     @cached_property
@@ -109,6 +106,13 @@ class Rung:
         p = self.parts
         ids, types, positions = (p[name].unsqueeze(0) for name in ("ids", "types", "positions"))
         return Batch(ids, None, types, self.route, (), (), positions)
+
+    @cached_property
+    def tiles(self) -> Tiles:
+        """The tiles of tokens."""
+        p = self.parts
+        slots, starts, stops = (p[f"tile_{name}"] for name in ("slots", "starts", "stops"))
+        return Tiles(slots, starts, stops, p["begins"], p["ends"], tile=self.capacity.tile)
 
     @cached_property
     def row_tiles(self) -> Tiles:

@@ -114,8 +114,8 @@ def _find_begun(plans: Sequence[Plan], wanted: dict[str, Item], runs: Path) -> l
 def _likeness(item: Item) -> tuple[Any, ...]:
     if item.run is None:
         return (item.arm.kind,)
-    method, rates, _, num_parts = structure_of(item.run)
-    return (method, rates, num_parts)
+    method, rates, _, *others = structure_of(item.run)  # not whether it is alone
+    return (method, rates, *others)
 
 
 def _key(item: Item, plan: Plan) -> tuple[Any, ...]:

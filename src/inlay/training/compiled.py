@@ -5,72 +5,80 @@ nearly all rungs; whatever the mix of runs, nothing is compiled again within a r
 graphs: what they read lies at fixed addresses and is written by two copies. While the GPU works on a step, the host
 lays out the next one. Fine-tuning is a bank of one that goes through its own copy of the weights. `steps.Stepper` is
 the definition, and takes over wherever a step does not fit: a run's gradients that need several passes, heads that
-read tokens or a mix of layers, batch norm.
+read a mix of layers or have a layer of their own before the last, batch norm.
 
-Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, L labels, C columns of the optimizer.
+Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, D hidden, L labels, C columns of the optimizer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model import grouped, launch, rewrite
 from inlay.model.bank import Bank, FlatBank
 from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
+from inlay.model.tiles import Tiles
 from inlay.training.member import Member
+from inlay.training.objectives import (
+    KINDS,
+    NO_TARGET,
+    OF_ROWS,
+    POOLINGS,
+    Choice,
+    Mix,
+    can_lose,
+    lose_rows,
+    lose_tokens,
+)
 from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
 from inlay.training.steps import Seen, Stepper
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
-KINDS = ("classify", "multilabel", "regress")
-"""Kinds of heads whose losses a program computes for all slots at once."""
 MOST_GRAPHED = 65536
 """Tokens of a captured step at most: beyond, launches are no cost worth the memory a capture holds."""
 
 
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
-    """Whether programs can step these runs: packed rows on a device with kernels, heads that read one vector."""
-    heads = [member.run.spec.head for member in members]
-    method = members[0].run.spec.method
+    """Whether programs can step these runs: packed rows on a device with kernels, heads of one layer on the last."""
     return (
         launch.is_available(bank.backbone.device)
         and bank.backbone.packs
-        and method.inner_norm != "batch"
-        and not heads[0].is_written
-        and all(head.kind in KINDS and head.features == "last" and head.hidden == "none" for head in heads)
-        and len({head.pooling for head in heads}) == 1
+        and members[0].run.spec.method.inner_norm != "batch"
+        and all(can_lose(member.run.spec.head) for member in members)
     )
 
 
 class Program:
     """One step on one rung: its inputs at fixed addresses, and what it computes."""
 
-    def __init__(self, rung: Rung, prefix: Prefix | None, heads: tuple[tuple[str, ...], str], num_labels: int) -> None:
-        self.rung, (self.kinds, self.pooling) = rung, heads
+    def __init__(self, rung: Rung, prefix: Prefix | None, mix: Mix, num_labels: int) -> None:
+        self.rung, self.mix = rung, mix
         self.batch = replace(rung.batch, route=replace(rung.route, prefix=prefix))
         device = rung.batch.input_ids_BT.device
         num_rows, num_slots = rung.capacity.all_rows, rung.capacity.num_slots
-        self._sizes = [num_rows, num_rows, num_rows * num_labels, len(COLUMNS) * num_slots, 3 * num_slots]
+        num_marks = 2 * rung.capacity.num_tokens if mix.of_tokens else 0
+        self._sizes = [num_rows, num_rows, num_rows * num_labels, num_marks, len(COLUMNS) * num_slots, 4 * num_slots]
         self._host = torch.zeros(sum(self._sizes), pin_memory=device.type == "cuda")
         self._there = torch.zeros_like(self._host, device=device)
-        targets, weights, labels, columns, by_slot = self._there.split(self._sizes)
+        targets, weights, labels, marks, columns, by_slot = self._there.split(self._sizes)
         self.targets_B, self.weights_B = targets, weights
         """a class or a number of each row, and how much it counts; 0 for rows of padding"""
         self.labels_BL = labels.view(num_rows, num_labels)
         """which labels apply, for heads that give several"""
+        self.marks_N2 = marks.view(-1, 2)
+        """targets of tokens, for heads that read them; else none"""
         self.columns_CS = columns.view(len(COLUMNS), num_slots)
-        self.kinds_S, self.num_outputs_S, self.dropout_S = by_slot.view(3, num_slots)
+        self.kinds_S, self.poolings_S, self.num_outputs_S, self.dropout_S = by_slot.view(4, num_slots)
         self.seen_2S = torch.zeros(2, num_slots, device=device)
         """losses and norms of the last step"""
         self.graph: Any = None
@@ -97,7 +105,7 @@ class Prepared:
     program: Program
     rows: dict[str, np.ndarray]
     numbers: np.ndarray
-    """float32: targets, weights and labels of the rows"""
+    """float32: targets, weights and labels of the rows, marks of the tokens"""
     states: list[Tensor]
     """what is known of each row's lower layers [T, D]; empty if nothing is"""
 
@@ -123,6 +131,7 @@ class CompiledStepper(Stepper):
         self._pool: Any = None
         self._longest = 0
         self._most_rows = 0
+        self._mix = Mix()
 
     def step(
         self,
@@ -185,55 +194,61 @@ class CompiledStepper(Stepper):
         laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
         prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
         begins_at = prefixes[0].reach if len(prefixes) == len(lengths) else None
-        program = self._find_program(len(laid.ids), lengths, self._heads(active), begins_at)
-        numbers = self._numbers(active, batches, program.rung.capacity.all_rows)
+        program = self._find_program(len(laid.ids), lengths, begins_at)
+        numbers = self._numbers(active, batches, program)
         states = [prefix.states for prefix in prefixes]
         return Prepared(_key(active, ahead), program, program.rung.lay(laid), numbers, states)
 
-    def _numbers(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], num_rows: int) -> np.ndarray:
-        num_labels = self._num_labels
+    def _numbers(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], program: Program) -> np.ndarray:
+        num_rows, num_labels = program.rung.capacity.all_rows, self._num_labels
         targets, weights = np.zeros((2, num_rows), np.float32)
         labels = np.zeros((num_rows, num_labels), np.float32)
-        start = 0
+        marks = np.full(program.marks_N2.shape, NO_TARGET, np.float32)
+        start = first = 0
         for member in active:
             batch = batches[member.slot]
-            stop = start + len(batch)
-            own = member.targets_of(batch)
-            if own.ndim == 1:
+            stop, last = start + len(batch), first + int(member.train.lengths[batch].sum())
+            if not member.run.spec.head.reads_rows:
+                own = member.marks_of(batch)
+                marks[first:last, : own.shape[1]] = own
+            elif (own := member.targets_of(batch)).ndim == 1:
                 targets[start:stop] = own
             else:
                 labels[start:stop, : own.shape[1]] = own
             weights[start:stop] = member.weights_of(batch)
-            start = stop
-        return np.concatenate([targets, weights, labels.ravel()])
+            start, first = stop, last
+        return np.concatenate([targets, weights, labels.ravel(), marks.ravel()])
 
     def _by_slot(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        known = np.zeros((len(COLUMNS) + 3, self._bank.num_slots), np.float32)
+        known = np.zeros((len(COLUMNS) + 4, self._bank.num_slots), np.float32)
         known[: len(COLUMNS)] = self._optimizer.columns({member.slot: rates[member.slot] for member in active}, limits)
         for member in active:
             head = member.run.spec.head
-            known[-3:, member.slot] = KINDS.index(head.kind), head.num_outputs, member.run.config.train.head_dropout
+            pooling = POOLINGS.index(head.pooling) if head.reads_rows else 0
+            dropout = member.run.config.train.head_dropout
+            known[-4:, member.slot] = KINDS.index(head.kind), pooling, head.num_outputs, dropout
         return known
 
     @property
     def _num_labels(self) -> int:
         return self._bank.stacks["head.weight"].shape[1]
 
-    def _find_program(
-        self, num_tokens: int, lengths: np.ndarray, heads: tuple[tuple[str, ...], str], begins_at: Reach | None
-    ) -> Program:
-        """The program for a step. Rows and the longest row only ever grow, so steps of one size share a program."""
+    def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: Reach | None) -> Program:
+        """The program for a step. Rows, the longest row and kinds of heads only ever grow, so steps of one size share
+        a program."""
         self._longest = max(self._longest, bound_length(lengths))
         self._most_rows = max(self._most_rows, len(lengths))
+        self._mix = self._mix.with_heads([spec.head for spec in self._bank.specs if spec is not None])
         capacity = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest)
-        if (capacity, heads, begins_at) not in self._programs:
+        key = (capacity, self._mix, begins_at)
+        if key not in self._programs:
             backbone, prefix = self._bank.backbone, None
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
             if begins_at is not None:
                 shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
                 prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
-            self._programs[capacity, heads, begins_at] = Program(rung, prefix, heads, self._num_labels)
-        return self._programs[capacity, heads, begins_at]
+            self._programs[key] = Program(rung, prefix, self._mix, self._num_labels)
+        return self._programs[key]
 
     def _launch(self, program: Program) -> None:
         """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
@@ -297,43 +312,41 @@ class CompiledStepper(Stepper):
         program.seen_2S.copy_(torch.stack([losses_S, norms_S]))
 
     def _losses(self, program: Program) -> Tensor:
-        rung, stacks = program.rung, self._bank.stacks
-        rows_S = rung.parts["row_slots"]
+        """The loss of every slot [S]."""
         weights = self._bank.weights_of(0)  # a run that trains the backbone's own is alone
         hidden_ND = self._bank.backbone.hidden_layers(program.batch, weights)[-1].squeeze(0)
-        pooled_BD = self._bank.backbone.pool_rung(hidden_ND, rung, program.pooling, weights).float()
-        rate_B1 = program.dropout_S[rows_S].unsqueeze(1)
-        pooled_BD = pooled_BD * (torch.rand_like(pooled_BD) >= rate_B1) / (1 - rate_B1)
-        weight_SDL = stacks["head.weight"].transpose(1, 2)
-        logits_BL = grouped.segment_linear(pooled_BD, weight_SDL, stacks["head.bias"], rung.row_tiles)
-        losses_B = self._row_losses(program, logits_BL, rows_S)
+        slots_B = program.rung.parts["row_slots"]
+        kinds = Choice(KINDS, program.kinds_S[slots_B], program.mix.kinds)
+        found = []
+        if program.mix.of_rows:
+            logits_BL = self._logits_of_rows(program, hidden_ND, weights)
+            given = (program.targets_B, program.labels_BL, program.num_outputs_S[slots_B])
+            found.append(lose_rows(logits_BL, *given, kinds))
+        if program.mix.of_tokens:
+            logits_NL = self._apply_heads(program, hidden_ND, "slots", program.rung.tiles)
+            rows_N = program.rung.parts["rows"]
+            found.append(lose_tokens(logits_NL, program.marks_N2, rows_N, program.num_outputs_S[slots_B], kinds))
+        is_of_rows_B = program.kinds_S[slots_B] < len(OF_ROWS)
+        losses_B = found[0] if len(found) == 1 else torch.where(is_of_rows_B, *found)
         # Not times the weight: a row of padding counts nothing, whatever its loss is.
         losses_B = torch.where(program.weights_B > 0, losses_B * program.weights_B, 0.0)
-        return losses_B.new_zeros(self._bank.num_slots).index_add(0, rows_S, losses_B)
+        return losses_B.new_zeros(self._bank.num_slots).index_add(0, slots_B, losses_B)
 
-    def _row_losses(self, program: Program, logits_BL: Tensor, rows_S: Tensor) -> Tensor:
-        """The loss of each row by its slot's kind of head; labels beyond a slot's own count nothing."""
-        num_labels = logits_BL.shape[1]
-        own_BL = torch.arange(num_labels, device=logits_BL.device) < program.num_outputs_S[rows_S].unsqueeze(1)
-        kinds_B = program.kinds_S[rows_S]
-        masked_BL = logits_BL.masked_fill(~own_BL, -math.inf)
-        classes_B = program.targets_B.long().clamp(0, num_labels - 1)  # other kinds' numbers are no classes
-        by_kind = {
-            "classify": lambda: F.cross_entropy(masked_BL, classes_B, reduction="none"),
-            "regress": lambda: (logits_BL[:, 0] - program.targets_B).square(),
-            "multilabel": lambda: _mean_own(
-                F.binary_cross_entropy_with_logits(logits_BL, program.labels_BL, reduction="none"), own_BL
-            ),
-        }
-        losses_B = by_kind[program.kinds[0]]()
-        for kind in program.kinds[1:]:
-            losses_B = torch.where(kinds_B == KINDS.index(kind), by_kind[kind](), losses_B)
-        return losses_B
+    def _logits_of_rows(self, program: Program, hidden_ND: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
+        rung, slots_B = program.rung, program.rung.parts["row_slots"]
+        pool = self._bank.backbone.pool_rung
+        pooled = {name: partial(pool, hidden_ND, rung, name, weights) for name in program.mix.poolings}
+        pooled_BD = Choice(POOLINGS, program.poolings_S[slots_B], program.mix.poolings).among(pooled)
+        return self._apply_heads(program, pooled_BD, "row_slots", rung.row_tiles)
 
-    def _heads(self, active: Sequence[Member]) -> tuple[tuple[str, ...], str]:
-        """The kinds of heads in the bank, and how those at work pool: a run that ended may have pooled otherwise."""
-        kinds = {spec.head.kind for spec in self._bank.specs if spec is not None}
-        return tuple(kind for kind in KINDS if kind in kinds), active[0].run.spec.head.pooling
+    def _apply_heads(self, program: Program, vectors: Tensor, slots: str, tiles: Tiles) -> Tensor:
+        """Vectors of rows, or of tokens, through each slot's dropout and head; `slots` names the part that has whose
+        they are."""
+        rates = program.dropout_S[program.rung.parts[slots]].unsqueeze(1)
+        vectors = vectors.float()
+        vectors = vectors * (torch.rand_like(vectors) >= rates) / (1 - rates)
+        stacks = self._bank.stacks
+        return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
 
 
 def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:
@@ -344,10 +357,6 @@ def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:
         groups[lightest].add(slot)
         loads[lightest] += tokens[slot]
     return groups
-
-
-def _mean_own(values_BL: Tensor, own_BL: Tensor) -> Tensor:
-    return torch.where(own_BL, values_BL, 0.0).sum(1) / own_BL.sum(1)
 
 
 def _key(active: Sequence[Member], ahead: int = 0) -> tuple[tuple[str, int, int], ...]:

@@ -66,6 +66,11 @@ class Targets:
             padded[row, : len(target)] = target
         return padded
 
+    def lay(self, windows: np.ndarray) -> np.ndarray:
+        """The targets of the tokens of some windows, end to end [N, 1] or [N, 2]."""
+        laid = torch.cat([self._tokens[window] for window in windows])
+        return laid.view(len(laid), -1).numpy()
+
 
 def find_texts(targets: np.ndarray, head: HeadSpec) -> np.ndarray:
     """Which of a head's texts is nearest to each target: its class, or the number it stands for."""

@@ -32,6 +32,7 @@ from inlay.training.memory import (
     is_out_of_memory,
     release_memory,
 )
+from inlay.training.objectives import can_lose
 from inlay.training.parallel import World, spread_over
 from inlay.training.prefix import Limits, PrefixCache
 from inlay.training.queue import longest_first
@@ -135,11 +136,12 @@ def _read_back(folder: Path) -> Result:
 
 
 def structure_of(run: AnyRun) -> tuple[Any, ...]:
-    """What runs that share a bank have in common: one method structure and one dropout rate."""
+    """What runs that share a bank have in common: one method structure, one dropout rate, one way to be stepped."""
     alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
     rates = (run.config.train.dropout, run.config.train.attention_dropout)
     free = _FREE_IN_A_COHORT | ({"size": run.config.method.size} if run.spec.is_joint else {})  # heads are not padded
-    return (replace(run.config.method, **free), rates, alone, len(run.parts))
+    is_compiled = all(can_lose(part.spec.head) for part in run.parts)  # where steps are; others would hold it up
+    return (replace(run.config.method, **free), rates, alone, len(run.parts), is_compiled)
 
 
 def _group(runs: list[AnyRun]) -> list[list[AnyRun]]:

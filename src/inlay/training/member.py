@@ -153,10 +153,15 @@ class Member:
         assert self._numbers is not None, "a head that reads tokens has targets of tokens"
         return self._numbers[batch]
 
+    def marks_of(self, batch: np.ndarray) -> np.ndarray:
+        """The targets of a batch's tokens, end to end [N, 1], or [N, 2] where they are starts and ends."""
+        return self._targets.lay(batch)
+
     def weights_of(self, batch: np.ndarray) -> np.ndarray:
-        """How much each row of a batch counts in its mean loss."""
+        """How much each row of a batch counts in its mean loss; nothing where no row has a labelled token."""
         weights = self._row_weights[batch]
-        return weights / weights.sum()
+        total = weights.sum()
+        return weights / (total if total > 0 else 1.0)
 
     def reuse(self, cache: PrefixCache, reach: Reach) -> None:
         """Compute all up to `reach` once and keep it, unless the head reads those layers too."""

@@ -46,6 +46,8 @@ BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
 MOST_GRAPHED = 65536
 """Tokens of a captured step at most: beyond, launches are no cost worth the memory a capture holds."""
+MOST_EMBEDDED = 3072
+"""Tokens of a captured step at most where the embeddings are trained: torch sorts the gradients of more, and waits."""
 
 
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
@@ -263,7 +265,7 @@ class CompiledStepper(Stepper):
                 program.graph, program.views = None, views
                 self._compute(program)
                 return
-            if self._is_captured and num_tokens <= MOST_GRAPHED:
+            if self._is_captured and num_tokens <= (MOST_EMBEDDED if self._bank.is_solo(0) else MOST_GRAPHED):
                 program.graph = self._try_to_capture(program)
             if program.graph is None:
                 self._compute(program)
@@ -271,8 +273,7 @@ class CompiledStepper(Stepper):
                 program.graph.replay()
 
     def _try_to_capture(self, program: Program) -> Any:
-        """The step as a graph; None, from then on, if it is fine-tuning and this torch cannot: it adds up the gradients
-        of embeddings by sorting, which may wait for the device."""
+        """The step as a graph; None, from then on, if it is fine-tuning and this torch cannot."""
         try:
             return self._capture(program)
         except torch.OutOfMemoryError:

@@ -193,7 +193,7 @@ def draw(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace, pa
             axes[row][column].set_xlabel(AXES[axis])
             axes[row][column].set_ylabel(labels[what] if column == 0 else "")
     place = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    figure.suptitle(f"A training step of Inlay as it grows ({options.backbone}, {place})", fontsize=13)
+    figure.suptitle(f"A training step of Inlay as it grows ({Path(options.backbone).name}, {place})", fontsize=13)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     print(path, file=sys.stderr)

@@ -37,7 +37,9 @@ def spread(x, y, scale, shift):
 
 
 @pytest.mark.parametrize(
-    ("function", "expected"), [(added, 1), (read_twice, 0), (with_a_number, 0), (spread, 0)], ids=lambda x: str(x)
+    ("function", "expected"),
+    [(added, 1), (read_twice, 0), (with_a_number, 0), (spread, 0)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_a_sum_is_added_in_the_norm_where_nothing_else_reads_it(function, expected):
     noise = torch.Generator().manual_seed(0)

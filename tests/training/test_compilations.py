@@ -57,7 +57,7 @@ def test_a_block_is_compiled_for_one_rung_then_for_all_others(backbone_of, toy_t
     stepper, counts = cohort.stepper, []
     for num_tokens, num_rows in [(300, 8), (300, 8), (700, 8), (1500, 12), (5000, 12), (20000, 200), (40000, 200)]:
         lengths = np.full(num_rows, min(num_tokens // num_rows, longest))
-        program = stepper._find_program(num_tokens, lengths, stepper._heads(cohort.active), None)
+        program = stepper._find_program(num_tokens, lengths, None)
         with cohort.training(), cohort.backbone.compiled(compiled.BACKEND), pytest.raises(Traced):
             stepper._compute(program)
         counts.append(len(compilations))
@@ -70,7 +70,7 @@ def trace(cohort, shapes):
     stepper = cohort.stepper
     for num_tokens, num_rows in shapes:
         lengths = np.full(num_rows, num_tokens // num_rows)
-        program = stepper._find_program(num_tokens, lengths, stepper._heads(cohort.active), None)
+        program = stepper._find_program(num_tokens, lengths, None)
         with cohort.training(), cohort.backbone.compiled(compiled.BACKEND), pytest.raises(Traced):
             stepper._compute(program)
 

@@ -123,7 +123,13 @@ def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
     if item.run is None:
         return (item.arm.kind, item.id)
     width = max(_PADDED_TO, item.config.method.size or 0)
-    return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure_of(item.run), width)
+    return (
+        "runs",
+        plan.backbone.fingerprint,
+        tuple(plan.study.fit.items()),
+        structure_of(item.run, plan.backbone),
+        width,
+    )
 
 
 def _slice(kind: str, group: list[Item], *, in_pieces: bool) -> list[Unit]:

@@ -15,6 +15,7 @@ import torch
 
 from inlay.config import digest
 from inlay.errors import Missing, OutOfMemory
+from inlay.model import launch
 from inlay.model.backbone import Backbone
 from inlay.model.methods import first_layer
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
@@ -115,7 +116,7 @@ def fit(
         heard = (watch if part.world.is_first else None) or Watcher()
         with closing(PrefixCache(backbone, folder, heard, limits)) as prefixes:
             ways = _Ways(settings, heard, part.world, prefixes)
-            for group in _group(part.runs):
+            for group in _group(part.runs, backbone):
                 if not _unfinished(group, folder):
                     while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
                         drop_state(folder / "cohorts" / cohort_id(stopped.runs))
@@ -135,20 +136,22 @@ def _read_back(folder: Path) -> Result:
     return result
 
 
-def structure_of(run: AnyRun) -> tuple[Any, ...]:
-    """What runs that share a bank have in common: one method structure, one dropout rate, one way to be stepped."""
+def structure_of(run: AnyRun, backbone: Backbone | None = None) -> tuple[Any, ...]:
+    """What runs that share a bank have in common: one method structure, one dropout rate; on a backbone whose steps
+    are compiled, whether theirs can be."""
     alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
     rates = (run.config.train.dropout, run.config.train.attention_dropout)
     free = _FREE_IN_A_COHORT | ({"size": run.config.method.size} if run.spec.is_joint else {})  # heads are not padded
-    is_compiled = all(can_lose(part.spec.head) for part in run.parts)  # where steps are; others would hold it up
+    compiles = backbone is not None and launch.is_available(backbone.device)
+    is_compiled = compiles and all(can_lose(part.spec.head) for part in run.parts)  # or it would hold up the others
     return (replace(run.config.method, **free), rates, alone, len(run.parts), is_compiled)
 
 
-def _group(runs: list[AnyRun]) -> list[list[AnyRun]]:
+def _group(runs: list[AnyRun], backbone: Backbone) -> list[list[AnyRun]]:
     """Runs that can share a bank, in the order they get slots."""
     groups: dict[tuple[Any, ...], list[AnyRun]] = {}
     for run in runs:
-        groups.setdefault(structure_of(run), []).append(run)
+        groups.setdefault(structure_of(run, backbone), []).append(run)
     return [longest_first(group) for group in groups.values()]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from inlay.model.bank import FlatBank
 from inlay.model.parcel import send
 
 _BETA1, _BETA2 = 0.9, 0.999
+_PIECE = 2**16
+"""numbers that a CPU works on at a time: what is made of them on the way stays in its cache"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class SlotOptimizer:
 
     def clip(self, grads_SP: Tensor) -> Tensor:
         """Scale each slot's gradients, in place, to its own largest norm; returns the norms [S] before it."""
-        norms_S = grads_SP.square().sum(1).sqrt()
+        norms_S = _sum_squares(grads_SP).sqrt()
         limits_S = self._limits_S
         grads_SP.mul_(torch.where(norms_S > limits_S, limits_S / norms_S, 1.0).unsqueeze(1))
         return norms_S
@@ -84,17 +87,19 @@ class SlotOptimizer:
             [self._correction(slot, _BETA2, variant) for slot, variant in zip(slots, variants, strict=True)],
             [self._settings[slot].weight_decay for slot in slots],
         )
-        sent = send([np.array(columns, dtype=np.float32), np.array(slots)], self.first_SP.device)
-        lr, eps, correct1, correct2, decay = sent[0].unsqueeze(-1)
         stored = (self.bank.values_SP, self.first_SP, self.second_SP)
+        if self.first_SP.device.type == "cpu":
+            for slot, own in zip(slots, zip(*columns, strict=True), strict=True):
+                rows = (*(tensor[slot] for tensor in stored), grads_SP[slot], self.bank.decays_P)
+                for p, m, v, g, decays in zip(*(row.split(_PIECE) for row in rows), strict=True):
+                    _move(p, m, v, g, decays, own)
+            return
+        sent = send([np.array(columns, dtype=np.float32), np.array(slots)], self.first_SP.device)
         index = None if len(slots) == len(self._settings) else sent[1]
         # Copies of the slots that take part, unless all do: the others are not even read.
         p, m, v = stored if index is None else (tensor[index] for tensor in stored)
         g = grads_SP if index is None else grads_SP[index]
-        m.lerp_(g, 1 - _BETA1)
-        v.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
-        update = (m / correct1).div_((v / correct2).sqrt_().add_(eps))
-        p.mul_(1 - lr * decay * self.bank.decays_P).sub_(update.mul_(lr))
+        _move(p, m, v, g, self.bank.decays_P, sent[0].unsqueeze(-1).unbind())
         if index is not None:
             for tensor, changed in zip(stored, (p, m, v), strict=True):
                 tensor[index] = changed
@@ -122,6 +127,21 @@ class SlotOptimizer:
         """The largest norm of each slot's gradients, where they are; it changes when a slot changes hands."""
         limits = [run.clip_norm or math.inf for run in self._settings]
         return torch.tensor(limits, device=self.bank.values_SP.device)
+
+
+def _move(p: Tensor, m: Tensor, v: Tensor, g: Tensor, decays: Tensor, columns: Sequence[Any]) -> None:
+    """The formula, in place, on values, moments and gradients; `columns` are numbers, or have one for each row."""
+    lr, eps, correct1, correct2, decay = columns
+    m.lerp_(g, 1 - _BETA1)
+    v.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
+    update = (m / correct1).div_((v / correct2).sqrt_().add_(eps))
+    p.mul_(1 - lr * decay * decays).sub_(update.mul_(lr))
+
+
+def _sum_squares(grads_SP: Tensor) -> Tensor:
+    """The sum of the squares of each row [S]."""
+    pieces = grads_SP.split(_PIECE, 1) if grads_SP.device.type == "cpu" else (grads_SP,)
+    return torch.stack([piece.square().sum(1) for piece in pieces]).sum(0)
 
 
 COLUMNS = ("moves", "rate", "eps", "correct1", "correct2", "decay", "clip", "limit")

@@ -93,7 +93,6 @@ def main() -> None:
     parser.add_argument("--share", help="with --tune, I/N: every Nth cut, to let N processes compile first")
     add_kernel_options(parser)
     options = parser.parse_args()
-    fused_attention.LONG = 10**9  # in a step long rows go through flash attention; here the programs are measured
     if not is_available(DEVICE):
         parser.exit(1, "the kernels run on a CUDA device with triton; there is none here\n")
     torch.manual_seed(0)
@@ -272,7 +271,7 @@ def attention_programs(case: AttentionCase, dtype: torch.dtype) -> dict[str, Cal
     stops = lengths.cumsum(0)
     places = ((stops - lengths).int(), stops.int(), None, None)
     q, k, v, do = (torch.randn(int(stops[-1]), case.heads, 64, device=DEVICE, dtype=dtype) for _ in range(4))
-    settings = (0.125, case.max_length, 0.0)
+    settings = (0.125, case.max_length, 0.0, False)
     o, lse = fused_attention._attention(q, k, v, *places, *settings)
     return {
         "FORWARD": lambda: fused_attention._attention(q, k, v, *places, *settings),

@@ -213,7 +213,7 @@ def test_captured_inference_answers_any_mix_as_the_plain_path_does(backbone_fold
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, toy_tags, toy_answers, family):
-    """Dropout off, float32: losses and weights after steps over ends of epochs, for kinds and sizes that differ."""
+    """Dropout off, float32: losses and answers after steps over ends of epochs, for kinds and sizes that differ."""
     gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
     tasks = [
         toy_task("two", num_labels=2, num_rows=22),
@@ -241,7 +241,7 @@ def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, toy_tags
         torch.testing.assert_close(
             torch.tensor(a.progress.losses), torch.tensor(b.progress.losses), atol=1e-3, rtol=1e-3
         )
-    answers = [infer(cohort.bank, [Row(ids, slot) for slot in range(4) for ids in ROWS]) for cohort in (ours, plain)]
+    answers = [infer(cohort.bank, [Row(ids, slot) for slot in range(6) for ids in ROWS]) for cohort in (ours, plain)]
     for here, there in zip(*answers, strict=True):
         torch.testing.assert_close(there, here, atol=1e-2, rtol=1e-2)
 

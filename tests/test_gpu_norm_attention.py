@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.fused_attention import joined_attention, segment_attention
+from inlay.model import fused_attention
+from inlay.model.fused_attention import segment_attention
 from inlay.model.fused_norm import layer_norm
 from inlay.model.gelu import quick_gelu
+from inlay.model.rung import Capacity, Laid, Rung, climb
+from inlay.model.tiled import attend_joined
 from inlay.model.tiles import Tiles, make_tiles, tile_capacity
 
 pytestmark = pytest.mark.gpu
@@ -123,30 +127,37 @@ def test_attention_equals_float64(dtype, rows, shortest, longest, max_length, he
         judge(f"attention d{name}", shape, dtype, a, b)
 
 
-def test_long_rows_side_by_side_and_recorded_equal_float64():
+def test_long_rows_go_through_flash_attention_side_by_side_and_recorded(monkeypatch):
+    """As a rung lays them: rows of padding behind, and empty ones."""
     torch.manual_seed(0)
     lengths, heads, width = [512, 300, 411], 12, 64
-    starts, stops = (F.pad(ends, (0, 2)) for ends in places(lengths))  # empty rows as a rung has them, at the beginning
-    qkv = torch.randn(sum(lengths), 3, heads, width, device="cuda").bfloat16()
-    do = torch.randn(sum(lengths), heads, width, device="cuda").bfloat16()
+    rung = Rung(Capacity(climb(sum(lengths)), 4, 1, 512), 0, 0, torch.device("cuda"))
+    rung.fill(rung.lay(Laid(np.zeros(sum(lengths), np.int64), None, np.array(lengths), np.zeros(3, np.int64))))
+    tiling, num_real = rung.route.tiling, sum(lengths)
+    qkv = torch.randn(rung.capacity.num_tokens, 3, heads, width, device="cuda").bfloat16()
+    do = torch.randn(len(qkv), heads, width, device="cuda").bfloat16()
+    calls = []
+    for name in ("_flash", "_flash_backward"):
+        inner = getattr(fused_attention, name)
+        counted = lambda *given, _name=name, _inner=inner, **more: (calls.append(_name), _inner(*given, **more))[1]  # noqa: E731
+        monkeypatch.setattr(fused_attention, name, counted)
 
     def both() -> tuple[Tensor, Tensor]:
         own = qkv.clone().requires_grad_()
-        o = joined_attention(own, starts, stops, None, width**-0.5, 512)
+        o = attend_joined(own, tiling, scaling=width**-0.5)
         return o.detach(), torch.autograd.grad(o, own, do)[0]
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("inlay.model.fused_attention.LONG", 128)  # so that these go through flash attention
-        both()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            o, grad = both()
-        graph.replay()
-    exact = qkv.double().requires_grad_()
+    both()
+    assert calls == ["_flash", "_flash_backward"]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, grad = both()
+    graph.replay()
+    exact = qkv[:num_real].double().requires_grad_()
     expected = plain_attention(*exact.unbind(1), lengths, None)
-    judge("attention", "long, joined, recorded", torch.bfloat16, o, expected)
-    by_qkv = torch.autograd.grad(expected, exact, do.double())[0]
-    judge("attention dqkv", "long, joined, recorded", torch.bfloat16, grad, by_qkv)
+    judge("attention", "long, joined, recorded", torch.bfloat16, o[:num_real], expected)
+    by_qkv = torch.autograd.grad(expected, exact, do[:num_real].double())[0]
+    judge("attention dqkv", "long, joined, recorded", torch.bfloat16, grad[:num_real], by_qkv)
 
 
 def test_dropout_is_unbiased_and_the_same_in_backward():

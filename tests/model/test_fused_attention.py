@@ -186,7 +186,7 @@ def test_operators_hold_what_torch_compile_assumes_of_them():
     lengths = [5, 3]
     *own, do = (tensor.requires_grad_() for tensor in leaves(lengths))
     bias, seed = torch.randn(HEADS, 16), torch.tensor([1])
-    given = (*own, *places(lengths), bias, seed, SCALING, 8, 0.1)
+    given = (*own, *places(lengths), bias, seed, SCALING, 8, 0.1, False)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.inlay.segment_attention, given, test_utils=checks)
     o, lse = torch.ops.inlay.segment_attention(*given)
@@ -199,7 +199,7 @@ def test_operators_hold_what_torch_compile_assumes_of_them():
 def test_operators_on_one_tensor_hold_what_torch_compile_assumes_of_them():
     lengths = [5, 3]
     *own, do = leaves(lengths)
-    given = (torch.stack(own, 1).requires_grad_(), *places(lengths), None, torch.tensor([1]), SCALING, 8, 0.1)
+    given = (torch.stack(own, 1).requires_grad_(), *places(lengths), None, torch.tensor([1]), SCALING, 8, 0.1, False)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.inlay.joined_attention, given, test_utils=checks)
     o, lse = torch.ops.inlay.joined_attention(*given)

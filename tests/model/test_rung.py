@@ -23,6 +23,12 @@ def test_rungs_are_few():
     assert len({climb(n) for n in range(16385, 32769)}) == 32
 
 
+@pytest.mark.parametrize(("length", "expected"), [(38, False), (384, True)])
+def test_rows_of_padding_do_not_make_a_pack_of_long_rows_short(length, expected):
+    rung = Rung(Capacity(climb(32 * length), 32, 4, 512), 0, 0, torch.device("cpu"))
+    assert rung.route.tiling.is_long == expected
+
+
 def fill(lengths, slots, num_slots=5, num_rows=9):
     generator = np.random.default_rng(0)
     ids = generator.integers(5, 50, size=sum(lengths))
@@ -48,6 +54,7 @@ def test_every_token_has_its_row_position_and_slot_and_every_tile_one_slot(lengt
     assert parts["positions"].min() == 2
     assert (parts["slots"][:num] == np.repeat(slots, lengths)).all()
     assert (parts["slots"][num:] == slots[-1]).all()
+    assert (parts["slots"][parts["starts"]] == parts["row_slots"]).all()  # of empty rows too: no slot reads another's
     covered = np.zeros(capacity.num_tokens, int)
     for start, stop in zip(parts["starts"], parts["stops"], strict=True):
         covered[start:stop] += 1

@@ -120,6 +120,9 @@ def test_heads_that_read_tokens_and_several_ways_of_pooling_are_one_program_and_
     plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
     losses = take(ours, 2), take(plain, 2)
     assert ours.stepper.num_moved == 2
+    assert {program.mix.kinds for program in ours.stepper._programs.values()} == {
+        ("classify", "regress", "tag", "span")
+    }
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)
     # Not the values: what is added to all tokens alike moves no passage, and Adam makes a step of nothing but rounding.
     torch.testing.assert_close(ours.optimizer.first_SP, plain.optimizer.first_SP, atol=1e-5, rtol=1e-3)

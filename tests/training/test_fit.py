@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from inlay.errors import BadConfig, Diverged
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort import Watcher
-from inlay.training.fit import MAX_DRAWN
+from inlay.training.fit import MAX_DRAWN, _group
 from inlay.training.loop import Desk, Interrupted
 from inlay.training.plan import make_plan
 from inlay.training.run import count_steps
@@ -92,6 +93,35 @@ def test_runs_of_other_methods_or_dropout_train_in_other_cohorts(tiny_bert, toy_
     results = fit(runs, tiny_bert, tmp_path, watch=watch)
     assert sorted(watch.sizes) == [1, 1, 2]
     assert [result.run_id for result in results] == [run.id for run in runs]
+
+
+def test_heads_that_no_program_knows_train_apart_where_steps_are_compiled(tiny_bert, toy_task, tmp_path, monkeypatch):
+    plain, hidden = make(tiny_bert, toy_task()), make(tiny_bert, toy_task(), hidden="tanh")
+    other = make(tiny_bert, toy_task(), seed=1)
+    runs = [plain, hidden, other]
+    assert _group(runs, tiny_bert, tmp_path) == [runs]
+    monkeypatch.setattr(sys.modules[_group.__module__], "has_programs", lambda backbone, method: True)
+    assert _group(runs, tiny_bert, tmp_path) == [[plain, other], [hidden]]
+
+
+@pytest.mark.parametrize("begins_apart", [True, False])
+def test_cohorts_go_on_as_they_were_stopped_where_others_would_be_made_now(
+    tiny_bert, toy_task, tmp_path, monkeypatch, begins_apart
+):
+    runs = [make(tiny_bert, toy_task(), epochs=2), make(tiny_bert, toy_task(), epochs=2, hidden="tanh")]
+
+    monkeypatch.setattr(sys.modules[_group.__module__], "has_programs", lambda backbone, method: begins_apart)
+    with pytest.raises(Interrupted):
+        fit(runs, tiny_bert, tmp_path, FitSettings(), StopAt(3))
+    before = {state.parent.name for state in tmp_path.glob("cohorts/*/state.safetensors")}
+    assert before
+    monkeypatch.setattr(sys.modules[_group.__module__], "has_programs", lambda backbone, method: not begins_apart)
+    steps = []
+    watch = Watcher()
+    watch.on_start = lambda cohort: steps.append(cohort.num_steps)
+    fit(runs, tiny_bert, tmp_path, watch=watch)
+    assert steps[0] > 0
+    assert not list(tmp_path.glob("cohorts/*/state.safetensors"))
 
 
 def test_runs_beyond_the_slots_wait_and_enter_as_others_end(tiny_bert, toy_task, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from inlay.config import TrainConfig
 from inlay.model.bank import FlatBank
-from inlay.training.optimizer import SlotOptimizer, learning_rate
+from inlay.training.optimizer import SlotOptimizer, _move, learning_rate
 
 # Of a slot's seven parameters the first five are a matrix's, the rest biases.
 DECAYS = torch.tensor([True] * 5 + [False] * 2)
@@ -60,6 +60,30 @@ def test_bert_adam_follows_its_formula():
         weights = weights - 1e-3 * (m / (v.sqrt() + 1e-6) + 0.01 * weights * DECAYS)
         optimizer.step(grads, {0: 1e-3})
     torch.testing.assert_close(bank.values_SP[0].double(), weights, atol=1e-6, rtol=1e-5)
+
+
+def test_a_step_in_pieces_is_a_step_of_all_at_once_and_of_columns(monkeypatch):
+    """On a CPU a slot moves piece by piece, on a GPU all slots by columns of their numbers: the same formula."""
+    settings = [TrainConfig(weight_decay=0.1, clip_norm=0.5), TrainConfig(optimizer="bert-adam"), TrainConfig()]
+    found = []
+    for piece in (10**6, 3):
+        monkeypatch.setattr("inlay.training.optimizer._PIECE", piece)
+        bank = make_bank(3)
+        optimizer = SlotOptimizer(bank, settings)
+        for step in range(3):
+            grads = make_gradients(bank, step)
+            norms = optimizer.clip(grads)
+            optimizer.step(grads, {0: 1e-2, 1: 3e-3})
+        found.append((bank.values_SP, optimizer.second_SP, norms))
+    torch.testing.assert_close(found[0], found[1], atol=1e-7, rtol=1e-6)
+    p, m, v = (torch.rand(2, 7, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    g, rows = make_gradients(make_bank(2), 0), [[x[slot : slot + 1].clone() for x in (p, m, v)] for slot in range(2)]
+    columns = [(1e-2, 1e-8, 0.1, 0.001, 0.1), (3e-3, 1e-6, 1.0, 1.0, 0.0)]
+    _move(p, m, v, g, DECAYS, list(torch.tensor(columns).t().unsqueeze(-1)))
+    for slot in range(2):
+        _move(*rows[slot], g[slot : slot + 1], DECAYS, columns[slot])
+    for stacked, own in zip((p, m, v), zip(*rows, strict=True), strict=True):
+        torch.testing.assert_close(stacked, torch.cat(own), atol=1e-7, rtol=1e-6)
 
 
 def test_a_slot_that_is_not_named_does_not_move():

@@ -6,8 +6,8 @@ out for a whole pack. Weights are dropped by a counter-based generator, so that 
 keeping a mask. Tokens of no row are left undefined, in the output and in the gradients.
 
 The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
-on shapes only and never waits for the device. They are made for short rows: packs of long ones, where nothing is added
-or dropped, go through torch's flash attention.
+on shapes only and never waits for the device. They are made for short rows: packs of long ones go through torch's flash
+attention, where nothing is added to scores or dropped.
 
 Shape letters: N packed tokens, H heads, d their width, B rows, W distances.
 """
@@ -37,8 +37,6 @@ HALF_WARPS, NUM_WARPS = 2, 4
 """of programs for rows of half a block, and of all others"""
 WIDEST = 256
 """widest head that fits the registers"""
-LONG = 256
-"""tokens of a row, in the mean of a pack, from which on flash attention is faster (bench/norm_attention.py)"""
 
 
 def segment_attention(
@@ -52,17 +50,20 @@ def segment_attention(
     max_length: int,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    *,
+    is_long: bool = False,
 ) -> Tensor:
     """What each token takes from its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`; rows
     lie end to end from the first token on, empty ones anywhere.
 
     q, k and v may be slices of one tensor. Element [h, W//2 + key - query] of the bias is added to the scaled scores;
     it gets no gradient. `seed` [1] (int64, on the device) is needed with `dropout`, and a new one at every step.
+    `is_long` says that rows are, in the mean.
     """
     assert bias_HW is None or min(bias_HW.shape[1] // 2 + 1, (bias_HW.shape[1] + 1) // 2) >= max_length
     assert not dropout or seed is not None
     assert q_NHd.shape[-1] <= WIDEST, q_NHd.shape
-    places, settings = (starts_B, stops_B), (scaling, max_length, dropout)
+    places, settings = (starts_B, stops_B), (scaling, max_length, dropout, is_long)
     return _attention(q_NHd, k_NHd, v_NHd, *places, bias_HW, seed if dropout else None, *settings)[0]
 
 
@@ -75,10 +76,12 @@ def joined_attention(
     max_length: int,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    *,
+    is_long: bool = False,
 ) -> Tensor:
     """As `segment_attention`, of q, k and v side by side as one product leaves them; so do their gradients lie."""
     assert not dropout or seed is not None
-    places, settings = (starts_B, stops_B), (scaling, max_length, dropout)
+    places, settings = (starts_B, stops_B), (scaling, max_length, dropout, is_long)
     return _joined(qkv_N3Hd, *places, bias_HW, seed if dropout else None, *settings)[0]
 
 
@@ -94,9 +97,10 @@ def _attention(
     scaling: float,
     max_length: int,
     dropout: float,
+    is_long: bool,
 ) -> tuple[Tensor, Tensor]:
-    """o, and the logarithm, to base 2, of each softmax's denominator [H, N]."""
-    return _launch_forward(_alike(q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout))
+    """o, and the logarithm of each softmax's denominator [H, N]: to base 2, or as flash attention has it."""
+    return _launch_forward(_alike(q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long))
 
 
 @torch.library.custom_op("inlay::joined_attention", mutates_args=())
@@ -109,14 +113,17 @@ def _joined(
     scaling: float,
     max_length: int,
     dropout: float,
+    is_long: bool,
 ) -> tuple[Tensor, Tensor]:
     """As `_attention`."""
-    return _launch_forward(qkv.contiguous().unbind(1), (starts, stops, bias, seed), (scaling, max_length, dropout))
+    return _launch_forward(
+        qkv.contiguous().unbind(1), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long)
+    )
 
 
 def _launch_forward(qkv, given, settings):
-    (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout) = qkv, given, settings
-    if _is_long(q, given, dropout):
+    (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = qkv, given, settings
+    if _can_flash(q, bias, settings):
         return _flash(q, k, v, *[_offsets(stops)] * 2, *[max_length] * 2, 0.0, False, False, scale=scaling)[:2]
     from inlay.model.attention_programs import attention_forward
 
@@ -136,11 +143,10 @@ _flash = torch.ops.aten._flash_attention_forward
 _flash_backward = torch.ops.aten._flash_attention_backward
 
 
-def _is_long(q, given, dropout) -> bool:
+def _can_flash(q, bias, settings) -> bool:
     """Whether a pack goes through flash attention; the same forward and backward."""
-    starts, _, bias, _ = given
-    is_plain = bias is None and not dropout and q.element_size() == 2 and q.shape[-1] % 8 == 0
-    if not is_plain or len(q) < LONG * len(starts):
+    *_, dropout, is_long = settings
+    if not is_long or bias is not None or dropout or q.element_size() != 2 or q.shape[-1] % 8:
         return False
     return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
@@ -173,11 +179,14 @@ def _attention_backward(
     scaling: float,
     max_length: int,
     dropout: float,
+    is_long: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
     dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
     qkv = (q.contiguous(), k.contiguous(), v.contiguous())  # as their gradients lie
-    _launch_backward((do, o, lse), qkv, (dq, dk, dv), (starts, stops, bias, seed), (scaling, max_length, dropout))
+    _launch_backward(
+        (do, o, lse), qkv, (dq, dk, dv), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long)
+    )
     return dq, dk, dv
 
 
@@ -194,17 +203,18 @@ def _joined_backward(
     scaling: float,
     max_length: int,
     dropout: float,
+    is_long: bool,
 ) -> Tensor:
     """The gradients of q, k and v side by side."""
     qkv = qkv.contiguous()
-    grads, settings = qkv.new_empty(qkv.shape), (scaling, max_length, dropout)
+    grads, settings = qkv.new_empty(qkv.shape), (scaling, max_length, dropout, is_long)
     _launch_backward((do, o, lse), qkv.unbind(1), grads.unbind(1), (starts, stops, bias, seed), settings)
     return grads
 
 
 def _launch_backward(outputs, qkv, gradients, given, settings):
-    (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout) = outputs, given, settings
-    if _is_long(qkv[0], given, dropout):
+    (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = outputs, given, settings
+    if _can_flash(qkv[0], bias, settings):
         seeds = torch.zeros(2, dtype=torch.uint64, device=do.device), do.new_empty(0)  # of the dropout there is not
         rows = (*[_offsets(stops)] * 2, *[max_length] * 2, 0.0, False, *seeds)
         found = _flash_backward(do.contiguous(), *qkv, o, lse, *rows, scale=scaling)
@@ -229,17 +239,17 @@ _joined_backward.register_fake(lambda do, qkv, *_: qkv.new_empty(qkv.shape))
 
 def _keep(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    *tensors, scaling, max_length, dropout = inputs
-    ctx.settings = (scaling, max_length, dropout)
+    *tensors, scaling, max_length, dropout, is_long = inputs
+    ctx.settings = (scaling, max_length, dropout, is_long)
     ctx.save_for_backward(*tensors[:-4], *output, *tensors[-4:])
 
 
 def _differentiate(ctx, do, dlse):
-    return *_attention_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 7
+    return *_attention_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 8
 
 
 def _differentiate_joined(ctx, do, dlse):
-    return _joined_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 7
+    return _joined_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 8
 
 
 _attention.register_autograd(_differentiate, setup_context=_keep)

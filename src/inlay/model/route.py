@@ -27,6 +27,9 @@ from inlay.model.tiles import Tiles, lay_tiles, place_tiles, tile_capacity
 
 TokenIds = Sequence[int] | np.ndarray
 _IGNORED = -100  # in place of a token where there is none
+LONG = 256
+"""Tokens of a packed row, in the mean, from which on rows are long. A guess: torch's flash attention takes two to four
+times as long as our programs with rows of 38 tokens, four fifths as long with 384 (bench/norm_attention.py)."""
 
 
 class Segment(NamedTuple):
@@ -127,6 +130,8 @@ class Tiling:
     """the longest a packed row may be"""
     rows_N: Tensor | None = None
     """the row of every token, in a pass that is made for any mix of rows"""
+    is_long: bool = False
+    """whether packed rows are long, in the mean"""
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,8 @@ class Route:
         buffer, slots_N, starts_B, stops_B = send([laid, slots, starts, stops], device)
         tiles = place_tiles(buffer, num_slots, tile)
         longest = max(16, 1 << (max(self.pack.lengths) - 1).bit_length()) if self.pack else 0
-        return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest))
+        is_long = len(starts) > 0 and num_tokens >= LONG * len(starts)
+        return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest, is_long=is_long))
 
     @cached_property
     def slots_B(self) -> Tensor:

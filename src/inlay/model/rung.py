@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from inlay.model.route import Batch, Pack, Route, Tiling
+from inlay.model.route import LONG, Batch, Pack, Route, Tiling
 from inlay.model.tiles import Tiles, tile_capacity
 
 SMALLEST, LARGE = 256, 8192
@@ -97,7 +97,8 @@ class Rung:
     def route(self) -> Route:
         """The route of whatever batch was filled in last."""
         p = self.parts
-        tiling = Tiling(self.tiles, p["slots"], p["starts"], p["stops"], self.capacity.max_length, p["rows"])
+        is_long = self.capacity.num_tokens >= LONG * self.capacity.num_rows
+        tiling = Tiling(self.tiles, p["slots"], p["starts"], p["stops"], self.capacity.max_length, p["rows"], is_long)
         return Route((), pack=Pack((), self._device), tiling=tiling)
 
     @cached_property
@@ -133,13 +134,15 @@ class Rung:
         slots = np.concatenate([rows.slots, np.full(len(pads), last)])
         every = np.concatenate([rows.slots, np.full(self.capacity.all_rows - len(rows.slots), last)])  # empty rows too
         stops = np.cumsum(lengths)
+        # An empty row lies where the last row begins: whoever reads its first token reads one of its own slot.
+        empty = np.full(self.capacity.all_rows - len(lengths), (stops - lengths)[len(rows.lengths) - 1])
         laid = {
             "ids": np.concatenate([rows.ids, np.full(spare, self._pad_id)]),
             "positions": np.arange(n) - np.repeat(stops - lengths, lengths) + self._first_position,
             "slots": np.repeat(slots, lengths),
             "rows": np.repeat(np.arange(len(lengths)), lengths),
-            "starts": stops - lengths,
-            "stops": stops,
+            "starts": np.concatenate([stops - lengths, empty]),
+            "stops": np.concatenate([stops, empty]),
             "row_slots": every,
         }
         if rows.types is not None:

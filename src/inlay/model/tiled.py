@@ -197,7 +197,8 @@ def attend(
     """Each row's attention to itself [N, H, C]; the bias gets no gradient."""
     seed = torch.randint(2**62, (1,), device=q_NHC.device) if dropout else None
     return fused_attention.segment_attention(
-        q_NHC, k_NHC, v_NHC, tiling.starts_B, tiling.stops_B, bias_HW, scaling, tiling.max_length, dropout, seed
+        *(q_NHC, k_NHC, v_NHC, tiling.starts_B, tiling.stops_B, bias_HW, scaling, tiling.max_length, dropout, seed),
+        is_long=tiling.is_long,
     )
 
 
@@ -207,5 +208,6 @@ def attend_joined(
     """As `attend`, of queries, keys and values side by side."""
     seed = torch.randint(2**62, (1,), device=qkv_N3HC.device) if dropout else None
     return fused_attention.joined_attention(
-        qkv_N3HC, tiling.starts_B, tiling.stops_B, bias_HW, scaling, tiling.max_length, dropout, seed
+        *(qkv_N3HC, tiling.starts_B, tiling.stops_B, bias_HW, scaling, tiling.max_length, dropout, seed),
+        is_long=tiling.is_long,
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from inlay.research.ledger import Ledger
 from inlay.research.planning import Item, Plan
-from inlay.training.fit import structure_of
+from inlay.training.fit import has_plain_heads, structure_of
 from inlay.training.memory import MAX_COHORT
 from inlay.training.resume import list_stopped
 from inlay.training.run import is_finished
@@ -114,8 +114,8 @@ def _find_begun(plans: Sequence[Plan], wanted: dict[str, Item], runs: Path) -> l
 def _likeness(item: Item) -> tuple[Any, ...]:
     if item.run is None:
         return (item.arm.kind,)
-    method, rates, _, *others = structure_of(item.run)  # not whether it is alone
-    return (method, rates, *others)
+    method, rates, _, num_parts, _ = structure_of(item.run)  # not whether it is alone
+    return (method, rates, num_parts, has_plain_heads(item.run))
 
 
 def _key(item: Item, plan: Plan) -> tuple[Any, ...]:

@@ -148,7 +148,9 @@ class Cohort:
         members = [part for member in self.members for part in member.parts]
         is_compiled = can_compile(self.bank, members) and not settings.checkpointing
         if is_compiled and self._world.place.size == 1:
-            return CompiledStepper(self.bank, self.flat, self.optimizer, settings.token_budget)
+            stepper = CompiledStepper(self.bank, self.flat, self.optimizer, settings.token_budget)
+            stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
+            return stepper
         # A program has the optimizer inside: nothing can be exchanged before it.
         return Stepper(self.bank, self.flat, self.optimizer, settings.token_budget, self._world)
 

@@ -22,8 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.config import MethodConfig
 from inlay.model import grouped, launch, rewrite
+from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, FlatBank
+from inlay.model.heads import HeadSpec
 from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.model.tiles import Tiles
@@ -51,13 +54,14 @@ MOST_EMBEDDED = 3072
 
 
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
-    """Whether programs can step these runs: packed rows on a device with kernels, heads of one layer on the last."""
-    return (
-        launch.is_available(bank.backbone.device)
-        and bank.backbone.packs
-        and members[0].run.spec.method.inner_norm != "batch"
-        and all(can_lose(member.run.spec.head) for member in members)
-    )
+    """Whether programs can step these runs, which have one structure."""
+    specs = [member.run.spec for member in members]
+    return has_programs(bank.backbone, specs[0].method) and all(can_lose(spec.head) for spec in specs)
+
+
+def has_programs(backbone: Backbone, method: MethodConfig) -> bool:
+    """Whether steps are compiled here: packed rows on a device with kernels, and nothing that sees a batch whole."""
+    return launch.is_available(backbone.device) and backbone.packs and method.inner_norm != "batch"
 
 
 class Program:
@@ -134,6 +138,11 @@ class CompiledStepper(Stepper):
         self._longest = 0
         self._most_rows = 0
         self._mix = Mix()
+        self._most_captured = MOST_EMBEDDED if _trains_embeddings(bank) else MOST_GRAPHED
+
+    def expect(self, heads: Sequence[HeadSpec]) -> None:
+        """Make programs for these heads too, whose runs will enter: no other will be made when they do."""
+        self._mix = self._mix.with_heads([head for head in heads if can_lose(head)])
 
     def step(
         self,
@@ -265,7 +274,7 @@ class CompiledStepper(Stepper):
                 program.graph, program.views = None, views
                 self._compute(program)
                 return
-            if self._is_captured and num_tokens <= (MOST_EMBEDDED if self._bank.is_solo(0) else MOST_GRAPHED):
+            if self._is_captured and num_tokens <= self._most_captured:
                 program.graph = self._try_to_capture(program)
             if program.graph is None:
                 self._compute(program)
@@ -281,6 +290,7 @@ class CompiledStepper(Stepper):
         except RuntimeError:
             if not self._bank.is_solo(0):
                 raise
+            self.on_compile("steps of fine-tuning cannot be captured here, and are launched")
             self._is_captured = False
             return None
 
@@ -348,6 +358,11 @@ class CompiledStepper(Stepper):
         vectors = vectors * (torch.rand_like(vectors) >= rates) / (1 - rates)
         stacks = self._bank.stacks
         return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
+
+
+def _trains_embeddings(bank: Bank) -> bool:
+    own = bank.weights_of(0) if bank.is_solo(0) else {}
+    return any(name.startswith("embeddings.") for name in own or {})
 
 
 def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:

@@ -15,10 +15,10 @@ import torch
 
 from inlay.config import digest
 from inlay.errors import Missing, OutOfMemory
-from inlay.model import launch
 from inlay.model.backbone import Backbone
 from inlay.model.methods import first_layer
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.compiled import has_programs
 from inlay.training.joint import AnyRun
 from inlay.training.loop import Desk, Interrupted, train
 from inlay.training.memory import (
@@ -43,7 +43,7 @@ from inlay.training.run import Result, is_finished, read_result
 MAX_DRAWN = 8
 """curves of a cohort that are drawn, unless asked otherwise"""
 
-__all__ = ["FitSettings", "Interrupted", "fit", "structure_of"]
+__all__ = ["FitSettings", "Interrupted", "fit", "has_plain_heads", "structure_of"]
 
 # What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
 _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
@@ -116,7 +116,7 @@ def fit(
         heard = (watch if part.world.is_first else None) or Watcher()
         with closing(PrefixCache(backbone, folder, heard, limits)) as prefixes:
             ways = _Ways(settings, heard, part.world, prefixes)
-            for group in _group(part.runs, backbone):
+            for group in _group(part.runs, backbone, folder):
                 if not _unfinished(group, folder):
                     while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
                         drop_state(folder / "cohorts" / cohort_id(stopped.runs))
@@ -142,17 +142,31 @@ def structure_of(run: AnyRun, backbone: Backbone | None = None) -> tuple[Any, ..
     alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
     rates = (run.config.train.dropout, run.config.train.attention_dropout)
     free = _FREE_IN_A_COHORT | ({"size": run.config.method.size} if run.spec.is_joint else {})  # heads are not padded
-    compiles = backbone is not None and launch.is_available(backbone.device)
-    is_compiled = compiles and all(can_lose(part.spec.head) for part in run.parts)  # or it would hold up the others
+    is_compiled = backbone is not None and has_programs(backbone, run.config.method) and has_plain_heads(run)
     return (replace(run.config.method, **free), rates, alone, len(run.parts), is_compiled)
 
 
-def _group(runs: list[AnyRun], backbone: Backbone) -> list[list[AnyRun]]:
-    """Runs that can share a bank, in the order they get slots."""
+def has_plain_heads(run: AnyRun) -> bool:
+    """Whether its steps are compiled where any are; if not, it would hold up those beside it."""
+    return all(can_lose(part.spec.head) for part in run.parts)
+
+
+def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[AnyRun]]:
+    """Runs that can share a bank, in the order they get slots; those of a cohort that was stopped as they were."""
     groups: dict[tuple[Any, ...], list[AnyRun]] = {}
     for run in runs:
-        groups.setdefault(structure_of(run, backbone), []).append(run)
-    return [longest_first(group) for group in groups.values()]
+        groups.setdefault(structure_of(run), []).append(run)
+    found = []
+    for group in groups.values():
+        parts = [[run for run in group if has_plain_heads(run) == is_plain] for is_plain in (True, False)]
+        parts = [part for part in parts if part]
+        is_apart = has_programs(backbone, group[0].config.method) or any(_is_stopped(part, folder) for part in parts)
+        found += parts if is_apart and not _is_stopped(group, folder) else [group]
+    return [longest_first(group) for group in found]
+
+
+def _is_stopped(runs: list[AnyRun], folder: Path) -> bool:
+    return find_stopped(folder / "cohorts", runs, _unfinished(runs, folder)) is not None
 
 
 def _unfinished(runs: list[AnyRun], folder: Path) -> list[AnyRun]:

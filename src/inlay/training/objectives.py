@@ -17,15 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.heads import HeadSpec
+from inlay.data.windows import IGNORED
+from inlay.model.heads import HEADS, HeadSpec
 
-OF_ROWS = ("classify", "multilabel", "regress")
+OF_ROWS = tuple(kind for kind, head in HEADS.items() if head.reads == "pooled")
 """kinds of heads that read one vector of a row"""
-OF_TOKENS = ("tag", "span")
+OF_TOKENS = tuple(kind for kind, head in HEADS.items() if head.reads == "tokens")
 """kinds that read every token"""
 KINDS = (*OF_ROWS, *OF_TOKENS)
 POOLINGS = ("cls", "mean", "pooler")
-NO_TARGET = -100.0
+NO_TARGET = float(IGNORED)
 """the mark of a token that says nothing"""
 
 _NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
@@ -104,10 +105,10 @@ def lose_tokens(logits_NL: Tensor, marks_N2: Tensor, rows_N: Tensor, num_outputs
         rows_N2 = rows_N.long().unsqueeze(1).expand(-1, 2)
         largest_B2 = scores_N2.new_full((num_rows, 2), _NEVER)
         largest_B2.scatter_reduce_(0, rows_N2, scores_N2.detach(), "amax")
-        away_N2 = scores_N2 - largest_B2[rows_N]
+        away_N2 = scores_N2 - largest_B2.index_select(0, rows_N)
         # A row without tokens, which nobody reads, has no sum to take a logarithm of.
         logs_B2 = add_up(away_N2.exp()).clamp(min=1e-30).log()
-        shares_N2 = away_N2 - logs_B2[rows_N]
+        shares_N2 = away_N2 - logs_B2.index_select(0, rows_N)
         return -add_up(torch.where(marks_N2 == 1, shares_N2, 0.0)).mean(-1)
 
     return choose.among({"tag": tag, "span": span})

@@ -139,7 +139,7 @@ def _move(p: Tensor, m: Tensor, v: Tensor, g: Tensor, decays: Tensor, columns: S
 
 
 def _sum_squares(grads_SP: Tensor) -> Tensor:
-    """The sum of the squares of each row [S]."""
+    """The sum of the squares of each row [S], on a CPU some columns at a time."""
     pieces = grads_SP.split(_PIECE, 1) if grads_SP.device.type == "cpu" else (grads_SP,)
     return torch.stack([piece.square().sum(1) for piece in pieces]).sum(0)
 

@@ -252,3 +252,10 @@ def test_debug_shows_the_traceback(mail: Mail, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("INLAY_DEBUG", "")  # so that what --debug sets is undone after the test
     with pytest.raises(UnknownName):
         main(["--debug", "show", "mial"])
+
+
+@pytest.mark.parametrize(("option", "value", "what"), [("--lr", "fast", "number"), ("--epochs", "many", "integer")])
+def test_a_value_of_another_type_is_named(inlay: Inlay, option: str, value: str, what: str) -> None:
+    ended = inlay("train", "rows.csv", option, value)
+    assert ended.status == 2
+    assert f"invalid value for '{option}': `{value}` should be a valid {what}" in ended.err

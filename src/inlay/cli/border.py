@@ -108,10 +108,18 @@ class Border(TyperGroup):
             raise typer.Exit(STOPPED) from None
         except _UsageError as error:
             where = error.ctx.command_path if error.ctx is not None else "inlay"
-            text = error.format_message()
-            refusal = BadConfig(text[:1].lower() + text[1:].rstrip("."), f"see `{where} --help`")
+            refusal = BadConfig(_describe_usage(error), f"see `{where} --help`")
             screen.complain(refusal, as_json=ctx.meta.get("inlay.json", False))
             raise typer.Exit(refusal.exit_status) from None
+
+
+def _describe_usage(error: Any) -> str:
+    """What is wrong with an option or argument, with the value that was given where its type says so without it."""
+    text = error.format_message()
+    faults = getattr(error.__cause__ or error.__context__, "errors", None)
+    if faults is not None and "Input should be" in text:
+        text = text.replace("Input should be", f"`{faults()[0]['input']}` should be").partition(", unable to")[0]
+    return str(text[:1].lower() + text[1:].rstrip("."))
 
 
 def _describe_os_error(error: OSError) -> InlayError:

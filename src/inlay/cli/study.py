@@ -19,7 +19,7 @@ from inlay.cli.forecast import describe, forecast
 from inlay.cli.options import DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.report import draw, put_report
 from inlay.cli.screen import Column
-from inlay.errors import BadConfig, UnknownName
+from inlay.errors import BadConfig, Missing, UnknownName
 
 if TYPE_CHECKING:
     from inlay.data import Task
@@ -204,14 +204,21 @@ class _Session:
         screen.say(f"study {study.name}: {study.title}", "bold")
         with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
             tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing, known=self._tasks)
-        plan = plan_study(study, self._open(study.backbone), tasks, missing, root=self.data_root)
+        plan = plan_study(study, self._open(study), tasks, missing, root=self.data_root)
         for text in plan.left_out:
             screen.note(f"left out: {text}")
         return plan
 
-    def _open(self, name: str) -> Backbone:
+    def _open(self, study: Study) -> Backbone:
+        name = study.backbone
         if name not in self._backbones:
-            self._backbones[name] = open_backbone(self._find_tiny() if name == "tiny" else name, self.device)
+            try:
+                self._backbones[name] = open_backbone(self._find_tiny() if name == "tiny" else name, self.device)
+            except Missing as error:
+                reason = f"{error.message}, which study `{study.name}` is to run on"
+                raise Missing(
+                    reason, "name another with `--backbone`: a folder, a hub name, or `minilm`, which is built in"
+                ) from None
         return self._backbones[name]
 
     def _find_tiny(self) -> str:

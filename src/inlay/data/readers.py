@@ -67,10 +67,10 @@ def _missing_file(path: Path) -> Missing:
             f"`{path}` is a pipe or a device, not a file",
             "write it to a file first, or use `inlay predict` with lines on stdin",
         )
-    near = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, near, n=1)
+    near = {item.stem: item.name for item in path.parent.iterdir()} if path.parent.is_dir() else {}
+    close = difflib.get_close_matches(path.stem, near, n=1)  # an ending alone is no likeness
     hint = (
-        f"did you mean `{path.parent / close[0]}`?"
+        f"did you mean `{path.parent / near[close[0]]}`?"
         if close
         else "give a file, a folder, glue/NAME, extra/NAME or hub:NAME"
     )
@@ -291,6 +291,12 @@ def _check_widths(
             yield line, dict(zip(names, row, strict=True))
 
 
+def _describe_json_error(line: str, error: json.JSONDecodeError) -> str:
+    """What is wrong where in a line, with what stands there."""
+    near = line[max(0, error.pos - 20) : error.pos + 20].strip()
+    return f"no JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
+
+
 def _parse_json(path: Path, encoding: str) -> Iterator[Record]:
     for number, line in _read_lines(path, encoding):
         if not line.strip():
@@ -298,7 +304,9 @@ def _parse_json(path: Path, encoding: str) -> Iterator[Record]:
         try:
             record = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            reason = f"no JSON: {error}" if isinstance(error, json.JSONDecodeError) else "JSON nested too deeply"
+            reason = "JSON nested too deeply"
+            if isinstance(error, json.JSONDecodeError):
+                reason = _describe_json_error(line, error)
             hint = f"one object in each line; {SKIP_HINT}"
             yield number, BadData(reason, hint, path=path, line=number)
             continue

@@ -60,6 +60,13 @@ def test_name_publishes_under_another_name(inlay: Inlay, mail: Mail) -> None:
     assert inlay(*train_mail(mail, "--name", "post", "--json")).data["reference"] == "post@1"
 
 
+def test_a_version_that_is_worse_than_an_earlier_one_says_so(inlay: Inlay, mail: Mail) -> None:
+    assert "better" not in inlay(*train_mail(mail, "--name", "twice")).out
+    worse = inlay(*train_mail(mail, "--name", "twice", "--epochs", 1, "--lr", 1e-7))
+    assert "better" in worse.out
+    assert "twice@1, on the same dev rows: `twice@best` means it, `twice` the new one" in worse.out
+
+
 def test_no_reuse_computes_the_frozen_layers_in_every_step(
     inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:

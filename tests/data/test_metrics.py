@@ -211,3 +211,11 @@ def test_degenerate_samples_of_tags_and_answers_score_a_number():
     outside = score_all("tag", ("O", "B-X", "I-X"), nothing, [("O",)])
     assert outside == {"entity_f1": 0.0, "entity_precision": 0.0, "entity_recall": 0.0, "token_accuracy": 1.0}
     assert score_all("span", (), np.empty(0, dtype=object), []) == {"token_f1": 0.0, "exact_match": 0.0}
+
+
+@pytest.mark.parametrize(("true", "low", "high"), [([0, 1] * 30, 0.9398, 1.0), ([1, 0] * 30, 0.0, 0.0602)])
+def test_a_share_of_all_or_no_rows_has_wilsons_interval(true, low, high):
+    """Of 60 rows: z² / (n + z²) on the open side."""
+    logits = np.eye(2)[[0, 1] * 30]
+    interval = evaluate_report("classify", ("a", "b"), np.array(true), logits).metrics["accuracy"]
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))

@@ -19,6 +19,9 @@ from inlay.errors import Missing
 if TYPE_CHECKING:
     from inlay.research.suggest import Suggestion, Suggestions
 
+_FEW_ROWS = 50
+"""below which a score on rows not seen is mostly chance"""
+
 
 @run_options(panels=("Data",), shared=("data", "task", "backbone", "config", "set_"))
 def suggest(
@@ -71,6 +74,9 @@ def _put_suggestions(found: Suggestions, run: RunOptions, store: Path | None) ->
     screen.put_table(columns, [*cells, _cells(found.plain, "(the backbone)")])
     for reference, why in found.refused.items():
         screen.say(f"{reference} cannot be a start: {why}", "yellow")
+    if found.num_rows < _FEW_ROWS:
+        few = screen.count(found.num_rows, "row")
+        screen.say(f"{few} can hardly tell starts apart: compare with a run without `--from`", "yellow")
     screen.put()
     screen.put_pairs({"rows": f"{screen.count(found.num_rows)} looked at", "next": _next_command(found, run, store)})
 

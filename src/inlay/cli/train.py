@@ -23,7 +23,7 @@ from inlay.cli.options import (
     run_options,
 )
 from inlay.cli.screen import Column
-from inlay.errors import Diverged
+from inlay.errors import Diverged, UnknownName
 from inlay.store import Store, Version
 
 if TYPE_CHECKING:
@@ -251,6 +251,7 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
     return {
         "task": task.name,
         "reference": None if version is None else version.reference,
+        "best": None if version is None else _find_best(ready.store, version),
         "digest": None if version is None else version.digest,
         "size_bytes": next((info.size_bytes for info in infos if info.version == version), None),
         "run": result.run_id,
@@ -268,18 +269,29 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
     }
 
 
+def _find_best(store: Store, version: Version) -> str | None:
+    """The version of the task that is best on these dev rows; None where they cannot be compared."""
+    try:
+        return store.resolve(f"{version.name}@best").reference
+    except UnknownName:
+        return None
+
+
 def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -> None:
     """What a trained run came to, for people, with the command to use it next."""
     put_metrics(report["metrics"], report["metric"])
     screen.put()
     pairs = {"trained": f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"}
     if report["reference"] is not None:
+        name = report["reference"].partition("@")[0]
         pairs["published"] = f"{report['reference']} ({screen.size(report['size_bytes'])})"
+        if report["best"] not in (None, report["reference"]):
+            pairs["better"] = f"{report['best']}, on the same dev rows: `{name}@best` means it, `{name}` the new one"
     pairs |= {"run": report["folder"], **({} if report["curve"] is None else {"curve": report["curve"]})}
     if report["reference"] is not None:
         where = "" if store is None else f" --store {shlex.quote(str(store))}"
         second = ' --pair "the second text"' if ready.run.task.train.pairs is not None else ""
-        pairs["next"] = f'inlay predict {report["reference"].partition("@")[0]} "a text"{second}{where}'
+        pairs["next"] = f'inlay predict {name} "a text"{second}{where}'
     screen.put_pairs(pairs)
 
 

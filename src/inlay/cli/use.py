@@ -50,7 +50,9 @@ def predict(
         ),
     ] = None,
     min_confidence: ConfidenceOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="fail if any row could not be answered")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="fail if any row could not be answered, not only if none could")
+    ] = False,
     backbone: BackboneOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",

@@ -9,6 +9,7 @@ Shapes: leading axes `...` are resamples; the last axis of counts is the label, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -260,6 +261,9 @@ def score_all(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: An
     return {name: float(METRICS[name].function(sample)) for name in names}
 
 
+_SHARES = ("accuracy", "exact_match")  # of rows that are right
+
+
 def is_better(metric: str, value: float, best: float | None) -> bool:
     """Whether a score beats the best so far; NaN beats nothing."""
     if best is None or best != best:
@@ -270,7 +274,10 @@ def is_better(metric: str, value: float, best: float | None) -> bool:
 def evaluate_report(
     kind: str, labels: tuple[str, ...], targets: np.ndarray, outputs: Any, *, num_resamples: int = 1000
 ) -> Report:
-    """All metrics of a kind with 95% intervals (percentile bootstrap over rows, seeded), labels and confusion."""
+    """All metrics of a kind with 95% intervals (percentile bootstrap over rows, seeded), labels and confusion.
+
+    A share of rows that is 0 or 1 has Wilson's interval: all resamples would be the same.
+    """
     targets = np.asarray(targets)
     predictions = decide(kind, outputs)
     has_entities = bool(entity_types(labels))
@@ -285,7 +292,10 @@ def evaluate_report(
     intervals = {}
     for name in names:
         low, high = np.quantile(np.concatenate(resampled[name]), [0.025, 0.975])
-        intervals[name] = Interval(float(METRICS[name].function(sample)), float(low), float(high))
+        value = float(METRICS[name].function(sample))
+        if name in _SHARES and value in (0.0, 1.0):  # no resample differs from another
+            low, high = _wilson(value, len(targets))
+        intervals[name] = Interval(value, float(low), float(high))
     if isinstance(sample, Weighted | Means):
         return Report(kind, len(targets), intervals)
     if isinstance(sample, TagCounts):
@@ -294,6 +304,14 @@ def evaluate_report(
     if kind == "classify":
         confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
     return Report(kind, len(targets), intervals, _score_labels(labels, sample), confusion)
+
+
+def _wilson(share: float, num_rows: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of rows."""
+    z, whole = 1.959964, 1 + 1.959964**2 / num_rows
+    middle = share + z * z / (2 * num_rows)
+    reach = z * math.sqrt(share * (1 - share) / num_rows + (z / num_rows) ** 2 / 4)
+    return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)
 
 
 def _score_labels(labels: tuple[str, ...], sample: Counts | TagCounts) -> tuple[LabelScore, ...]:

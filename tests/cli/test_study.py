@@ -63,7 +63,7 @@ def test_a_study_is_planned_conducted_and_found_done(inlay: Inlay, tmp_path: Pat
     planned = inlay(*command, "--dry-run")
     assert planned.status == 0, planned.err
     assert "8 to train, 0 done" in planned.out
-    assert "full on 2 tasks, seed 0 " in planned.out
+    assert "full on 2 tasks, seed 0, lr " in planned.out
     assert not (tmp_path / "out").exists()
     ended = inlay(*command, "--commit", "abc")
     assert "trained  8 runs" in ended.out
@@ -136,7 +136,7 @@ def test_several_processes_train_several_studies_with_one_display(inlay: Inlay) 
     assert ended.status == 0, ended.err
     assert [report["missing"] for report in ended.data["studies"]] == [{}, {}]
     assert "report" not in ended.data
-    assert "full on glue/mrpc, seed 0: 1 run" in ended.err
+    assert "full on glue/mrpc, seed 0, lr 0.001: 1 run" in ended.err
     assert inlay("study", "uva", "--profile", "tiny", "--jobs", "0").status == 2
 
 

@@ -211,7 +211,7 @@ def test_copies_of_the_backbone_leave_no_weights_behind(done):
 def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_go_alone(tmp_path, backbone):
     units = list_todo([make_plan(tmp_path, backbone)], Places(tmp_path / "results", tmp_path / "runs"))
     described = [(unit.describe(), unit.num_runs) for unit in units]
-    assert ("adapters on 2 tasks, 2 seeds", 8) in described
+    assert ("adapters on 2 tasks, 2 seeds, size 2 to 4, lr 0.01", 8) in described
     assert all(number == 1 for text, number in described if text.startswith(("full", "top")))
     seeds = [unit.items[0].seed for unit in units]
     assert seeds == sorted(seeds), "a seed of everything before the next seed"

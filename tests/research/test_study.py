@@ -14,6 +14,7 @@ from inlay.config import RunConfig
 from inlay.errors import BadConfig, UnknownName
 from inlay.model.methods import layout, resolve_method
 from inlay.model.sites import survey
+from inlay.research.planning import load_tasks, plan_study
 from inlay.research.study import PROFILES, find_study, list_differences, list_studies, read_study, study_folders
 from inlay.training.optimizer import learning_rate
 
@@ -320,3 +321,11 @@ def test_steps_of_the_student_reproduction_are_counted_as_theirs():
         for point in arm.points():
             assert count_steps(8551, point.config.train) == int(8551 / 32 * 15) == 4008
     assert count_steps(8551, RunConfig().train) == 268 * 10
+
+
+@pytest.mark.parametrize("name", ["glue", "ablation", "sharing", "stream"])
+def test_runs_are_counted_as_they_are_planned(tiny_bert, name):
+    """What several arms ask for is one run: adapters of every size have those of size 64."""
+    study = read_study(STUDIES[name], "tiny")
+    plan = plan_study(study, tiny_bert, *load_tasks(study, None))
+    assert study.num_runs == len({item.id for item in plan.items})

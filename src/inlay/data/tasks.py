@@ -123,7 +123,7 @@ def open_source(config: DataConfig) -> Source:
     """The source named in `config`, not read yet."""
     name = config.source
     if not name:
-        raise BadConfig("`data.source` is empty", f"give {WAYS_IN}")
+        raise BadConfig("no data is named (`data.source` is empty)", f"give {WAYS_IN}")
     for prefix, open_named in _NAMED.items():
         if name.startswith(prefix):
             return open_named(name.removeprefix(prefix), config)

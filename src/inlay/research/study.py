@@ -146,9 +146,16 @@ class Study:
 
     @property
     def num_runs(self) -> int:
-        """Every setting with every seed, for each task or once for all of them."""
+        """Every setting with every seed, for each task or once for all of them; what several arms ask for once."""
         firsts = {arm.name: arm.tasks[0] for arm in self.arms.values() if ARM_KINDS[arm.kind].spans_tasks and arm.tasks}
-        return sum(arm.seeds for arm, task, _ in self.points() if firsts.get(arm.name, task) == task)
+        seeds: dict[tuple[Any, ...], int] = {}
+        for arm, task, point in self.points():
+            if firsts.get(arm.name, task) == task:
+                kind = "runs" if arm.kind == "spans" else arm.kind
+                rows = (task, arm.sample, arm.tasks if arm.name in firsts else ())
+                asked = (kind, *rows, repr(point.config.method), repr(point.config.train), repr(point.config.joint))
+                seeds[asked] = max(arm.seeds, seeds.get(asked, 0))
+        return sum(seeds.values())
 
 
 def find_study(name: str, folders: Iterable[Path]) -> Path:

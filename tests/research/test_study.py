@@ -323,7 +323,7 @@ def test_steps_of_the_student_reproduction_are_counted_as_theirs():
     assert count_steps(8551, RunConfig().train) == 268 * 10
 
 
-@pytest.mark.parametrize("name", ["glue", "ablation", "sharing", "stream"])
+@pytest.mark.parametrize("name", ["glue", "ablation", "init", "stream"])
 def test_runs_are_counted_as_they_are_planned(tiny_bert, name):
     """What several arms ask for is one run: adapters of every size have those of size 64."""
     study = read_study(STUDIES[name], "tiny")

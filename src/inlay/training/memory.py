@@ -36,7 +36,8 @@ _USABLE = 0.8  # of the free memory: the rest is for fragments, dev rows and who
 _PROBED_TOKENS = (256, 1024)
 # A slot's numbers while gradients are taken: value, gradient, its flat copy, two moments, the best epoch's copy.
 _COPIES = 6
-# More of them while the optimizer steps and no activation is held: the stepped slots' own four, and two between.
+# More of them while the optimizer steps and no activation is held: the stepped slots' own four, and two between. A CPU,
+# which steps in pieces, has none; half of the memory is left to activations anyway.
 _STEPPING_COPIES = 6
 
 

@@ -161,10 +161,10 @@ def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
 
 def _narrow(study: Study, arms: str | None, tasks: str | None) -> Study:
     """A study with some of its arms and tasks only."""
-    chosen = dict(study.arms)
+    chosen, where = dict(study.arms), f"of `{study.name}` ({study.profile})"
     if arms is not None:
-        chosen = {name: study.arms[name] for name in _choose(arms, list(study.arms), f"arm of `{study.name}`")}
-    kept = study.tasks if tasks is None else tuple(_choose(tasks, study.tasks, f"task of `{study.name}`"))
+        chosen = {name: study.arms[name] for name in _choose(arms, list(study.arms), f"arm {where}")}
+    kept = study.tasks if tasks is None else tuple(_choose(tasks, study.tasks, f"task {where}"))
     return dataclasses.replace(study, arms=chosen, tasks=kept)
 
 

@@ -190,10 +190,6 @@ class Engines:
     def _find_backbone(self, row: InputRow, task: str) -> str:
         """The name of the backbone that the row's task stands on; raises what is wrong with the row."""
         if row.error is not None:
-            from inlay.data.readers import SKIP_HINT
-
-            # Nothing is left out here: the others are answered.
-            row.error.hint = (row.error.hint or "").replace(SKIP_HINT, "mend the row") or None
             raise row.error
         if not task:
             raise BadData("the row names no task", "fill in its `task` column, or name a TASK")

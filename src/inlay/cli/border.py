@@ -114,7 +114,7 @@ class Border(TyperGroup):
 
 
 def _describe_usage(error: Any) -> str:
-    """What is wrong with an option or argument, with the value that was given where its type says so without it."""
+    """What is wrong with an option or argument. Of a wrong type pydantic says it for typer, without the value."""
     text = error.format_message()
     faults = getattr(error.__cause__ or error.__context__, "errors", None)
     if faults is not None and "Input should be" in text:

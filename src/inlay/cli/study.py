@@ -216,9 +216,7 @@ class _Session:
                 self._backbones[name] = open_backbone(self._find_tiny() if name == "tiny" else name, self.device)
             except Missing as error:
                 reason = f"{error.message}, which study `{study.name}` is to run on"
-                raise Missing(
-                    reason, "name another with `--backbone`: a folder, a hub name, or `minilm`, which is built in"
-                ) from None
+                raise Missing(reason, f"{error.hint}; name one with `--backbone`") from None
         return self._backbones[name]
 
     def _find_tiny(self) -> str:

@@ -135,12 +135,13 @@ class Metric:
     higher_is_better: bool = True
     is_binary: bool = False  # only for tasks of two labels
     needs_entities: bool = False  # only for tags that are parts of entities
+    is_share: bool = False  # of the rows, those that are right
 
 
 MEAN = "mean"
 """What a run of several tasks is judged by: the mean of their own metrics, each task once."""
 METRICS = {
-    "accuracy": Metric(accuracy, ("classify", "multilabel")),
+    "accuracy": Metric(accuracy, ("classify", "multilabel"), is_share=True),
     "f1": Metric(f1, ("classify",), is_binary=True),
     "macro_f1": Metric(macro_f1, ("classify", "multilabel")),
     "micro_f1": Metric(micro_f1, ("multilabel",)),
@@ -153,7 +154,7 @@ METRICS = {
     "entity_recall": Metric(entity_recall, ("tag",), needs_entities=True),
     "token_accuracy": Metric(token_accuracy, ("tag",)),
     "token_f1": Metric(token_f1, ("span", "text")),
-    "exact_match": Metric(exact_match, ("span", "text")),
+    "exact_match": Metric(exact_match, ("span", "text"), is_share=True),
 }
 DEFAULT_METRIC = {
     "classify": "accuracy",
@@ -261,9 +262,6 @@ def score_all(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: An
     return {name: float(METRICS[name].function(sample)) for name in names}
 
 
-_SHARES = ("accuracy", "exact_match")  # of rows that are right
-
-
 def is_better(metric: str, value: float, best: float | None) -> bool:
     """Whether a score beats the best so far; NaN beats nothing."""
     if best is None or best != best:
@@ -293,7 +291,7 @@ def evaluate_report(
     for name in names:
         low, high = np.quantile(np.concatenate(resampled[name]), [0.025, 0.975])
         value = float(METRICS[name].function(sample))
-        if name in _SHARES and value in (0.0, 1.0):  # no resample differs from another
+        if METRICS[name].is_share and value in (0.0, 1.0):  # no resample differs from another
             low, high = _wilson(value, len(targets))
         intervals[name] = Interval(value, float(low), float(high))
     if isinstance(sample, Weighted | Means):

@@ -10,7 +10,7 @@ from typing import Any
 
 from inlay.config import DataConfig
 from inlay.data.columns import SIDES, Columns, Fault, Header, find_columns, read_text
-from inlay.data.readers import READERS, Names, open_file
+from inlay.data.readers import READERS, SKIP_HINT, Names, open_file
 from inlay.errors import BadData, InlayError, Missing
 
 TASK_COLUMN = "task"
@@ -131,6 +131,8 @@ def stream_rows(
 
 def _read_input(line: int, record: dict[str, Any] | BadData, columns: Columns | None, path: str) -> InputRow:
     if isinstance(record, BadData):
+        # Whoever asks for answers can leave no row out: the others are answered.
+        record.hint = record.hint and record.hint.replace(SKIP_HINT, "mend the row")
         return InputRow(line, error=record)
     assert columns is not None  # found with the first readable record
     task = record.get(TASK_COLUMN)

@@ -124,7 +124,8 @@ def _joined(
 def _launch_forward(qkv, given, settings):
     (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = qkv, given, settings
     if _can_flash(q, bias, settings):
-        return _flash(q, k, v, *[_offsets(stops)] * 2, *[max_length] * 2, 0.0, False, False, scale=scaling)[:2]
+        rows = _offsets(stops)
+        return _flash(q, k, v, rows, rows, max_length, max_length, 0.0, False, False, scale=scaling)[:2]
     from inlay.model.attention_programs import attention_forward
 
     bias = dense(bias)
@@ -215,9 +216,9 @@ def _joined_backward(
 def _launch_backward(outputs, qkv, gradients, given, settings):
     (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = outputs, given, settings
     if _can_flash(qkv[0], bias, settings):
-        seeds = torch.zeros(2, dtype=torch.uint64, device=do.device), do.new_empty(0)  # of the dropout there is not
-        rows = (*[_offsets(stops)] * 2, *[max_length] * 2, 0.0, False, *seeds)
-        found = _flash_backward(do.contiguous(), *qkv, o, lse, *rows, scale=scaling)
+        rows, seeds = _offsets(stops), (torch.zeros(2, dtype=torch.uint64, device=do.device), do.new_empty(0))
+        given = (do.contiguous(), *qkv, o, lse, rows, rows, max_length, max_length)
+        found = _flash_backward(*given, 0.0, False, *seeds, scale=scaling)  # there is no dropout to be seeded
         for gradient, computed in zip(gradients, found, strict=True):
             gradient.copy_(computed)
         return

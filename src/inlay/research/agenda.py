@@ -15,7 +15,7 @@ from typing import Any
 
 from inlay.research.ledger import Ledger
 from inlay.research.planning import Item, Plan
-from inlay.training.fit import has_plain_heads, structure_of
+from inlay.training.fit import has_plain_heads, structure_of, trains_apart
 from inlay.training.memory import MAX_COHORT
 from inlay.training.resume import list_stopped
 from inlay.training.run import is_finished
@@ -124,7 +124,7 @@ def _find_begun(plans: Sequence[Plan], wanted: dict[str, Item], runs: Path) -> l
 def _likeness(item: Item) -> tuple[Any, ...]:
     if item.run is None:
         return (item.arm.kind,)
-    method, rates, _, num_parts, _ = structure_of(item.run)  # not whether it is alone
+    method, rates, _, num_parts = structure_of(item.run)  # not whether it is alone
     return (method, rates, num_parts, has_plain_heads(item.run))
 
 
@@ -133,13 +133,8 @@ def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
     if item.run is None:
         return (item.arm.kind, item.id)
     width = max(_PADDED_TO, item.config.method.size or 0)
-    return (
-        "runs",
-        plan.backbone.fingerprint,
-        tuple(plan.study.fit.items()),
-        structure_of(item.run, plan.backbone),
-        width,
-    )
+    structure = (*structure_of(item.run), trains_apart(item.run, plan.backbone))
+    return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure, width)
 
 
 def _slice(kind: str, group: list[Item], *, in_pieces: bool) -> list[Unit]:

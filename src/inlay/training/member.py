@@ -159,9 +159,7 @@ class Member:
 
     def weights_of(self, batch: np.ndarray) -> np.ndarray:
         """How much each row of a batch counts in its mean loss; nothing where no row has a labelled token."""
-        weights = self._row_weights[batch]
-        total = weights.sum()
-        return weights / (total if total > 0 else 1.0)
+        return self._row_weights[batch] / self._total_weight(batch)
 
     def reuse(self, cache: PrefixCache, reach: Reach) -> None:
         """Compute all up to `reach` once and keep it, unless the head reads those layers too."""
@@ -205,9 +203,12 @@ class Member:
 
         Where no row has a labelled token there is nothing to learn: all count 0.
         """
-        total = self._row_weights[batch].sum()
-        counts = self._row_weights[list(windows)] / (total if total > 0 else 1.0)
+        counts = self._row_weights[list(windows)] / self._total_weight(batch)
         return self._targets.take(windows, width).numpy(), counts
+
+    def _total_weight(self, batch: np.ndarray) -> float:
+        """Of a batch's rows; 1 where none has any, so that they can be divided by it."""
+        return float(self._row_weights[batch].sum()) or 1.0
 
     def row_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of each row."""

@@ -9,7 +9,7 @@ half a second, less often if more than three. Its memory is the most it ever hel
 libraries included; on a GPU, where one process with one backbone measures all points, and what was compiled for one
 serves the next, the tensors'. Slots begin with equal values. Writes `growth-DEVICE.json` after every point, and at last
 `.png`, into results/speed/. There a line of slope 1 goes through each last point: growth is linear along it, and better
-than linear where points lie above. `--factor 4` halves the points.
+than linear where points lie above. `--factor 4` halves the points; `--draw FILE` draws a report again.
 """
 
 from __future__ import annotations
@@ -57,9 +57,13 @@ def main() -> None:
     parser.add_argument("--factor", type=int, default=2, help="between neighbouring points")
     parser.add_argument("--axis", nargs="+", choices=AXES, default=list(AXES))
     parser.add_argument("--token-budget", type=int, help="of one forward pass")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw what this file has, and measure nothing")
     turns.add_options(parser)
     report.add_options(parser, resumes=True)
     options = parser.parse_args()
+    if options.draw:
+        draw(json.loads(options.draw.read_text(encoding="utf8")), options.draw.with_suffix(".png"))
+        return
     options.out = options.out or report.ROOT / "results" / "speed" / f"growth-{options.device}.json"
     report.say("making rows and backbone")
     num_rows = options.rows or options.steps * max(options.batch_size, options.max_rows, SMALL_ROWS)
@@ -69,7 +73,7 @@ def main() -> None:
     with found:
         measure_points(jobs, options, work, found)
     if not found.is_stopped:
-        draw(points_of(found.parts), options, options.out.with_suffix(".png"))
+        draw(json.loads(options.out.read_text(encoding="utf8")), options.out.with_suffix(".png"))
     found.finish()
 
 
@@ -179,32 +183,35 @@ def last_slope(points: list[dict[str, Any]], what: str) -> float | None:
     return round(math.log(last[what] / before[what]) / math.log(last["value"] / before["value"]), 2)
 
 
-def draw(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace, path: Path) -> None:
+def draw(found: dict[str, Any], path: Path) -> None:
+    """A report's points as a picture."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    labels = {"seconds": "seconds a step", "memory": "peak memory, GiB"}
+    is_quick = found["device"] == "cuda"
+    labels = {"seconds": f"{'milliseconds' if is_quick else 'seconds'} a step", "memory": "peak memory, GiB"}
     figure, axes = plt.subplots(2, len(AXES), figsize=(13, 7.5), layout="constrained")
-    for column, (axis, points) in enumerate(found.items()):
+    for column, (axis, points) in enumerate(found["points"].items()):
         for row, what in enumerate(labels):
-            draw_panel(axes[row][column], points, what)
+            draw_panel(axes[row][column], points, what, 1000 if is_quick and what == "seconds" else 1)
             axes[row][column].set_xlabel(AXES[axis])
             axes[row][column].set_ylabel(labels[what] if column == 0 else "")
-    place = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    figure.suptitle(f"A training step of Inlay as it grows ({Path(options.backbone).name}, {place})", fontsize=13)
+    hardware, backbone = found["hardware"], Path(found["backbone"]).name
+    place = hardware["gpu"] if is_quick else f"{hardware['threads']} CPU threads"
+    figure.suptitle(f"A training step of Inlay as it grows ({backbone}, {place})", fontsize=13)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     print(path, file=sys.stderr)
 
 
-def draw_panel(panel: Any, points: list[dict[str, Any]], what: str) -> None:
-    """One curve on logarithmic axes, with the line of slope 1 through its last point."""
+def draw_panel(panel: Any, points: list[dict[str, Any]], what: str, scale: float) -> None:
+    """One curve on logarithmic axes, times `scale`, with the line of slope 1 through its last point."""
     if not points:
         panel.set_axis_off()
         return
-    values, measured = [point["value"] for point in points], [point[what] for point in points]
+    values, measured = [point["value"] for point in points], [scale * point[what] for point in points]
     panel.loglog(values, measured, "o-", color=COLOURS[what], label="measured", base=2)
     linear = [measured[-1] * value / values[-1] for value in values]
     panel.loglog(values, linear, "--", color="0.6", label="linear", base=2)
@@ -212,7 +219,7 @@ def draw_panel(panel: Any, points: list[dict[str, Any]], what: str) -> None:
     panel.set_xticks(values, [f"{value:,}" for value in values])
     low, high = math.floor(math.log2(min(measured) / 2)), math.ceil(math.log2(max(measured) * 2))
     ticks = [2.0**power for power in range(low, high + 1, max(1, (high - low) // 6))]
-    panel.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    panel.set_yticks(ticks, [f"{tick:,.0f}" if tick >= 1 else f"{tick:.3g}" for tick in ticks])
     panel.minorticks_off()
     panel.grid(alpha=0.25)
     panel.legend(frameon=False)

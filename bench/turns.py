@@ -116,13 +116,21 @@ class Worker:
         """Its answer, if that is among what it has said since; says the rest."""
         said = os.read(self.fileno(), 1 << 16)
         if not said:
-            return {"error": "ended without a word"}
+            return {"error": self._last_words()}
         *lines, self._rest = (self._rest + said).split(b"\n")
         for line in map(json.loads, lines):
             if "says" not in line:
                 return line
             say(f"{self.way.name}: {line['says']}")
         return None
+
+    def _last_words(self) -> str:
+        """How a process ended that gave no answer, with the last line of its log."""
+        status = self.process.wait()
+        how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        lines = self.log.read_text(encoding="utf8", errors="replace").split("\n") if self.log.exists() else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return f"ended without an answer, {how}; its log ends with: {last[:300]}"
 
     def fail(self, error: str) -> None:
         self.way.error = error

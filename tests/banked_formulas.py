@@ -73,7 +73,8 @@ class Case:
     @property
     def mask(self) -> Tensor:
         """What dropout multiplies h with."""
-        return dropout_mask((sum(self.lengths), self.width), self.dropout, int(self.drawn), self.salt).to(self.device)
+        shape = (sum(self.lengths), self.width)
+        return dropout_mask(shape, self.dropout, int(self.drawn), self.salt, self.device)
 
     @property
     def tiles(self) -> Tiles:
@@ -81,7 +82,7 @@ class Case:
 
     def make(self) -> Tensors:
         """Inputs by name, float64 but exactly as the kernels' types hold them."""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed)  # the same numbers on every device
 
         def draw(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).double()
@@ -121,7 +122,7 @@ def gradients(function: Callable[..., Tensor], inputs: Tensors) -> Tensors:
     return {"out": out.detach(), **{f"d_{name}": leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}}
 
 
-def dropout_mask(shape: tuple[int, int], rate: float, seed: int, salt: int) -> Tensor:
+def dropout_mask(shape: tuple[int, int], rate: float, seed: int, salt: int, device: str = "cpu") -> Tensor:
     """What dropout multiplies with: sixteen bits of a mixed counter for each number, two numbers to a counter."""
 
     def mixed(x: Tensor, key: Tensor) -> Tensor:
@@ -130,10 +131,10 @@ def dropout_mask(shape: tuple[int, int], rate: float, seed: int, salt: int) -> T
         x = (x ^ x >> 15 ^ key) * 0x846CA68B & 0xFFFFFFFF
         return x ^ x >> 16
 
-    place = torch.tensor(salt)
-    key = mixed(torch.tensor(seed), place)
-    between = mixed(torch.tensor(seed >> 32) & 0xFFFFFFFF ^ key, place)
-    n, d = torch.arange(shape[0])[:, None], torch.arange(shape[1])
+    place, low, high = (torch.tensor(number, device=device) for number in (salt, seed, seed >> 32))
+    key = mixed(low, place)
+    between = mixed(high & 0xFFFFFFFF ^ key, place)
+    n, d = torch.arange(shape[0], device=device)[:, None], torch.arange(shape[1], device=device)
     word = mixed(n * -(-shape[1] // 2) + d // 2 + key, between)
     number = torch.where(d % 2 == 1, word >> 16, word & 0xFFFF)
     threshold = round(rate * 65536)

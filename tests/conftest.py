@@ -109,11 +109,12 @@ def _publish_random(store: Any, name: str, backbone: Any, spec: Any, seed: int =
 
     tensors = random_tensors(backbone, spec, seed)
     labels = () if spec.head.kind == "regress" else tuple(f"label-{index}" for index in range(spec.head.num_outputs))
-    metric = {"classify": "accuracy", "multilabel": "micro_f1", "regress": "rmse"}[spec.head.kind]
+    labels = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER") if spec.head.kind == "tag" else labels
+    metrics = {"classify": "accuracy", "multilabel": "micro_f1", "regress": "rmse", "tag": "entity_f1"}
     manifest = Manifest(
         kind=spec.head.kind,
         labels=labels,
-        metric=metric,
+        metric=metrics[spec.head.kind],
         method=dataclasses.asdict(resolve_method(spec.method)),
         head=dataclasses.asdict(spec.head),
         max_length=64,

@@ -15,8 +15,8 @@ from inlay.model.slots import SlotSpec
 from inlay.model.writing import Read
 from inlay.serving import Engine, Request, verify
 from inlay.store import Store
-from inlay.training import fit, make_run, publish
-from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training import FitSettings, fit, make_run, publish
+from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.compiled import CompiledStepper
 from inlay.training.steps import Stepper
 
@@ -201,7 +201,7 @@ def test_captured_inference_answers_any_mix_as_the_plain_path_does(backbone_fold
     for seed in range(4):
         slots = torch.randint(3, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
         rows = [Row(ROWS[index % len(ROWS)], slot) for index, slot in enumerate(slots)]
-        assert graphed.takes(rows)
+        assert all(map(graphed.takes, rows))
         for a, b in zip(graphed.logits(rows), infer(bank, rows), strict=True):
             torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
     method = MethodConfig("houlsby", 12, init_std=0.3)
@@ -244,6 +244,33 @@ def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, toy_tags
     answers = [infer(cohort.bank, [Row(ids, slot) for slot in range(6) for ids in ROWS]) for cohort in (ours, plain)]
     for here, there in zip(*answers, strict=True):
         torch.testing.assert_close(there, here, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("method", [{"name": "full"}, {"name": "top", "layers": "-1:"}], ids=str)
+def test_a_copy_that_takes_anothers_slot_is_captured_once_and_ends_as_alone(
+    backbone_folder, toy_task, tmp_path, method
+):
+    """Float32, dropout on: the second draws its own numbers, and is stepped by the graphs of the first."""
+    gpu = load_backbone(str(backbone_folder("bert")), device="cuda", dtype=torch.float32)
+    tasks = [toy_task("two", num_labels=2, num_rows=24), toy_task("five", num_labels=5, num_rows=24, seed=1)]
+    train = TrainConfig(lr=1e-3, epochs=3, batch_size=8, max_length=32)
+    runs = [make_run(task, RunConfig(method=MethodConfig(**method), train=train), gpu) for task in tasks]
+    graphs = []
+
+    class Watch(Watcher):
+        def on_end(self, member):
+            graphs.append({id(program.graph) for program in self.cohort.stepper._programs.values() if program.graph})
+
+        def on_start(self, cohort):
+            self.cohort = cohort
+
+    queued = fit(runs, gpu, tmp_path / "queued", FitSettings(), Watch())
+    assert graphs[0] <= graphs[1]
+    assert graphs[0]
+    for run, result in zip(runs, queued, strict=True):
+        (alone,) = fit([run], gpu, tmp_path / "alone")
+        losses = [[line["train_loss"] for line in each.history] for each in (result, alone)]
+        torch.testing.assert_close(*map(torch.tensor, losses), atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("method", ["houlsby", "pfeiffer", "lora"])

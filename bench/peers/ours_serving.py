@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from protocol import say
 from torch import Tensor
 
+from inlay import Engine
 from inlay.config import MethodConfig
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.backbone import Backbone
@@ -21,7 +23,7 @@ from inlay.model.heads import HeadSpec
 from inlay.model.methods import resolve_method
 from inlay.model.route import Row
 from inlay.model.slots import SlotSpec
-from inlay.serving import Engine, Request
+from inlay.serving import Request
 from inlay.store import Manifest, Store
 from inlay.training.publish import describe_backbone
 
@@ -29,31 +31,41 @@ DISTINCT = 8  # sets of random weights, put into the slots over and over: values
 
 
 class EngineWork:
-    """The engine on requests that are texts, one for each task: a step answers all of them."""
+    """The engine on requests that are texts, tokenising included: a step answers all of them, each by another task."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.backbone = load_backbone(job["folder"], device=job["device"])
         self._place = tempfile.TemporaryDirectory()
         store = Store(Path(self._place.name))
         spec = make_spec(job)
-        names = [f"task-{index}" for index in range(job["tasks"])]
+        self.names = names = [f"task-{index}" for index in range(job["tasks"])]
+        if job.get("compiled"):
+            os.environ.pop("TOKENIZERS_PARALLELISM", None)  # tokenised as for users, by all cores
+        say(f"publishing {len(names):,} tasks")
         for index, name in enumerate(names):
             publish_random(store, name, self.backbone, spec, seed=index)
-        self.engine = Engine(self.backbone, store, num_slots=job["tasks"])
+        self.engine = Engine(self.backbone, store, num_slots=job["tasks"], is_compiled=job.get("compiled", False))
         texts = read_rows(job)["texts"][: job["requests"]]
-        self.requests = [Request(names[index % len(names)], text) for index, text in enumerate(texts)]
+        generator = np.random.default_rng(0)
+        self.batches = []
+        for _ in range(16):  # another mix in every step, where more tasks are held than asked
+            chosen = generator.choice(len(names), size=len(texts), replace=len(texts) > len(names))
+            self.batches.append([Request(names[index], text) for index, text in zip(chosen, texts, strict=True)])
+        self.num_done = 0
 
     def warm_up(self) -> None:
+        self.engine.predict([Request(name, "a") for name in self.names])  # all into their slots
         self.measure(3)
 
     def measure(self, steps: int) -> int:
         for _ in range(steps):
-            answers = self.engine.predict(self.requests)
+            answers = self.engine.predict(self.batches[self.num_done % len(self.batches)])
             assert all(answer.error is None for answer in answers)
-        return steps * len(self.requests)
+            self.num_done += 1
+        return steps * len(self.batches[0])
 
     def describe(self) -> dict[str, Any]:
-        return {"dtype": str(self.backbone.dtype)}
+        return {"dtype": str(self.backbone.dtype), "is_compiled": self.engine.is_compiled}
 
 
 class BankWork:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
     from inlay.errors import InlayError
+    from inlay.fit_settings import FitSettings
     from inlay.library import Engine, fit, load_task, make_run, publish, verify
     from inlay.model import Backbone, load_backbone
     from inlay.serving import Answer, Request
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "inlay.config": ("DataConfig", "MethodConfig", "RunConfig", "TrainConfig"),
     "inlay.errors": ("InlayError",),
+    "inlay.fit_settings": ("FitSettings",),
     "inlay.library": ("Engine", "fit", "load_task", "make_run", "publish", "verify"),
     "inlay.model": ("Backbone", "load_backbone"),
     "inlay.serving": ("Answer", "Request"),
@@ -40,6 +42,7 @@ __all__ = [
     "Backbone",
     "DataConfig",
     "Engine",
+    "FitSettings",
     "InlayError",
     "MethodConfig",
     "Request",

@@ -87,12 +87,22 @@ def publish(
 
 
 class Engine(_Engine):
-    """Answers requests for any mix of the store's tasks on one backbone."""
+    """Answers requests for any mix of the store's tasks on one backbone.
+
+    On a GPU it compiles by itself once it has had enough to answer; `is_compiled=True` does so from the first request
+    on, and `is_compiled=False` never.
+    """
 
     def __init__(
-        self, backbone: Backbone, store: Store | None = None, *, num_slots: int = 64, precision: str = "auto"
+        self,
+        backbone: Backbone,
+        store: Store | None = None,
+        *,
+        num_slots: int = 64,
+        precision: str = "auto",
+        is_compiled: bool | None = None,
     ) -> None:
-        super().__init__(backbone, store or Store(), num_slots=num_slots, precision=precision)
+        super().__init__(backbone, store or Store(), num_slots=num_slots, precision=precision, is_compiled=is_compiled)
 
 
 def verify(backbone: Backbone, store: Store | None = None) -> list[Check]:

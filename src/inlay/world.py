@@ -9,6 +9,9 @@ from inlay.errors import BadConfig
 
 JOBS = "INLAY_JOBS"
 """set by `inlay study --jobs` for the processes it starts: how many there are"""
+SPREADS = ("auto", "cohorts", "rows")
+"""what the processes of `torchrun` share"""
+_SET_BY_TORCHRUN = {"RANK", "WORLD_SIZE"}
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,26 @@ class Place:
 
 def find_place() -> Place:
     """This process's place; the only one, where nobody started several."""
-    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+    if not is_launched():
         return Place()
     rank, size = _read("RANK"), _read("WORLD_SIZE")
     if not 0 <= rank < max(size, 1):
         raise BadConfig(f"`RANK` is `{rank}` of `WORLD_SIZE` `{size}`", "start it with `torchrun`, which sets both")
     return Place(rank, size, _read("LOCAL_RANK", rank), _read("LOCAL_WORLD_SIZE", 1)) if size > 1 else Place()
+
+
+def is_launched() -> bool:
+    """Whether `torchrun` started this process, perhaps as the only one."""
+    return os.environ.keys() >= _SET_BY_TORCHRUN
+
+
+def check_shared(spread: str, command: str) -> None:
+    """Refuse to share work with nobody."""
+    if spread != "auto" and not is_launched():
+        raise BadConfig(
+            f"`--spread {spread}` is for several processes, and this is the only one",
+            f"start it with `torchrun --nproc-per-node 2 -m inlay {command} …`, or leave out `--spread`",
+        )
 
 
 def count_sharers() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import kernel_ways
@@ -39,7 +40,7 @@ def test_a_way_that_takes_too_long_or_fails_is_named_and_the_others_are_measured
         raise ValueError("no such product\nmore of it")
 
     makers = {"ours": lambda: lambda: None, "slow": lambda: spin, "broken": lambda: broken}
-    options = argparse.Namespace(way_limit_s=0.2, launched=False, repeats=2)
+    options = argparse.Namespace(way_limit_s=0.2, compiled_limit_s=0.2, launched=False, repeats=2)
     part = kernel_ways.measure_part(make_case("small", makers), tuple(makers), options)
     assert set(part["microseconds"]) == {"ours"}
     assert part["failed"] == {"slow": "not ready after 0.2 s", "broken": "ValueError: no such product"}
@@ -64,8 +65,52 @@ def test_a_verdict_compares_times_of_one_part_and_names_what_is_not_known():
     (found,) = kernel_ways.find_verdicts([case], parts)
     assert found["other"] == "compiled"
     assert found["ratio"] == pytest.approx(1.15)
-    assert found["is_worth_it"]
+    assert found["passes"] == "yes"
     assert found["not_measured"] == ["unrolled"]
     lines = kernel_ways.describe_verdicts([found])
     assert "1.15×, at least 1.1×" in lines[0]
-    assert lines[-1].endswith("at least 1.1× in 1 of 1 cases")
+    assert lines[-1] == "kernel: passes: yes, 1.15× at least; at least 1.1× in 1 of 1 cases measured, of 1"
+
+
+def test_a_kernel_passes_only_where_it_was_measured():
+    makers = dict.fromkeys(("ours", "eager"), lambda: lambda: None)
+    cases = [make_case(name, makers) for name in ("small", "large")]
+    nothing = kernel_ways.find_verdicts(cases, {})
+    assert [one["passes"] for one in nothing] == ["not measured"] * 2
+    assert kernel_ways.judge_kernels(nothing)["kernel"]["passes"] == "not measured"
+    parts = {"small: at once": {"microseconds": {"ours": 10.0, "eager": 30.0}}}
+    (judged,) = kernel_ways.judge_kernels(kernel_ways.find_verdicts(cases, parts)).values()
+    assert (judged["passes"], judged["cases_measured"], judged["cases"]) == ("yes", 1, 2)
+    assert judged["not_measured"] == ["large: eager"]
+    parts["large: at once"] = {"microseconds": {"ours": 10.0, "eager": 10.9}}
+    (judged,) = kernel_ways.judge_kernels(kernel_ways.find_verdicts(cases, parts)).values()
+    assert (judged["passes"], judged["fails_in"]) == ("no", ["large"])
+
+
+def test_compiled_ways_have_a_limit_of_their_own():
+    makers = {"ours": lambda: lambda: None, "compiled": lambda: spin}
+    options = argparse.Namespace(way_limit_s=60, compiled_limit_s=0.2)
+    ready, failed = kernel_ways.make_ready(make_case("small", makers, ("compiled",)), tuple(makers), options)
+    assert set(ready) == {"ours"}
+    assert failed == {"compiled": "not ready after 0.2 s"}
+
+
+def test_shares_are_all_parts_once():
+    parts = list(range(7))
+    shares = [parts[kernel_ways.share_of(f"{place}/3")] for place in range(3)]
+    assert sorted(part for share in shares for part in share) == parts
+
+
+def test_processes_ahead_get_a_share_each_and_end_with_their_time(monkeypatch, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        "place = sys.argv[-1].replace('/', '-')\n"
+        "pathlib.Path(sys.argv[1], place).touch()\n"
+        "time.sleep(600 if place == '1-2' else 0)\n"
+    )
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
+    began = time.monotonic()
+    kernel_ways.compile_ahead(2, limit_s=5)
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "0-2", "1-2"}
+    assert time.monotonic() - began < 60

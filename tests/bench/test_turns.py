@@ -19,7 +19,7 @@ for line in sys.stdin:
         print(json.dumps({"says": "loading"}), flush=True)
         time.sleep(job.get("sleep", 0))
         if job.get("dies"):
-            sys.exit(1)
+            sys.exit("no memory is left")
         print(json.dumps({"error": job["error"]} if "error" in job else {"kind": job["kind"]}), flush=True)
     else:
         seconds = job["seconds"].pop(0) if len(job["seconds"]) > 1 else job["seconds"][0]
@@ -71,7 +71,7 @@ def test_ways_that_fail_say_why_and_the_others_go_on(options):
     assert ways[0].rates == [12, 12]
     assert [one.error for one in ways] == [
         "",
-        "ended without a word",
+        "ended without an answer, with status 1; its log ends with: no memory is left",
         "no such library",
         "took longer than 3 s",
         "out of memory",

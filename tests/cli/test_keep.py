@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -92,8 +93,47 @@ def test_gc_keeps_the_cache_of_tokenised_texts_unless_it_is_told_to(
     assert "would delete 1 file of tokenised texts" in inlay("gc", "--cache", "--dry-run").out
     assert file.exists()
     told = inlay("gc", "--cache", "--json").data["cache"]
-    assert told == {"folder": str(file.parent), "num_files": 1, "num_bytes": 2000, "is_chosen": True}
+    about = {"folder": str(file.parent), "num_files": 1, "num_bytes": 2000}
+    assert told == {**about, "is_chosen": True, "num_spared": 0}
     assert not file.exists()
+
+
+def test_gc_keeps_compiled_programs_unless_it_is_told_to(
+    inlay: Inlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "inlay" / "compiled"
+    kernel = folder / "triton" / "0" / "AB" / "kernel.cubin"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(bytes(3000))
+    for path in (kernel, kernel.parent):
+        os.utime(path, (0, 0))
+    assert f"kept 1 file of compiled programs in {folder}: 3.0 kB" in inlay("gc").err
+    assert "would delete 1 file of compiled programs" in inlay("gc", "--cache", "--dry-run").out
+    assert kernel.exists()
+    told = inlay("gc", "--cache", "--json").data["compiled"]
+    about = {"folder": str(folder), "num_files": 1, "num_bytes": 3000}
+    assert told == {**about, "is_chosen": True, "num_spared": 0}
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_gc_says_which_compiled_programs_it_spared(
+    inlay: Inlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name, is_fresh in (("old", False), ("fresh", True)):
+        kernel = tmp_path / "inlay" / "compiled" / name / "kernel.py"
+        kernel.parent.mkdir(parents=True)
+        kernel.write_bytes(bytes(3000))
+        for path in () if is_fresh else (kernel, kernel.parent):
+            os.utime(path, (0, 0))
+    for flags, verb in (("--dry-run",), "would delete"), ((), "deleted"):
+        ended = inlay("gc", "--cache", *flags)
+        assert f"{verb} 1 file of compiled programs" in ended.out
+        assert "spared 1 file of compiled programs used within the hour" in ended.err
+    assert inlay("gc", "--json").data["compiled"]["num_spared"] == 0, "nothing was to be deleted"
+    assert inlay("gc", "--cache", "--json").data["compiled"]["num_spared"] == 1
+    assert kernel.exists()
 
 
 def test_export_makes_no_folder(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:

@@ -67,6 +67,18 @@ def test_a_precision_that_cannot_be_had_is_refused_before_any_work(
     assert "loading" not in ended.err
 
 
+def test_a_task_that_int8_cannot_answer_is_refused_before_any_pass(inlay: Inlay, mail: Mail) -> None:
+    quick = ("--epochs", 1, "--max-length", 24, "--lr", "1e-4")
+    trained = inlay("train", mail.data, "--task", "whole", "--backbone", mail.backbone, "--method", "full", *quick)
+    assert trained.status == 0, trained.err
+    ended = inlay("evaluate", "whole", mail.data, "--precision", "int8")
+    assert (ended.status, ended.out) == (5, "")
+    assert "int8 for a task of the method `full`" in ended.err
+    assert "leave out `--precision int8`" in ended.err
+    assert "rows/s" not in ended.err, "no row was judged"
+    assert "loading" not in ended.err
+
+
 def test_int8_is_refused_where_torch_has_no_kernels_for_it(
     inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:

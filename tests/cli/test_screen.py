@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,6 +92,41 @@ def test_meter_moves_on_a_terminal_and_leaves_only_what_was_said(monkeypatch: py
     assert "a line that stays" in terminal.getvalue()
 
 
+def test_seconds_pass_on_the_bar_while_something_without_steps_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, now = open_terminal(monkeypatch), 100.0
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
+    with screen.Meter("training", 10) as meter:
+        meter.update(3, "loss 0.5")
+        bar = meter._bar
+        assert bar is not None
+        bar.refresh()
+        meter.wait("compiling")
+        now = 107.0
+        bar.refresh()
+        now = 175.0
+        bar.refresh()
+        meter.update(4, "loss 0.4", title="epoch 1/2")
+        bar.refresh()
+    shown = terminal.getvalue()
+    places = [shown.index(words) for words in ("loss 0.5", "7.0 s", "1 min 15 s", "loss 0.4")]
+    assert places == sorted(places)
+    assert "compiling" in shown
+    assert "compiling" not in shown[places[-1] :]
+
+
+def test_how_long_it_took_to_compile_is_said_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    from inlay.cli.watch import ScreenWatcher
+
+    what = "compiling steps of up to 1,280 tokens"
+    with screen.Meter("training") as meter:
+        watch = ScreenWatcher(meter)
+        for seconds in (12.3, 0.2):
+            watch.on_compile(what)
+            watch.on_compiled(what, seconds)
+    assert capsys.readouterr().err.splitlines() == [what, f"{what}: 12 s", what], "what was compiled before is no news"
+
+
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
@@ -113,3 +149,15 @@ def test_numbers_are_shown_as_people_read_them(shown: str, expected: str) -> Non
 def test_number_that_is_none_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     screen.put_json({"a": float("nan"), "b": (1.5, float("inf"))}, indent=None)
     assert capsys.readouterr().out == '{"a": null, "b": [1.5, null]}\n'
+
+
+@pytest.mark.parametrize(
+    ("num_seats", "told"),
+    [(1, "one run after another, 2 waiting, up to 512 tokens"), (4, "4 runs together, 2 waiting, up to 512 tokens")],
+)
+def test_runs_that_train_one_at_a_time_are_not_called_together(num_seats: int, told: str) -> None:
+    from inlay.cli.watch import _describe_cohort
+
+    settings = SimpleNamespace(checkpointing=False, token_budget=512)
+    queue = SimpleNamespace(waiting=[0, 0], runs=[0] * 6)
+    assert _describe_cohort(SimpleNamespace(num_seats=num_seats, queue=queue, settings=settings)).startswith(told)  # type: ignore[arg-type]

@@ -152,6 +152,30 @@ def test_doctor_says_where_the_cache_is_and_how_full(
         assert all(word in findings["cache"]["detail"] for word in words), findings["cache"]
 
 
+def test_doctor_says_where_compiled_programs_are_and_how_large(
+    inlay: Inlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look() -> dict[str, str]:
+        findings = {finding["what"]: finding for finding in inlay("doctor", "--json").data["findings"]}
+        return findings["compiled programs"]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("INLAY_CACHE_BYTES", "4000000")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    folder = tmp_path / "inlay" / "compiled"
+    (folder / "ab").mkdir(parents=True)
+    (folder / "ab" / "graph.py").write_bytes(bytes(2500))
+    assert look() == {
+        "what": "compiled programs",
+        "state": "ok",
+        "detail": f"{folder} (2.5 kB; back to 4.0 MB when a process begins to compile)",
+    }
+    monkeypatch.setenv("INLAY_CACHE_BYTES", "0")
+    assert look()["state"] == "absent"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somebody/elses")
+    assert look()["detail"].startswith("/somebody/elses, by $TORCHINDUCTOR_CACHE_DIR")
+
+
 def test_doctor_names_what_is_missing_and_does_not_crash(inlay: Inlay, monkeypatch: pytest.MonkeyPatch) -> None:
     from inlay.cli import doctor
 

@@ -116,6 +116,54 @@ def test_an_engine_makes_room_when_a_file_turns_to_more_tasks(
     assert made == [1, 8], "one task at first, then room for the six"
 
 
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each captured pass had, on a machine that only seems to have a GPU."""
+    from inlay.model.graphed import GraphedForward
+    from inlay.model.inference import infer
+    from inlay.serving import passes
+
+    found: list[int] = []
+
+    class Counted(GraphedForward):
+        def logits(self, rows: Any) -> Any:
+            if not found:
+                self.on_compile("compiling passes of up to 256 tokens")
+            found.append(len(rows))
+            return infer(self._bank, rows)
+
+    monkeypatch.setattr(passes, "GraphedForward", Counted)
+    monkeypatch.setattr(passes, "find_obstacle", lambda backbone: None)
+    return found
+
+
+def test_a_short_file_is_not_kept_waiting_by_a_compilation(
+    inlay: Inlay, mail: Mail, tmp_path: Path, captures: list[int]
+) -> None:
+    write_rows(tmp_path / "in.csv", 40)
+    ended = inlay("predict", "--input", "in.csv")
+    assert ended.status == 0
+    assert not captures
+    assert "compiling" not in ended.err
+
+
+def test_a_long_file_is_captured_and_says_what_is_compiled_and_goes_on_so_with_more_tasks(
+    inlay: Inlay, mail: Mail, tmp_path: Path, small_windows: None, captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = name_tasks(inlay, 4)
+    rows = [(tasks[0], "now")] * 96 + [(task, "free prize") for task in tasks * 16]
+    (tmp_path / "in.csv").write_text("task,text\n" + "".join(f"{task},{text}\n" for task, text in rows))
+    plain = inlay("predict", "--input", "in.csv")
+    assert not captures
+    monkeypatch.setattr("inlay.serving.passes.PATIENCE_S", 1e-9)
+    ended = inlay("predict", "--input", "in.csv")
+    assert captures == [32, 32, 32]  # two windows are launched, and then none, though the last need a larger engine
+    assert ended.err.count("compiling passes of up to 256 tokens") == 1
+    for answer, other in zip(ended.lines, plain.lines, strict=True):
+        assert answer["task"] == other["task"]
+        assert answer["probability"] == pytest.approx(other["probability"], abs=1e-5)
+
+
 def stop_after(monkeypatch: pytest.MonkeyPatch, num_windows: int) -> None:
     """Ctrl-C while the window after so many is answered."""
     from inlay.cli.answers import Engines

@@ -136,7 +136,7 @@ def test_several_processes_train_several_studies_with_one_display(inlay: Inlay) 
     assert ended.status == 0, ended.err
     assert [report["missing"] for report in ended.data["studies"]] == [{}, {}]
     assert "report" not in ended.data
-    assert "full on glue/mrpc, seed 0, lr 0.001: 1 run" in ended.err
+    assert "full on 2 tasks, seed 0, lr 0.001: 2 runs" in ended.err
     assert inlay("study", "uva", "--profile", "tiny", "--jobs", "0").status == 2
 
 

@@ -7,6 +7,7 @@ import torch
 
 from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged
+from inlay.model import launch
 from inlay.model.bank import Bank
 from inlay.model.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.inference import batches_by_length, infer, infer_canonically, single_thread
@@ -51,6 +52,61 @@ def test_bottlenecks_are_padded_to_a_multiple_of_eight(tiny_bert):
     bank.initialise(0, spec(size=13), seed=0)
     assert bank.stacks["adapter.2.feedforward.up"].shape == (1, 16, 32)
     assert bank.read(0)["adapter.2.feedforward.up"].shape == (13, 32)
+
+
+@pytest.mark.parametrize("more", [{"inner_norm": "layer"}, {"inner_norm": "batch"}, {"depth": 2}], ids=str)
+@pytest.mark.parametrize("is_wide_first", [True, False])
+def test_all_stacks_of_an_adapter_are_as_wide_as_its_widest(tiny_bert, more, is_wide_first):
+    specs = [spec(size=40), spec(size=8, **more)]
+    bank, kept = Bank(tiny_bert, 2), {}
+    for slot in (0, 1) if is_wide_first else (1, 0):
+        bank.initialise(slot, specs[slot], seed=slot)
+        kept[slot] = bank.read(slot)
+    stacks = {name: stack for name, stack in bank.stacks.items() if name.startswith("adapter.0.attention.")}
+    assert len(stacks) > 4  # a norm's or a further layer's too
+    hidden = 32
+    assert all(set(stack.shape[1:]) <= {40, hidden} for stack in stacks.values())
+    for slot, tensors in kept.items():
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in bank.read(slot).items())
+
+
+@pytest.mark.parametrize("more", [{"inner_norm": "layer"}, {"depth": 2}], ids=str)
+def test_what_is_put_where_it_was_reserved_stays_among_what_is_trained(tiny_bert, more):
+    bank = Bank(tiny_bert, 2, trainable=True)
+    narrow, wide = spec(size=8, **more), spec(size=40)
+    for one in (narrow, wide):
+        bank.reserve(one)
+    flat = bank.flatten()
+    for slot, one in enumerate((narrow, wide)):
+        bank.initialise(slot, one, seed=slot)
+    flat.values_SP.detach().fill_(7.0)
+    assert all((stack == 7.0).all() for stack in bank.stacks.values())
+
+
+def test_a_bank_laid_out_for_training_does_not_grow(tiny_bert):
+    bank = Bank(tiny_bert, 2, trainable=True)
+    bank.reserve(spec(size=8))
+    bank.flatten()
+    bank.initialise(0, spec(size=4), seed=0)
+    for larger in (spec(size=16), spec(size=8, num_labels=3), spec(size=8, depth=2)):
+        with pytest.raises(AssertionError, match="leaves what is trained"):
+            bank.initialise(1, larger, seed=0)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("more", [{"inner_norm": "layer"}, {"inner_norm": "batch"}, {"depth": 2}], ids=str)
+def test_wide_plain_and_narrow_other_adapters_go_through_programs_together(tiny_bert, monkeypatch, more):
+    rows, answers = [Row(ids, slot) for slot in (0, 1) for ids in ROWS[:2]], []
+    for has_programs in (False, True):
+        with monkeypatch.context() as here:
+            if not has_programs:
+                here.setattr(launch, "is_available", lambda device: False)
+            bank = Bank(tiny_bert, 2)
+            bank.initialise(0, spec(size=40, init_std=0.3), seed=0)
+            bank.initialise(1, spec(size=8, init_std=0.3, **more), seed=1)
+            answers.append(infer(bank, rows))
+    for a, b in zip(*answers, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
 
 
 def test_a_freed_slot_is_the_identity_again(tiny_bert):

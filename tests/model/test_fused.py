@@ -24,7 +24,7 @@ from inlay.model import launch
 from inlay.model.fused import Stacks, bottleneck
 from inlay.model.grouped import segment_linear, slot_vectors
 from inlay.model.kernels import ACTIVATIONS
-from inlay.model.tiles import Tiles
+from inlay.model.tiles import TILE_SIZES, Tiles
 
 pytestmark = pytest.mark.triton
 EXACT = 2e-6
@@ -41,7 +41,7 @@ def cases(draw):
         [draw(st.sampled_from([1, 3, 8, 20, 33])) for _ in lengths],
         width,
         width_out=None if residual else draw(st.sampled_from([16, 50])),
-        tile=draw(st.sampled_from([16, 32])),
+        tile=draw(st.sampled_from(TILE_SIZES)),
         activation=draw(st.sampled_from([None, *ACTIVATIONS])),
         has_biases=draw(st.booleans()),
         residual=residual,

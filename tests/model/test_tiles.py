@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.model.tiles import TILE_SIZES, make_tiles, tile_capacity
+from inlay.model.route import Route
+from inlay.model.rung import Capacity
+from inlay.model.tiles import FEW_TILES, TILE_SIZES, make_tiles, tile_capacity
 
 
 def lay_out(lengths, order):
@@ -46,3 +48,18 @@ def test_a_copy_changes_the_contents_and_not_the_addresses():
     assert all(torch.equal(a, b) for a, b in zip(mine.tensors, theirs.tensors, strict=True))
     assert [tensor.data_ptr() for tensor in mine.tensors] == addresses
     assert all(tensor.dtype == torch.int32 for tensor in mine.tensors)
+
+
+@pytest.mark.parametrize("num_tokens", [1216, 64 * FEW_TILES - 1, 64 * FEW_TILES, 38912])
+def test_tiles_are_large_only_where_they_fill_the_device_launched_or_captured(num_tokens):
+    expected = 64 if num_tokens // 64 >= FEW_TILES else 16
+    launched = Route(((0, 0, num_tokens),)).tiled(1, 1, torch.device("cpu")).tiling
+    assert launched is not None
+    assert launched.tiles.tile == Capacity(num_tokens, 32, 1, 128).tile == expected
+
+
+def test_tiles_of_a_launched_route_with_few_tokens_to_a_task_are_small():
+    segments = tuple((slot, slot * 20, slot * 20 + 20) for slot in range(600))
+    tiling = Route(segments).tiled(600, 1, torch.device("cpu")).tiling
+    assert tiling is not None
+    assert tiling.tiles.tile == 16

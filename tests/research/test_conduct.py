@@ -16,7 +16,7 @@ import pytest
 from inlay.errors import Missing, OutOfMemory, Unsupported
 from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
-from inlay.research import agenda
+from inlay.research import agenda, work
 from inlay.research import conduct as conducting
 from inlay.research.conduct import Places, Stage, conduct, list_todo
 from inlay.research.estimate import estimate_units
@@ -27,6 +27,8 @@ from inlay.research.records import read_records
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
 from inlay.training.cohort import Watcher
+from inlay.training.evaluate import score_split
+from inlay.training.run import read_result
 
 STUDY = """
 title = "small"
@@ -56,6 +58,20 @@ backbone = "tiny"
 rows = "toy"
 seeds = 2
 train = { epochs = 2, batch_size = 8 }
+fit = { token_budget = 4096 }
+"""
+
+
+ROW = """
+title = "small"
+tasks = ["glue/cola", "glue/stsb"]
+[arms.full]
+method = { name = "full" }
+axes = { epochs = [1, 2, 3, 4] }
+[profiles.tiny]
+backbone = "tiny"
+rows = "toy"
+train = { batch_size = 8, lr = 1e-3 }
 fit = { token_budget = 4096 }
 """
 
@@ -93,11 +109,11 @@ def make_plan(tmp_path, backbone, text=STUDY, name="small", **changes):
 
 
 class Counter(Stage):
-    """Notes which runs are trained, and stops at the n-th step, if asked to."""
+    """Notes which runs are trained, and stops at the n-th step, or at every step of the run that fails."""
 
-    def __init__(self, stop_at=None, error=KeyboardInterrupt):
+    def __init__(self, stop_at=None, error=KeyboardInterrupt, fails=None):
         self.trained, self.warnings, self.units = [], [], []
-        self.stop_at, self.error, self.steps = stop_at, error, 0
+        self.stop_at, self.error, self.steps, self.fails = stop_at, error, 0, fails
 
     def begin(self, number, num_units, unit):
         self.units.append(unit)
@@ -111,7 +127,7 @@ class Counter(Stage):
         class Watch(Watcher):
             def on_step(self, cohort, num_rows):
                 outer.steps += 1
-                if outer.steps == outer.stop_at:
+                if outer.steps == outer.stop_at or outer.fails in [member.run.id for member in cohort.members]:
                     raise outer.error
 
             def on_end(self, member):
@@ -197,7 +213,7 @@ def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backb
     monkeypatch.setattr(agenda, "MAX_COHORT", 3)
     plan = make_plan(tmp_path, backbone, STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]"))
     units = agenda.make_agenda([plan], Ledger([plan], places), places.runs, in_pieces=True)
-    cohorts = [unit for unit in units if unit.num_runs > 1]
+    cohorts = [unit for unit in units if unit.num_runs > 1 and not unit.is_solo]
     assert [unit.num_runs for unit in cohorts] == [3] * 5, "of 16 the last goes alone"
     tiers = [item.tier for unit in units if unit.items[0].arm.name.startswith("adapters") for item in unit.items]
     assert tiers == [0] * 4 + [1] * 8 + [2] * 4, "seed 0 at the first rate; then seed 1 of it, and the second rate"
@@ -208,13 +224,102 @@ def test_copies_of_the_backbone_leave_no_weights_behind(done):
     assert kept == {item.id for item in done.plan.items if item.arm.name.startswith("adapters")}
 
 
-def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_go_alone(tmp_path, backbone):
+def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_a_row_for_each_tier(tmp_path, backbone):
     units = list_todo([make_plan(tmp_path, backbone)], Places(tmp_path / "results", tmp_path / "runs"))
     described = [(unit.describe(), unit.num_runs) for unit in units]
     assert ("adapters on 2 tasks, 2 seeds, size 2 to 4, lr 0.01", 8) in described
-    assert all(number == 1 for text, number in described if text.startswith(("full", "top")))
+    copies = [unit for unit in units if unit.is_solo]
+    assert copies
+    assert all(len({item.tier for item in unit.items}) == 1 for unit in copies)
+    assert {unit.num_runs for unit in copies if unit.items[0].arm.name == "full"} == {2}, "of two tasks"
     seeds = [unit.items[0].seed for unit in units]
     assert seeds == sorted(seeds), "a seed of everything before the next seed"
+
+
+@pytest.mark.parametrize(("num_jobs", "lengths"), [(1, [8]), (2, [4, 4]), (3, [3, 3, 2]), (16, [1] * 8)])
+def test_each_of_several_processes_gets_its_part_of_the_copies_of_a_tier(tmp_path, backbone, num_jobs, lengths):
+    plan, places = make_plan(tmp_path, backbone, ROW), Places(tmp_path / "results", tmp_path / "runs")
+    units = agenda.make_agenda([plan], Ledger([plan], places), places.runs, in_pieces=True, num_jobs=num_jobs)
+    assert [unit.num_runs for unit in units] == lengths
+
+
+def test_a_row_that_was_stopped_in_its_first_copy_is_not_cut_by_a_deadline(tmp_path, backbone, places, monkeypatch):
+    monkeypatch.setattr(work, "_SAVE_SECONDS", 0.0)
+    plan = make_plan(tmp_path, backbone, ROW)
+    stage = Counter(stop_at=8)
+    with pytest.raises(KeyboardInterrupt):
+        conduct([plan], places, stage=stage)
+    assert stage.trained == [], "it was at its first"
+    (begun,) = list_todo([plan], places)
+    pace = conducting.Pace(time.monotonic() + 100)
+    fresh = dataclasses.replace(begun, is_begun=False)
+    pace.note(begun, 1e6)
+    assert pace.cut(fresh).num_runs == 1
+    assert pace.cut(begun) is begun
+    rest = Counter()
+    conduct([plan], places, stage=rest)
+    num_steps = sum(item.run.num_steps for item in plan.items)
+    assert stage.steps + rest.steps < 8 + num_steps, "it went on where it had stopped"
+
+
+def test_a_row_that_breaks_goes_on_one_by_one_and_leaves_no_state_behind(tmp_path, backbone, places, monkeypatch):
+    monkeypatch.setattr(work, "_SAVE_SECONDS", 0.0)
+    plan = make_plan(tmp_path, backbone, ROW.replace('"glue/cola", "glue/stsb"', '"glue/cola"'))
+    broken = next(item for item in plan.items if item.config.train.epochs == 3)  # the longest is the first
+    stage = Counter(error=OutOfMemory("no room", "use less"), fails=broken.id)
+    outcome = conduct([plan], places, stage=stage)
+    assert [item.id for item, _ in outcome.failed] == [broken.id]
+    assert sorted(stage.trained) == sorted(item.id for item in plan.items if item is not broken), "each once"
+    assert not list((places.runs / "cohorts").glob("*/state.safetensors"))
+    again = Counter()
+    assert not conduct([plan], places, stage=again).missing
+    assert again.trained == [broken.id]
+
+
+def test_a_copy_is_scored_on_its_test_rows_before_the_next_of_its_row_begins(tmp_path, backbone, places):
+    text = ROW.replace('"glue/cola", "glue/stsb"', '"extra/airline"').replace("[1, 2, 3, 4]", "[1, 2, 3]")
+    plan, known = make_plan(tmp_path, backbone, text, submission=True), []
+
+    class Look(Stage):
+        def watch(self, unit):
+            class Watch(Watcher):
+                def on_end(self, member):
+                    content = json.loads(file_of(places).read_text())["records"]
+                    known.append([member.run.id in {record["id"] for record in content}, len(content)])
+
+            return Watch()
+
+    outcome = conduct([plan], places, stage=Look())
+    assert known == [[True, 1], [True, 2], [True, 3]]
+    (kept,) = [item for item in plan.items if (places.runs / item.id / "best.safetensors").is_file()]
+    (record,) = [record for record in outcome.records if record.id == kept.id]
+    later = score_split(kept.run, read_result(places.runs / kept.id), backbone, kept.run.task.test)
+    assert record.test == pytest.approx(later, abs=1e-6), "nothing was dropped, though training was not over"
+
+
+def test_a_copy_for_which_there_is_no_room_beside_training_is_scored_after_it(tmp_path, backbone, places, monkeypatch):
+    text = ROW.replace('"glue/cola", "glue/stsb"', '"extra/airline"').replace("[1, 2, 3, 4]", "[1, 2]")
+    plan, is_full = make_plan(tmp_path, backbone, text), []
+    record = Recorder.record_result
+
+    def refuse(self, item, result, extra):
+        if backbone.model.training or len(is_full) < 2:
+            is_full.append(item.id)
+            raise MemoryError
+        return record(self, item, result, extra)
+
+    monkeypatch.setattr(Recorder, "record_result", refuse)
+    stage = Counter()
+    outcome = conduct([plan], places, stage=stage)
+    assert len(is_full) == len(stage.trained) == 2
+    assert not outcome.missing
+    assert not outcome.failed
+    assert all(record.test is not None for record in outcome.records)
+
+
+def test_records_say_how_many_trained_together(done):
+    together = {(record.arm, record.extra["together"]) for record in done.outcome.records if record.arm != "baseline"}
+    assert together == {("full", 1), ("top-1", 1), ("adapters", 8), ("adapters-4", 8)}
 
 
 def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, backbone, places, done):
@@ -255,10 +360,11 @@ class _Clock:
 
 def test_what_a_user_can_mend_fails_alone_and_is_tried_again(tmp_path, backbone, places):
     plan = make_plan(tmp_path, backbone)
-    stage = Counter(stop_at=1, error=Unsupported("no such thing", "leave it out"))
+    cola = next(item for item in plan.items if (item.arm.name, item.task, item.seed) == ("full", "glue/cola", 0))
+    stage = Counter(error=Unsupported("no such thing", "leave it out"), fails=cola.id)
     outcome = conduct([plan], places, stage=stage)
     assert [text for _, text in outcome.failed] == ["no such thing"]
-    assert len(outcome.missing) == 1
+    assert [item.id for item in outcome.missing] == [cola.id], "not what trains after it"
     assert stage.warnings[0].startswith("full on glue/cola")
     failed = [record for record in read_records(file_of(places)) if record.status == "failed"]
     assert [record.extra["message"] for record in failed] == ["no such thing"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
-from test_conduct import Counter, file_of, make_plan, without_times
+from test_conduct import ROW, STUDY, Counter, file_of, make_plan, without_times
 from test_conduct_several import make_plan as make_several
 
 from inlay.errors import LostProcess, Missing
@@ -165,7 +166,7 @@ def test_what_is_compiled_is_compiled_by_one_process_while_others_do_something_e
     foreman = jobs._Foreman(Sitting([plan], places), places, recipe, Stage(), Pace(None))
     foreman._limits = dataclasses.replace(foreman._limits, compiles=True)
     first, second, *_ = (unit for unit in foreman._waiting if unit.items[0].arm.name == "full")
-    cohort = next(unit for unit in foreman._waiting if unit.num_runs > 1)
+    cohort = next(unit for unit in foreman._waiting if unit.num_runs > 1 and not unit.is_solo)
     job = jobs._Job(0, None, None, tmp_path, unit=first, last=first.likeness)
     foreman._jobs.append(job)
     assert not foreman._may_begin(second)
@@ -211,9 +212,9 @@ def test_a_run_that_others_go_on_from_is_trained_by_one_process(tmp_path, backbo
     assert foreman._may_begin(halves[1]), "its weights are there"
 
 
-def make_foreman(tmp_path, backbone, stage=None):
+def make_foreman(tmp_path, backbone, stage=None, text=STUDY):
     """A foreman whose processes are dealt to over pipes whose other ends are ours, and never started."""
-    plan, places = make_plan(tmp_path, backbone), places_in(tmp_path)
+    plan, places = make_plan(tmp_path, backbone, text), places_in(tmp_path)
     recipe = Recipe({}, {}, "cpu", None, False, places.runs, None, 2)
     foreman = jobs._Foreman(Sitting([plan], places), places, recipe, stage or Stage(), Pace(None))
     theirs = []
@@ -257,6 +258,92 @@ def test_a_process_that_broke_gets_no_other_unit_and_is_replaced(tmp_path, backb
     assert len(theirs) == 2
     assert theirs[1].poll()
     assert len(foreman._sitting.failed) > 0
+
+
+def make_row(tmp_path, backbone, stage=None):
+    """A foreman, the other end of its only process, and the row of four copies that this one was dealt."""
+    foreman, theirs = make_foreman(tmp_path, backbone, stage, ROW)
+    foreman._jobs = [foreman._hire(0)]
+    foreman._deal()
+    return foreman, theirs[0], foreman._jobs[0].unit
+
+
+def write_state(foreman, unit):
+    """What a row leaves on disk, as far as it is looked at here."""
+    folder = foreman._places.runs / "cohorts" / "row"
+    folder.mkdir(parents=True)
+    (folder / "cohort.json").write_text(json.dumps({"runs": [item.id for item in unit.items]}))
+    (folder / "state.safetensors").touch()
+    return folder / "state.safetensors"
+
+
+def finish(foreman, item):
+    (foreman._places.runs / item.id).mkdir(parents=True)
+    (foreman._places.runs / item.id / "result.json").touch()
+
+
+def test_a_process_that_dies_in_a_row_costs_the_copy_it_was_at_and_the_others_wait_singly(tmp_path, backbone):
+    foreman, line, row = make_row(tmp_path, backbone)
+    assert row.num_runs == 4
+    first, second, *others = row.items
+    state, (whole,) = write_state(foreman, row), foreman._waiting
+    finish(foreman, first)
+    for word in (("entered", first.id), ("rows", 8), ("entered", second.id), ("broken", "AcceleratorError")):
+        line.send(word)
+    foreman._listen(0.1)
+    assert [item for item, _ in foreman._sitting.failed] == [second]
+    assert [record.id for record in read_records(file_of(foreman._places))] == [second.id]
+    assert [unit.items for unit in foreman._waiting] == [whole.items, (first,), *((item,) for item in others)]
+    assert foreman._num_units == 2 + 3
+    assert state.exists(), "the copy goes on from it in the next sitting"
+
+
+def test_a_row_lost_before_anything_of_it_began_is_tried_singly_and_then_fails(tmp_path, backbone):
+    foreman, line, row = make_row(tmp_path, backbone)
+    state, foreman._waiting = write_state(foreman, row), []
+    line.send(("broken", "AcceleratorError"))
+    line.close()
+    foreman._listen(0.1)
+    assert not foreman._sitting.failed
+    assert not state.exists(), "nobody would find it again"
+    assert [unit.items for unit in foreman._waiting] == [(item,) for item in row.items]
+    foreman._deal()
+    (job,) = foreman._jobs
+    single = job.unit
+    finish(foreman, single.items[0])  # as if the process died whenever its rows are scored
+    foreman._hear_breakdown(job, "AcceleratorError")
+    assert [item for item, _ in foreman._sitting.failed] == list(single.items)
+    assert len(foreman._waiting) == 3
+
+
+def test_a_row_of_a_process_that_dies_while_all_are_stopped_stays_as_it_is(tmp_path, backbone):
+    foreman, line, row = make_row(tmp_path, backbone)
+    state = write_state(foreman, row)
+    line.close()
+    foreman._stop()
+    assert state.exists()
+    assert not foreman._sitting.failed
+    assert not foreman._waiting
+
+
+def test_of_rows_whose_process_is_killed_one_copy_is_missing(tmp_path, backbone, monkeypatch):
+    text = ROW.replace('"glue/cola", "glue/stsb"', '"glue/cola"').replace("[1, 2, 3, 4]", "[100, 101, 102, 103]")
+    plan, places, hired = make_plan(tmp_path, backbone, text), places_in(tmp_path), []
+    hire = jobs._Foreman._hire
+    monkeypatch.setattr(jobs._Foreman, "_hire", lambda self, number: hired.append(hire(self, number)) or hired[-1])
+
+    class Killer(Stage):
+        def tell(self, num_done, num_runs, num_busy, num_rows):
+            if hired[0].has_stepped and hired[0].process.is_alive() and len(hired) == 2:
+                os.kill(hired[0].process.pid, signal.SIGKILL)
+
+    first = conduct_in_jobs([plan], places, CREW, stage=Killer())
+    assert len(hired) == 3
+    ((failed, _),) = first.failed
+    assert first.missing == [failed]
+    rest = Counter()
+    assert not conduct([plan], places, stage=rest).missing
+    assert rest.trained == [failed.id]
 
 
 def test_a_sitting_ends_after_three_units_were_lost_before_their_first_step(tmp_path, backbone):

@@ -215,6 +215,8 @@ def test_total_parameters_are_a_copy_each_or_one_backbone_and_parts():
     assert total_parameters(rows["full"]) == pytest.approx(3.0)
     assert total_parameters(rows["adapters-64"]) == pytest.approx(1.06)
     assert total_parameters({}) is None
+    turns = [dataclasses.replace(record, id=f"one-{number}") for number, record in enumerate(bench.records[::2])]
+    assert total_parameters(choose(turns)) == pytest.approx(1.0), "one network went through all three tasks"
 
 
 def test_one_setting_is_kept_for_each_task_or_for_a_whole_sequence():

@@ -87,6 +87,19 @@ def test_a_device_profile_keeps_its_promises(name, backbone):
 
 
 @pytest.mark.parametrize("backbone", [None, "minilm"])
+@pytest.mark.parametrize("name", ONE_TASK)
+def test_what_a_device_profile_compares_may_train_for_as_many_epochs(name, backbone):
+    """A copy of the backbone is not beaten by having had less time."""
+    study = read_study(STUDIES[name], "device", backbone)
+    most: dict[str, dict[str, int]] = {}
+    for arm, task, point in study.points():
+        if arm.kind in ("runs", "spans"):
+            own = most.setdefault(task, {})
+            own[arm.name] = max(own.get(arm.name, 0), point.config.train.epochs)
+    assert all(len(set(own.values())) == 1 for own in most.values()), most
+
+
+@pytest.mark.parametrize("backbone", [None, "minilm"])
 @pytest.mark.parametrize("name", SEVERAL_TASKS)
 def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
     """At least 3 seeds (2 of a copy of the backbone), one number of steps for all arms that share their tasks."""
@@ -167,6 +180,32 @@ def test_attention_drops_as_published_and_where_it_does_not_that_is_said(name):
 def study_points(name, profile, arm, backbone):
     study = read_study(STUDIES[name], profile, backbone)
     return [dataclasses.replace(point.config, task="") for point in study.arms[arm].points()]
+
+
+def test_one_arm_of_several_may_have_values_of_its_own(tmp_path):
+    own = SMALL.replace("arms = { full", "arms = { adapters-64 = { axes = { lr = [2e-3] } }, full")
+    study = read_study(write(tmp_path, own), "device")
+    assert list(study.arms) == ["full", "adapters-8", "adapters-64"]
+    found = {
+        name: {(p.config.method.size, p.config.train.lr) for p in arm.points()} for name, arm in study.arms.items()
+    }
+    assert found["adapters-8"] == {(8, 1e-3)}
+    assert found["adapters-64"] == {(64, 2e-3)}
+    assert {p.config.train.epochs for p in study.arms["adapters-64"].points()} == {3, 20}
+    with pytest.raises(BadConfig, match=r"arms.adapters-64.axis"):
+        read_study(write(tmp_path, own.replace("axes = { lr = [2e-3] }", "axis = 3")), "device")
+
+
+def test_what_is_laid_over_one_arm_of_several_may_stand_before_them(tmp_path):
+    over = "[arms.adapters-64]\naxes = { lr = [2e-3] }\n"
+    after = read_study(write(tmp_path, SMALL.replace("[profiles.paper]", f"{over}[profiles.paper]")), "device")
+    before = read_study(write(tmp_path, SMALL.replace("[arms.full]", f"{over}[arms.full]")), "device")
+    assert list(before.arms) == ["full", "adapters-8", "adapters-64"]
+    assert before.arms == after.arms
+    partial = over.replace("axes = { lr = [2e-3] }", "axes = { lr = [2e-3], layers = ['-1:'] }")
+    partial = partial.replace("[arms.adapters-64]", "[arms.adapters-64]\nmethod = { activation = 'relu' }")
+    study = read_study(write(tmp_path, SMALL.replace("[arms.full]", f"{partial}[arms.full]")), "device")
+    assert {point.config.method.size for point in study.arms["adapters-64"].points()} == {64}
 
 
 def test_an_arm_may_go_on_from_another_studys_run(tmp_path):

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,29 @@ def run_out_of_memory(folder: str, out: Path, last_call: int) -> None:
 
     Bank.logits = fails  # type: ignore[method-assign]
     fit(make_runs(backbone), backbone, out, FitSettings(spread="rows", token_budget=4096))
+
+
+def write_hint(folder: str, out: Path, method: str) -> None:
+    """Two runs of a method and no memory for their first step; leaves what the user is told to do."""
+    import torch
+
+    from inlay.errors import OutOfMemory
+    from inlay.model.bank import Bank
+    from inlay.training import FitSettings, fit
+    from inlay.world import find_place
+
+    def fails(bank: Any, *args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    backbone, runs = load(folder), []
+    for seed in (0, 1):
+        (run, *_) = make_runs(backbone, method)
+        runs.append(replace(run, config=replace(run.config, train=replace(run.config.train, seed=seed))))
+    Bank.logits = fails  # type: ignore[method-assign]
+    try:
+        fit(runs, backbone, out, FitSettings(spread="rows", token_budget=4096))
+    except OutOfMemory as error:
+        (out / f"hint-{find_place().rank}").write_text(error.hint or "")
 
 
 def interrupt(folder: str, out: Path, rank: int, step: int) -> None:

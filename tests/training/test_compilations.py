@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
 
+from counted import Traced, trace_graphs
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import OutOfMemory
 from inlay.model import launch
@@ -17,27 +18,10 @@ from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.run import make_run
 
 
-class Traced(Exception):
-    """A compiled block was called."""
-
-
 @pytest.fixture
 def compilations(monkeypatch):
     """The forward graphs that were compiled."""
-    found = []
-
-    def stop(graph, inputs):
-        found.append(graph)
-
-        def run(*args):
-            raise Traced
-
-        return run
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(launch, "is_available", lambda device: True)
-    monkeypatch.setattr(compiled, "BACKEND", aot_autograd(fw_compiler=stop, bw_compiler=lambda graph, inputs: graph))
-    yield found
+    yield trace_graphs(monkeypatch, compiled)
     torch._dynamo.reset()
 
 
@@ -111,6 +95,22 @@ def test_runs_are_stepped_in_as_few_programs_as_hold_them(backbone_of, toy_task,
     assert all(group == sorted(group, key=lambda member: member.slot) for group in groups)  # as rows are laid
 
 
+def test_who_listens_hears_what_is_compiled_and_how_long_it_took(backbone_of, toy_task, monkeypatch):
+    heard = []
+    monkeypatch.setattr(launch, "is_available", lambda device: True)
+    cohort = make_cohort(backbone_of("bert"), toy_task, "houlsby")
+    stepper = cohort.stepper
+    stepper.on_compile, stepper.on_compiled = heard.append, lambda what, seconds: heard.append((what, seconds))
+    monkeypatch.setattr(stepper, "_compute", lambda program: time.sleep(0.05))
+    monkeypatch.setattr(stepper, "_is_captured", False)
+    program = stepper._find_program(300, np.full(8, 37), None)
+    for _ in range(2):  # the second time nothing is new
+        stepper._launch(program)
+    what, (again, seconds) = heard
+    assert what == again == "compiling steps of up to 320 tokens"
+    assert 0.05 <= seconds < 5
+
+
 def test_a_step_that_has_moved_some_runs_is_not_taken_again_when_memory_runs_out(backbone_of, toy_task, monkeypatch):
     """A replayed program changes no tensor's version: only its count says that runs have moved."""
     monkeypatch.setattr(launch, "is_available", lambda device: True)
@@ -124,3 +124,25 @@ def test_a_step_that_has_moved_some_runs_is_not_taken_again_when_memory_runs_out
         cohort.attempt(lambda: work(0))
     with pytest.raises(torch.OutOfMemoryError):
         cohort.attempt(lambda: work(1))
+
+
+def test_a_step_laid_out_early_is_dealt_anew_when_memory_runs_out(backbone_of, toy_task, monkeypatch):
+    """Who is stepped together is found once for each step, while the one before it runs; not for another budget."""
+    monkeypatch.setattr(launch, "is_available", lambda device: True)
+    monkeypatch.setattr(compiled.CompiledStepper, "_launch", lambda self, program: None)
+    cohort, budgets = make_cohort(backbone_of("bert"), toy_task, "houlsby"), []
+    group = compiled.CompiledStepper._group
+
+    def count(self, active, batches):
+        budgets.append(self.token_budget)
+        return group(self, active, batches)
+
+    monkeypatch.setattr(compiled.CompiledStepper, "_group", count)
+    with cohort.training():
+        cohort.step()
+        assert len(budgets) == 2  # for this step and the next
+        cohort.step()
+        assert len(budgets) == 3
+        cohort.stepper.token_budget //= 2
+        cohort.step()
+    assert [number == budgets[0] for number in budgets] == [True, True, True, False, False]

@@ -8,8 +8,8 @@ import operator
 import pytest
 import torch
 
+from counted import count_graphs
 from inlay.config import MethodConfig, RunConfig, TrainConfig
-from inlay.model import rewrite
 from inlay.training import compiled
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.prefix import PrefixCache
@@ -25,17 +25,7 @@ QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 4, "max_length": 16,
 @pytest.fixture
 def compilations(monkeypatch):
     """The graphs that were compiled, in order."""
-    found = []
-
-    def count(graph, inputs):
-        rewrite.add_in_norms(graph.graph)
-        graph.recompile()
-        found.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(compiled, "BACKEND", count)
-    return found
+    return count_graphs(monkeypatch, compiled)
 
 
 def make_runs(backbone, toy_task, **more):

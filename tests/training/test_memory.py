@@ -161,7 +161,31 @@ def test_one_run_with_one_row_that_does_not_fit_is_an_error_that_says_what_to_tr
     with pytest.raises(OutOfMemory, match=r"one run with one row .* GB .*Tried to allocate 2.00 GiB") as caught:
         fit([make(tiny_bert, toy_task(), seed=seed) for seed in range(3)], tiny_bert, tmp_path)
     assert "--checkpointing" in caught.value.hint
-    assert "--max-length" in caught.value.hint
+    assert "a smaller `train.max_length` or `method.size`, or a smaller backbone" in caught.value.hint
+
+
+def test_what_was_asked_for_already_is_not_suggested_again(tiny_bert, toy_task, tmp_path, small_memory):
+    small_memory(slots=0)
+    run = make(tiny_bert, toy_task(), method={"layers": "1:"}, epochs=2)
+    for settings, named in (
+        (FitSettings(), ["`--checkpointing`", "`--reuse-memory 0`"]),
+        (FitSettings(prefix_bytes=0), ["`--checkpointing`"]),
+        (FitSettings(checkpointing=True, prefix_bytes=1000), ["`--reuse-memory 0`"]),
+        (FitSettings(checkpointing=True, prefix_bytes=0), []),
+        (FitSettings(checkpointing=True, reuse_prefix=False), []),
+    ):
+        with pytest.raises(OutOfMemory) as caught:
+            fit([run], tiny_bert, tmp_path / str(settings), settings)
+        assert [word for word in ("`--checkpointing`", "`--reuse-memory 0`") if word in caught.value.hint] == named
+
+
+def test_numbers_of_numpy_are_written_to_the_membership_of_a_cohort(tiny_bert, toy_task, tmp_path):
+    runs = [make(tiny_bert, toy_task(), seed=seed, epochs=1) for seed in range(2)]
+    values = {"max_cohort": 1, "token_budget": 700, "save_every": 3}
+    fit(runs, tiny_bert, tmp_path, FitSettings(**{name: np.int64(value) for name, value in values.items()}))
+    (path,) = (tmp_path / "cohorts").glob("*/cohort.json")
+    written = json.loads(path.read_text())
+    assert (written["num_slots"], written["token_budget"], written["save_every"]) == (1, 700, 3)
 
 
 def test_a_cohort_that_cannot_be_built_is_halved(tiny_bert, toy_task, tmp_path, monkeypatch):

@@ -121,6 +121,15 @@ def test_a_process_without_memory_ends_both_within_seconds(tiny_bert_folder, tmp
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize(("method", "is_helped"), [("houlsby", True), ("full", False)])
+def test_a_smaller_cohort_is_suggested_only_to_runs_that_train_together(tiny_bert_folder, tmp_path, method, is_helped):
+    in_processes(processes.write_hint, str(tiny_bert_folder), tmp_path, method)
+    hints = [path.read_text() for path in tmp_path.glob("hint-*")]
+    assert hints
+    assert all("`--checkpointing`" in hint and "`--spread cohorts`" in hint for hint in hints)
+    assert all(("--max-cohort" in hint) == is_helped for hint in hints)
+
+
 def test_a_script_may_train_more_than_once(tiny_bert_folder, tmp_path):
     assert in_processes(processes.train_twice, str(tiny_bert_folder), tmp_path) == [0, 0]
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
@@ -37,6 +38,70 @@ def make_runs(backbone, toy_task, **method):
         )
         for seed, (task, size, more) in enumerate(varied)
     ]
+
+
+def test_a_copy_of_the_backbone_that_waited_for_another_equals_the_copy_alone(backbone_of, toy_task, tmp_path):
+    """To the last bit, dropout included: each draws its own numbers. And what was begun alone goes on alone."""
+    backbone = backbone_of("bert")
+    tasks = [toy_task("two", num_labels=2, num_rows=24), toy_task("five", num_labels=5, num_rows=20, seed=1)]
+    train = TrainConfig(lr=1e-3, epochs=2, batch_size=8, max_length=32)
+    runs = [make_run(task, RunConfig(method=MethodConfig("full"), train=train), backbone) for task in tasks]
+    cohorts = []
+
+    class Watch(Watcher):
+        def on_start(self, cohort):
+            cohorts.append((len(cohort.queue.runs), cohort.num_seats))
+
+    fit(runs, backbone, tmp_path / "queued", FitSettings(), Watch())
+    assert cohorts == [(2, 1)]
+    for run in runs:
+        fit([run], backbone, tmp_path / "alone")
+        queued, alone = (load_file(tmp_path / name / run.id / "last.safetensors") for name in ("queued", "alone"))
+        assert all(torch.equal(queued[name], alone[name]) for name in alone)
+
+    class Stop(Watcher):
+        def on_step(self, cohort, num_rows):
+            if cohort.num_steps == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(runs[1:], backbone, tmp_path / "begun", FitSettings(save_every=1), Stop())
+    cohorts.clear()
+    fit(runs, backbone, tmp_path / "begun", FitSettings(), Watch())
+    assert sorted(cohorts) == [(1, 1), (1, 1)]
+    assert (tmp_path / "begun" / runs[1].id / "last.safetensors").read_bytes() == (
+        tmp_path / "alone" / runs[1].id / "last.safetensors"
+    ).read_bytes()
+
+
+def test_a_copy_that_was_trained_elsewhere_is_not_trained_again_by_its_row(backbone_of, toy_task, tmp_path):
+    backbone, task = backbone_of("bert"), toy_task("two", num_labels=2, num_rows=24)
+    configs = [TrainConfig(lr=1e-3, epochs=2, batch_size=8, max_length=32, seed=seed) for seed in range(3)]
+    runs = [make_run(task, RunConfig(method=MethodConfig("full"), train=train), backbone) for train in configs]
+
+    class Stop(Watcher):
+        def on_step(self, cohort, num_rows):
+            if cohort.num_steps == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(runs, backbone, tmp_path, FitSettings(save_every=1), Stop())
+    fit(runs[1:2], backbone, tmp_path)
+    before = (tmp_path / runs[1].id / "result.json").read_bytes()
+    seen, waiting = [], []
+
+    class Watch(Watcher):
+        def on_start(self, cohort):
+            waiting.extend(run.id for run in cohort.queue.waiting)
+
+        def on_step(self, cohort, num_rows):
+            seen.extend(member.run.id for member in cohort.members)
+
+    fit(runs, backbone, tmp_path, FitSettings(save_every=1), Watch())
+    assert waiting == [runs[2].id]
+    assert seen == [runs[0].id] * 3 + [runs[2].id] * 6, "3 steps an epoch, of which 3 were taken before"
+    assert (tmp_path / runs[1].id / "result.json").read_bytes() == before
+    assert not list((tmp_path / "cohorts").glob("*/state.safetensors"))
 
 
 # Before a batch norm the gradient is nearly zero, and Adam, which divides by its size, makes a step of its rounding.

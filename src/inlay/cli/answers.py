@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.cli.screen import Rate
+from inlay.cli.screen import Rate, say_above
 from inlay.errors import BadConfig, BadData, InlayError
 from inlay.store import Manifest, Store
 
@@ -181,7 +181,13 @@ class Engines:
         began = time.perf_counter()
         try:
             backbone = self._open(name) if engine is None else engine.backbone
-            self._engines[name] = Engine(backbone, self._store, num_slots=num_slots, precision=self.precision)
+            # A larger one goes on as the one before did.
+            is_compiled = True if engine is not None and engine.is_compiled else None
+            larger = Engine(
+                backbone, self._store, num_slots=num_slots, precision=self.precision, is_compiled=is_compiled
+            )
+            larger.on_compile = say_above
+            self._engines[name] = larger
         except InlayError as error:
             self._engines[name] = error
         self.loading_s += time.perf_counter() - began

@@ -40,7 +40,13 @@ _EXTRAS = {
 def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     """Check the environment, the backbones and the store."""
     findings = [_check_python(), _check_inlay(), *map(_check_package, _NEEDED), *map(_check_extra, _EXTRAS)]
-    findings += [*_check_machine(), *_check_backbones(), _check_store(open_store(store)), _check_cache()]
+    findings += [
+        *_check_machine(),
+        *_check_backbones(),
+        _check_store(open_store(store)),
+        _check_cache(),
+        _check_compiled(),
+    ]
     missing = [finding for finding in findings if finding.state == "missing"]
     if json:
         screen.put_json({"is_well": not missing, "findings": [vars(finding) for finding in findings]})
@@ -135,3 +141,19 @@ def _check_cache() -> Finding:
         return Finding("cache", "absent", "off: $INLAY_CACHE_BYTES is 0")
     used = f"{screen.size(cache.usage().num_bytes)} of at most {screen.size(cache.limit_bytes)}"
     return Finding("cache", "ok", f"{cache.folder} (tokenised texts, {used})")
+
+
+def _check_compiled() -> Finding:
+    from inlay.caches import find_others_folder, open_compiled
+
+    what, other = "compiled programs", find_others_folder()
+    if other is not None:
+        return Finding(what, "ok", f"{other}, by $TORCHINDUCTOR_CACHE_DIR; `inlay gc` leaves it alone")
+    try:
+        cache = open_compiled()
+    except InlayError as error:
+        return Finding(what, "missing", str(error))
+    if not cache.limit_bytes:
+        return Finding(what, "absent", "not kept by Inlay: $INLAY_CACHE_BYTES is 0, so torch puts them where it likes")
+    used, limit = screen.size(cache.usage().num_bytes), screen.size(cache.limit_bytes)
+    return Finding(what, "ok", f"{cache.folder} ({used}; back to {limit} when a process begins to compile)")

@@ -24,7 +24,7 @@ from inlay.cli.options import (
     config_help,
     open_store,
 )
-from inlay.cli.precision import PrecisionOption, check_precision, compare, put_change
+from inlay.cli.precision import PrecisionOption, check_int8_task, check_precision, compare, put_change
 from inlay.cli.rows import open_rows, show_entities
 from inlay.cli.screen import Column, Rate
 
@@ -97,6 +97,8 @@ def evaluate(
     kept = open_store(store)
     version = kept.resolve(task)
     manifest = kept.manifest(version)
+    if precision == "int8":
+        check_int8_task(manifest)
     config = DataConfig(text=text, pair=pair, label=label, split=split, on_bad_row=on_bad_row, root=data_root)
     rows = read_split(data, manifest.labels, manifest.kind, config)
     _check_pairs(manifest, rows, version)

@@ -15,6 +15,8 @@ from inlay.config import MethodConfig
 from inlay.store import Manifest, Version
 
 if TYPE_CHECKING:
+    from inlay.caches import CompiledCache
+    from inlay.data.cache import ArrayCache
     from inlay.store.format import VersionInfo
     from inlay.store.store import TaskInfo
 
@@ -241,23 +243,34 @@ def remove(
 
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only tell what would be deleted")] = False,
-    cache: Annotated[bool, typer.Option("--cache", help="empty the cache of tokenised texts too")] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="empty the caches of tokenised texts and compiled programs too")
+    ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Delete the bytes that no version needs.
 
-    Tokenised texts lie outside the store, in a cache that keeps itself within $INLAY_CACHE_BYTES; --cache empties it.
+    Tokenised texts and compiled programs lie outside the store, in caches of $INLAY_CACHE_BYTES each: that of texts
+    keeps within it, that of programs is brought back to it when a process begins to compile. --cache empties them,
+    except of programs used within the hour: a process may still be writing them.
     """
+    from inlay.caches import open_compiled
     from inlay.data.once import open_tokens
 
-    tokens = open_tokens()
+    caches: dict[str, ArrayCache | CompiledCache]
+    caches = {"tokenised texts": open_tokens(), "compiled programs": open_compiled()}
     report = open_store(store).gc(dry_run=dry_run)
-    held = tokens.clear() if cache and not dry_run else tokens.usage()
+    before = {what: each.usage().num_files for what, each in caches.items()}
+    held = {what: each.clear(dry_run=dry_run) if cache else each.usage() for what, each in caches.items()}
+    spared = {what: max(0, before[what] - usage.num_files) for what, usage in held.items()}
     if json:
-        cached = {"folder": str(tokens.folder), **vars(held), "is_chosen": cache}
+        cached = [
+            {"folder": str(caches[what].folder), **vars(usage), "is_chosen": cache, "num_spared": spared[what]}
+            for what, usage in held.items()
+        ]
         paths = [str(path) for path in report.paths]
-        screen.put_json({**dataclasses.asdict(report), "paths": paths, "cache": cached})
+        screen.put_json({**dataclasses.asdict(report), "paths": paths, "cache": cached[0], "compiled": cached[1]})
         return
     for path in report.paths if dry_run else ():
         screen.put(str(path))
@@ -265,9 +278,13 @@ def gc(
     many = screen.count(report.num_objects, "object")
     rest = screen.count(report.num_sidecars + report.num_drafts, "other file")
     screen.put(f"{verb} {many} and {rest}: {screen.size(report.freed_bytes)}")
-    files = screen.count(held.num_files, "file")
-    about = f"{files} of tokenised texts in {tokens.folder}: {screen.size(held.num_bytes)}"
-    if cache:
-        screen.put(f"{verb} {about}")
-    elif held.num_files:
-        screen.say(f"kept {about}; delete them with: inlay gc --cache", "dim")
+    for what, usage in held.items():
+        files = screen.count(usage.num_files, "file")
+        about = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
+        if cache:
+            screen.put(f"{verb} {about}")
+            if spared[what]:
+                many = screen.count(spared[what], "file")
+                screen.say(f"spared {many} of {what} used within the hour: a process may still be writing them", "dim")
+        elif usage.num_files:
+            screen.say(f"kept {about}; delete them with: inlay gc --cache", "dim")

@@ -11,19 +11,13 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.effort import MEMORY, fit_options
 from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, name_of, open_store, run_options
 from inlay.cli.screen import Column
-from inlay.cli.train import (
-    BudgetOption,
-    CheckpointingOption,
-    PublishOption,
-    ResumeOption,
-    SpreadOption,
-    fit_runs,
-    load_task,
-)
+from inlay.cli.train import PublishOption, ResumeOption, fit_runs, load_task
 from inlay.config import MethodConfig, RunConfig
 from inlay.errors import BadConfig, Diverged, UnknownName
+from inlay.fit_settings import FitSettings
 from inlay.store import Store
 
 if TYPE_CHECKING:
@@ -42,15 +36,14 @@ _TASKS = typer.Argument(metavar="DATA…", help="data of every task, as `inlay t
     shared=("backbone", "preset", "config", "set_"),
     defaults={"method.name": _METHOD},
 )
+@fit_options("max_cohort", *MEMORY, "spread")
 def multitask(
     run: RunOptions,
+    effort: FitSettings,
     data: Annotated[list[str] | None, _TASKS] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="runs, seeds counted up, as a cohort")] = 1,
     publish: PublishOption = True,
     resume: ResumeOption = True,
-    token_budget: BudgetOption = None,
-    checkpointing: CheckpointingOption = False,
-    spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -62,14 +55,10 @@ def multitask(
     (projected attention for every task beside it). The best epoch is that of the best mean over the tasks. Every task
     is published as an ordinary one.
     """
-    from inlay.training import FitSettings
-
     kept = open_store(store)
     config = _find_config(run, kept)
     ready = _prepare(config, data or (), kept, device, seeds)
-    settings = FitSettings(
-        token_budget=token_budget, checkpointing=checkpointing, restart=not resume, spread=spread, draw_curves=True
-    )
+    settings = dataclasses.replace(effort, restart=not resume, draw_curves=True)
     results = fit_runs(ready.runs, ready, settings)
     if not screen.is_heard():  # the first process has the last word
         return

@@ -14,6 +14,7 @@ from inlay.errors import BadConfig, Unsupported
 if TYPE_CHECKING:
     from inlay.cli.judge import Judged
     from inlay.serving.drift import Drift
+    from inlay.store import Manifest
 
 PrecisionOption = Annotated[
     str,
@@ -35,6 +36,14 @@ def check_precision(precision: str, device: str) -> str:
 
     check_int8("cpu")
     return "cpu"
+
+
+def check_int8_task(manifest: Manifest) -> None:
+    """Refuse a task that int8 cannot answer, before its rows are read."""
+    from inlay.model import SlotSpec
+    from inlay.model.quantize import check_spec
+
+    check_spec(SlotSpec.from_stored(manifest.method, manifest.head))
 
 
 def say_drift(drifts: Mapping[str, Drift]) -> None:

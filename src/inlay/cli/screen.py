@@ -219,17 +219,32 @@ def own_version() -> str:
         return "of a checkout (not installed)"
 
 
+def say_above(text: str) -> None:
+    """A line that is not data, above the bar that moves, if one does."""
+    say(text) if Meter.current is None else Meter.current.say(text)
+
+
 @contextmanager
 def working(text: str) -> Iterator[None]:
     """Say that something takes a moment: a spinner on a terminal that leaves no trace, one line elsewhere."""
     if Meter.current is not None or not is_terminal(sys.stderr) or not is_heard():
-        say(text) if Meter.current is None else Meter.current.say(text)
+        say_above(text)
         yield
         return
     from rich.console import Console
 
     with Console(stderr=True, highlight=False).status(f"{text} …", spinner="dots", spinner_style="cyan"):
         yield
+
+
+class _Clock:
+    """The time since it was made, whenever it is written: rich writes a bar anew ten times a second."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __format__(self, spec: str) -> str:
+        return duration(time.monotonic() - self._began)
 
 
 class Meter:
@@ -269,6 +284,15 @@ class Meter:
         elif time.monotonic() - self._spoke >= PLAIN_SECONDS:
             of = f"/{self.total:,}" if self.total else ""
             self.say(f"{self.title}  {done:,}{of}  {text}".rstrip())
+
+    def wait(self, title: str) -> None:
+        """Say what is done meanwhile, in no steps: on the bar, with the seconds it takes; elsewhere a line."""
+        if self._bar is None and is_terminal(sys.stderr):
+            self._start()
+        if self._bar is None:
+            self.say(title)
+        else:
+            self._bar.update(self._bar.task_ids[0], description=title, text=_Clock())
 
     def say(self, text: str, style: str = "") -> None:
         """A line that stays, above the bar."""

@@ -11,8 +11,10 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.effort import MEMORY, fit_options
 from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, config_help, open_store
 from inlay.errors import BadConfig, Missing
+from inlay.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.stream import Event
@@ -29,7 +31,9 @@ def parse_duration(text: str, option: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+@fit_options("max_cohort", *MEMORY)
 def stream(
+    effort: FitSettings,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder to watch for data files")],
     together: Annotated[
         bool, typer.Option("--together/--one-by-one", help="train files that are there together as one cohort")
@@ -75,7 +79,7 @@ def stream(
 
     from inlay.stream import StreamSettings, watch_folder
 
-    watch = StreamSettings(together=together, settle_s=settle_s, every_s=every_s, once=once)
+    watch = StreamSettings(together=together, settle_s=settle_s, every_s=every_s, once=once, fit=effort)
     result = watch_folder(folder, loaded, open_store(store), settings, watch, lambda event: _show(event, as_json=json))
     if once and result.is_interrupted:
         raise KeyboardInterrupt("not everything is done; the same command goes on where it was")

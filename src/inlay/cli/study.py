@@ -15,11 +15,13 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.effort import REUSE, changes, fit_options
 from inlay.cli.forecast import describe, forecast
 from inlay.cli.options import DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.report import draw, put_report
 from inlay.cli.screen import Column
 from inlay.errors import BadConfig, Missing, UnknownName
+from inlay.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.data import Task
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
+@fit_options(*REUSE, "checkpointing")
 def study(
+    effort: FitSettings,
     names: Annotated[
         list[str],
         typer.Argument(
@@ -113,6 +117,7 @@ def study(
     paths = list({path.stem: path for path in chosen}.values())
     # Everything is read and checked before the first run of the first study.
     studies = [_narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
+    studies = [dataclasses.replace(item, fit={**item.fit, **changes(effort)}) for item in studies]
     kept = open_store(store).root / "studies"
     results = _find_results(out, kept, profile)
     session = _Session(kept, results, data_root, device, skip_missing, commit)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
+from inlay.cli.effort import MEMORY, fit_options
 from inlay.cli.options import (
     DeviceOption,
     JsonOption,
@@ -21,19 +22,16 @@ from inlay.cli.options import (
 )
 from inlay.cli.screen import Column
 from inlay.cli.train import (
-    BudgetOption,
-    CheckpointingOption,
     NameOption,
     PublishOption,
     ResumeOption,
-    ReuseOption,
-    SpreadOption,
     fit_runs,
     prepare,
     publish_run,
     put_report,
     report_run,
 )
+from inlay.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.research.sweep import Ranking
@@ -46,8 +44,10 @@ def _grid(flag: str, key: str) -> Any:
 
 
 @run_options(without=_AXES)
+@fit_options("max_cohort", *MEMORY, "spread")
 def sweep(
     run: RunOptions,
+    effort: FitSettings,
     lr: Annotated[str | None, _grid("--lr", "train.lr")] = None,
     size: Annotated[str | None, _grid("--size", "method.size")] = None,
     epochs: Annotated[str | None, _grid("--epochs", "train.epochs")] = None,
@@ -62,14 +62,6 @@ def sweep(
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
-    max_cohort: Annotated[
-        int | None,
-        typer.Option("--max-cohort", metavar="N", min=1, help="runs trained at a time; default: what fits in memory"),
-    ] = None,
-    token_budget: BudgetOption = None,
-    reuse: ReuseOption = True,
-    checkpointing: CheckpointingOption = False,
-    spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -80,7 +72,7 @@ def sweep(
     where memory is small, as many at a time as fit.
     """
     from inlay.research.sweep import make_grid, parse_axes, rank
-    from inlay.training import FitSettings, make_run
+    from inlay.training import make_run
 
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     axes = parse_axes(given | {"train.batch_size": batch_size})
@@ -91,10 +83,7 @@ def sweep(
     for text in ready.run.start.notes:
         screen.note(text)
     screen.note(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
-    settings = FitSettings(
-        max_cohort, token_budget, checkpointing, restart=not resume, spread=spread, reuse_prefix=reuse
-    )
-    results = fit_runs(runs, ready, settings)
+    results = fit_runs(runs, ready, dataclasses.replace(effort, restart=not resume))
     if not screen.is_heard():  # the first process has the last word
         return
     ranking = rank(runs, results, tuple(axes))

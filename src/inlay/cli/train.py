@@ -14,6 +14,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.effort import MEMORY, fit_options
 from inlay.cli.options import (
     DeviceOption,
     JsonOption,
@@ -24,13 +25,14 @@ from inlay.cli.options import (
 )
 from inlay.cli.screen import Column
 from inlay.errors import Diverged, UnknownName
+from inlay.fit_settings import FitSettings
 from inlay.store import Store, Version
 
 if TYPE_CHECKING:
     from inlay.config import RunConfig
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.training import FitSettings, Result, Run
+    from inlay.training import Result, Run
     from inlay.training.joint import AnyRun
     from inlay.training.plan import Plan
 
@@ -38,25 +40,6 @@ NameOption = Annotated[str | None, typer.Option("--name", help="publish under th
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
 ResumeOption = Annotated[
     bool, typer.Option("--resume/--restart", help="go on where a stopped run left off, or begin it anew")
-]
-BudgetOption = Annotated[
-    int | None,
-    typer.Option("--token-budget", metavar="N", min=1, help="tokens of a forward pass; default: what fits in memory"),
-]
-CheckpointingOption = Annotated[
-    bool, typer.Option("--checkpointing", help="compute activations again in the backward pass: slower, less memory")
-]
-SpreadOption = Annotated[
-    str,
-    typer.Option(
-        "--spread",
-        metavar="auto|cohorts|rows",
-        help="what the processes of torchrun share: whole runs, or rows of every batch; auto: rows if runs are too few",
-    ),
-]
-ReuseOption = Annotated[
-    bool,
-    typer.Option("--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep that"),
 ]
 
 
@@ -85,16 +68,14 @@ class Prepared:
 
 
 @run_options()
+@fit_options(*MEMORY, "spread")
 def train(
     run: RunOptions,
+    effort: FitSettings,
     show_examples: Annotated[int, typer.Option("--show-examples", metavar="N", help="print N encoded rows first")] = 0,
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
-    token_budget: BudgetOption = None,
-    reuse: ReuseOption = True,
-    checkpointing: CheckpointingOption = False,
-    spread: SpreadOption = "auto",
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -104,17 +85,12 @@ def train(
     Shows what was inferred from the data, trains, and prints the score. A run that was finished before is not trained
     again; one that was stopped goes on where it was.
     """
-    from inlay.training import FitSettings
-
     kept = open_store(store)
     ready = prepare(run.resolve(kept), kept, device, name)
     _describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
-    settings = FitSettings(
-        token_budget=token_budget, checkpointing=checkpointing, restart=not resume, spread=spread, reuse_prefix=reuse
-    )
-    result = fit_runs([ready.run], ready, settings)[0]
+    result = fit_runs([ready.run], ready, dataclasses.replace(effort, restart=not resume))[0]
     if not screen.is_heard():  # the first process has the last word
         return
     if not result.tensors or result.status == "diverged":
@@ -305,7 +281,14 @@ def put_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
 
 
 @run_options()
-def plan(run: RunOptions, device: DeviceOption = "auto", store: StoreOption = None, json: JsonOption = False) -> None:
+@fit_options("checkpointing")
+def plan(
+    run: RunOptions,
+    effort: FitSettings,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
     """Tell what a run would cost, beside full fine-tuning.
 
     Parameters by part and bytes on disk from the shapes; time and memory from a few measured steps.
@@ -318,7 +301,7 @@ def plan(run: RunOptions, device: DeviceOption = "auto", store: StoreOption = No
     with screen.working("measuring a few steps"):
         from inlay.training.plan import make_plan
 
-        made = make_plan(ready.run, ready.backbone)
+        made = make_plan(ready.run, ready.backbone, checkpointing=effort.checkpointing)
     if json:
         screen.put_json({**made.to_json(), "notes": list(ready.run.task.notes)})
     else:

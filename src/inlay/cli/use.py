@@ -64,7 +64,8 @@ def predict(
     A file with a `task` column is answered in mixed batches, each row by its own task; TASK is for rows that name none.
     It is read and written a few thousand rows at a time, and an output file gets its name when it is whole. A row that
     cannot be answered says so in its `error` column; one that is less sure than --min-confidence gets no label. A task
-    that finds answers reads the question as TEXT and its context as --pair. With --json, a line of JSON for every text.
+    that finds answers reads the question as TEXT and its context as --pair. On a GPU a long input is compiled for on
+    the way, which is said, takes some seconds and is kept for next time. With --json, a line of JSON for every text.
     """
     check_device_name(device)
     check_confidence(min_confidence)

@@ -16,6 +16,7 @@ from inlay.training.member import Member
 from inlay.training.run import DIVERGED, STOPPED_EARLY
 
 _MANY_TEXTS = 500  # fewer go through the backbone's lower layers before a bar could be read
+_LONG_SECONDS = 1.0  # less is no news
 _MANY_ROWS = 10_000  # fewer are tokenised before a bar could be read
 
 
@@ -44,7 +45,14 @@ class ScreenWatcher(Watcher):
         )
 
     def on_compile(self, what: str) -> None:
-        self._meter.say(what)
+        self._meter.wait(what)
+
+    def on_compiled(self, what: str, seconds: float) -> None:
+        if seconds >= _LONG_SECONDS:  # else it was compiled before, and read back
+            self._meter.say(f"{what}: {screen.duration(seconds)}")
+
+    def on_notice(self, message: str) -> None:
+        self._meter.say(message)
 
     def on_start(self, cohort: Cohort) -> None:
         self._began, self._num_rows = time.perf_counter(), 0
@@ -114,7 +122,8 @@ class ScreenWatcher(Watcher):
 
 def _describe_cohort(cohort: Cohort) -> str:
     """What fits in the memory: `4 runs together, 2 waiting, up to 16,384 tokens a forward pass`."""
-    many = f"{screen.count(cohort.num_seats, 'run')} together, {len(cohort.queue.waiting)} waiting, "
+    how = f"{cohort.num_seats} runs together" if cohort.num_seats > 1 else "one run after another"
+    many = f"{how}, {len(cohort.queue.waiting)} waiting, "
     again = ", activations computed again" if cohort.settings.checkpointing else ""
     tokens = f"up to {cohort.settings.token_budget:,} tokens a forward pass"
     return f"{many if len(cohort.queue.runs) > 1 else ''}{tokens}{again}"

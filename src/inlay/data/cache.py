@@ -19,20 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from inlay.errors import BadConfig
+from inlay.caches import LIMIT_BYTES, Usage, cache_folder, cache_limit
 
-LIMIT_BYTES = 2 << 30
 _SUFFIX, _DRAFT = ".safetensors", ".draft-"
 _STALE_SECONDS = 3600  # a draft this old has lost its writer
 _DTYPES: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What lies in a cache."""
-
-    num_files: int
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -84,10 +75,10 @@ class ArrayCache:
         files = self._files()
         return Usage(len(files), sum(file.size_bytes for file in files))
 
-    def clear(self) -> Usage:
-        """Delete everything; says how much there was."""
+    def clear(self, *, dry_run: bool = False) -> Usage:
+        """Delete everything; says how much that is."""
         files = self._files()
-        for file in files:
+        for file in () if dry_run else files:
             _delete(file)
         return Usage(len(files), sum(file.size_bytes for file in files))
 
@@ -116,12 +107,7 @@ class ArrayCache:
 
 def open_cache(name: str) -> ArrayCache:
     """The user's cache of this name: under $XDG_CACHE_HOME/inlay, as large as $INLAY_CACHE_BYTES allows; 0 is none."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    limit = os.environ.get("INLAY_CACHE_BYTES", "").strip() or str(LIMIT_BYTES)
-    if not limit.isdecimal():
-        hint = f"give a whole number of bytes, such as {LIMIT_BYTES}, or 0 for no cache"
-        raise BadConfig(f"`$INLAY_CACHE_BYTES` is `{limit}`", hint)
-    return ArrayCache(root / "inlay" / name, int(limit))
+    return ArrayCache(cache_folder(name), cache_limit())
 
 
 def _map_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -4,10 +4,10 @@ Families that take transformers' attention interface get `IMPLEMENTATION` for it
 position bias of their own to the scores, get their self-attention and bias replaced, the bias as a table by distance,
 never as a matrix for the whole pack. While no packed batch is routed, both are exactly what transformers does.
 
-On a CPU neighbouring rows of one length go through one product as they lie, which was the fastest of per-row, blocked
-and padded attention there (bench/attention.py). Training keeps the weights of rows that are not long, and computes with
-plain products: torch's fused attention is made for long rows. Where attention has dropout, rows are padded for this
-product alone.
+On a CPU neighbouring rows of one length go through one product as they lie, which is faster there than a call for each
+row, blocks of rows or padding (bench/cpu_attention.py). Training keeps the weights of rows that are not long, and
+computes with plain products: torch's fused attention is made for long rows. Where attention has dropout, rows are
+padded for this product alone.
 
 Shape letters: N packed tokens, B rows, T tokens of a padded row, M = B·T, H heads, C channels of a head, W distances.
 """

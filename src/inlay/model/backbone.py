@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from inlay.caches import use_compiled
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model import launch
 from inlay.model.attention import register as register_attention
@@ -261,10 +261,9 @@ class Backbone:
 
         The first rung is compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest.
 
-        What was compiled is kept between processes, in torch's cache (`$TORCHINDUCTOR_CACHE_DIR`) or beside ours.
+        What was compiled is kept between processes, where `$TORCHINDUCTOR_CACHE_DIR` says or in our cache.
         """
-        root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inlay" / "compiled"))
+        use_compiled()
         blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
         if backend not in self._compiled:
             self._compiled[backend] = [

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,7 +98,9 @@ class Bank:
         self._layouts: list[dict[str, TensorSpec]] = [{} for _ in range(num_slots)]
         self._own_weights: list[dict[str, Tensor]] = [{} for _ in range(num_slots)]
         self._removed: list[frozenset[int]] = [frozenset()] * num_slots
-        self._is_repeated = False
+        self._is_repeated = self._is_flat = False
+        self._grown: set[str] = set()
+        """adapters of which a stack grew since all of theirs were as wide"""
         self._items: dict[str, TensorSpec] = {}
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
@@ -157,6 +159,7 @@ class Bank:
                 for place in self._places(spec, name):
                     stack = self._stack_for(place, item)
                     stack[self._row(item, slot)][_corner(item.shape)] = tensors[name].to(stack)
+            self._level()
         if spec.is_joint:
             self._expander = Expander(self.anatomy, resolve_method(spec.method), self.slots_per_run)
         self._tell_views(slot)
@@ -167,6 +170,13 @@ class Bank:
             for item in spec.layout(self.anatomy):
                 for place in self._places(spec, item.name):
                     self._stack_for(place, item)
+            self._level()
+
+    def tell_sizes(self, hear: Callable[[Tensor, int], None]) -> None:
+        """Let `hear` know every stack and its axes that are as wide as the largest of the slots."""
+        for name, stack in self.stacks.items():
+            for axis in self._items[name].ranks:
+                hear(stack, axis + 1)
 
     def initialise(self, slot: int, spec: SlotSpec, seed: int, task: str = "") -> None:
         """Set a slot to fresh values, which depend on the seed, the site and the slot's own size only.
@@ -236,7 +246,7 @@ class Bank:
             stop = start + stack[0].numel()
             self.stacks[name] = values[:, start:stop].view(stack.shape).requires_grad_()
             start = stop
-        self._views = None
+        self._views, self._is_flat = None, True
         flat = tuple(self.stacks[name] for name in names)
         return FlatBank(values, torch.cat([torch.zeros(0, dtype=torch.bool), *decays_P]).to(device), flat)
 
@@ -407,6 +417,7 @@ class Bank:
         old = self.stacks.get(name)
         if old is not None and all(have >= want for have, want in zip(old.shape[1:], shape, strict=True)):
             return old
+        assert not self._is_flat, "a stack that grows leaves what is trained"
         if old is not None:
             shape = tuple(max(have, want) for have, want in zip(old.shape[1:], shape, strict=True))
         dtype = self._dtype if name.startswith(("adapter.", "lora.")) and len(shape) > 1 else torch.float32
@@ -415,9 +426,22 @@ class Bank:
         if old is not None:
             new[_corner(tuple(old.shape))] = old.detach()
         self.stacks[name], self._views, self._items[name] = new, None, item
+        self._grown.add(_adapter_of(name))
         if old is None:
             new[:] = self._neutral(name)
         return new.requires_grad_(self.is_trainable)
+
+    def _level(self) -> None:
+        """Make all stacks of an adapter that grew as wide as its widest: programs for all slots read them together."""
+        groups = self._grown - {""}
+        for name in [name for name in self.stacks if _adapter_of(name) in groups]:
+            item = self._items[name]
+            beside = f"{_adapter_of(name)}.down"
+            if item.ranks and beside in self.stacks:
+                width = self.stacks[beside].shape[2]
+                shape = tuple(width if axis in item.ranks else n for axis, n in enumerate(item.shape))
+                self._stack_for(name, replace(item, shape=shape))
+        self._grown = set()
 
     def _tell_views(self, slot: int) -> None:
         """A slot changed hands: in place where the views have room for its kind, else they are built anew."""
@@ -429,6 +453,11 @@ class Bank:
     def _gated(self, slot: int) -> Gated:
         spec = self.specs[slot]
         return None if spec is None else written_method(spec.method), self._removed[slot]
+
+
+def _adapter_of(name: str) -> str:
+    """The adapter that a stack is a part of; "" if of none."""
+    return name.rpartition(".")[0] if name.startswith("adapter.") else ""
 
 
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:

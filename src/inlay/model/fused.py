@@ -36,14 +36,7 @@ MAX_SIZE = 128
 
 # Bytes of one number of h, the tile -> how the programs are cut. Exact float32 products use no matrix units and need
 # the room. Few tokens are cut into small tiles, whose programs wait for weights more than they compute.
-_EXACT = {(4, tile): Cut(32, 8 if tile > 64 else 4, 2) for tile in TILE_SIZES}
-FORWARD = {
-    (2, 16): Cut(128, 4, 4),
-    (2, 32): Cut(128, 4, 4),
-    (2, 64): Cut(64, 4, 3),
-    (2, 128): Cut(64, 8, 3),
-    **_EXACT,
-}
+FORWARD = {(2, 16): Cut(128, 4, 4), (2, 64): Cut(64, 4, 3), **{(4, tile): Cut(32, 4, 2) for tile in TILE_SIZES}}
 BACKWARD_TOKENS = dict(FORWARD)
 BACKWARD_WEIGHTS = {2: WeightsCut(128, 64, 4, 3), 4: WeightsCut(32, 32, 4, 2)}
 

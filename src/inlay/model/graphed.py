@@ -2,7 +2,8 @@
 
 For serving, where batches are small and launches cost more than work. A program belongs to a rung of the ladder
 (model/rung.py) and serves every mix; slots that change hands change nothing it was compiled for. Compiling takes
-seconds, so this is for banks that will answer many batches; `inference.infer` needs none of it.
+seconds, so this is for banks that will answer many batches; `inference.infer` needs none of it. `serving/passes.py`
+says which rows go this way, and from when on.
 
 Shape letters: S slots, N packed tokens, B rows, D width, L labels.
 """
@@ -17,12 +18,31 @@ import torch
 from torch import Tensor
 
 from inlay.model import grouped, launch, rewrite
+from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
+from inlay.model.capture import Recorder
 from inlay.model.route import Row
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
+from inlay.model.slots import SlotSpec
 
 BACKEND: Callable[..., Any] = rewrite.inductor
+"""What compiles; a test counts with one of its own."""
 MOST_TOKENS = 65536
+"""Of a captured pass: beyond, launches are no cost worth the memory a capture holds."""
+
+
+def find_obstacle(backbone: Backbone) -> tuple[str, str] | None:
+    """Why nothing can be captured on a backbone, and what to do about it; None if something can."""
+    leave_out = "leave out `is_compiled`"
+    if backbone.device.type != "cuda" and not launch.is_available(backbone.device):
+        return f"it is on the device `{backbone.device}`, not on a GPU", f'load it with `device="cuda"`, or {leave_out}'
+    if not launch.is_available(backbone.device):
+        return "the package `triton` is not installed", f"`pip install triton`, or {leave_out}"
+    if backbone.precision == "int8":
+        return "its weights are int8", f'give `precision="auto"`, or {leave_out}'
+    if backbone.writes or not backbone.packs:
+        return f"backbones of the family `{backbone.anatomy.family}` have no captured passes", leave_out
+    return None
 
 
 class GraphedForward:
@@ -31,32 +51,20 @@ class GraphedForward:
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         self._programs: dict[tuple[Any, ...], _Program] = {}
-        self._stream: Any = None
-        self._pool: Any = None
+        self._recorder = Recorder()
         self._num_changes = -1
         self._poolings: tuple[str, ...] = ()
         self._numbers: list[int] = []
+        self._views: Any = None
+        self._shapes: list[tuple[int, bool]] = []
+        self.on_compile: Callable[[str], None] = lambda what: None
 
-    def takes(self, rows: Sequence[Row]) -> bool:
-        """Whether these rows can go together: packed on a GPU, by heads that read one vector of the last layer."""
-        backbone, specs = self._bank.backbone, [self._bank.specs[slot] for slot in {row.slot for row in rows}]
-        return (
-            launch.is_available(backbone.device)
-            and backbone.packs
-            and sum(len(row.ids) for row in rows) <= MOST_TOKENS
-            and all(
-                spec is not None
-                and not spec.is_solo
-                and spec.head.reads_rows
-                and not spec.head.is_written
-                and spec.head.hidden == "none"
-                and spec.head.features == "last"
-                for spec in specs
-            )
-        )
+    def takes(self, row: Row) -> bool:
+        """Whether a row can go this way: its head reads one vector of the last layer, through shared weights."""
+        return len(row.ids) <= MOST_TOKENS and row.prefix is None and _takes(self._bank.specs[row.slot])
 
     def logits(self, rows: Sequence[Row]) -> list[Tensor]:
-        """The logits of every row, float32 on the CPU, in order."""
+        """The logits of every row, float32 on the CPU, in order. All must be taken, and together fit a pass."""
         order = sorted(range(len(rows)), key=lambda index: rows[index].slot)
         laid = _lay([rows[index] for index in order])
         program = self._program(laid)
@@ -76,11 +84,14 @@ class GraphedForward:
         capacity = Capacity(climb(len(laid.ids)), climb(len(laid.lengths)), bank.num_slots, longest)
         if self._num_changes != bank.num_changes:
             self._num_changes, (self._poolings, self._numbers) = bank.num_changes, _poolings(bank)
-        key = (capacity, self._poolings, bank.stacks["head.weight"].data_ptr())
+        if self._views is not bank.views:  # stacks were replaced: what was captured reads the old ones
+            self._views, self._programs = bank.views, {}
+            bank.tell_sizes(torch._dynamo.maybe_mark_dynamic)  # a larger task must not compile anything again
+        key = (capacity, self._poolings)
         program = self._programs.get(key)
-        if program is None or program.views is not bank.views:
+        if program is None:
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
-            program = self._programs[key] = _Program(rung, self._poolings, bank.views)
+            program = self._programs[key] = _Program(rung, self._poolings)
         program.choose(self._numbers, backbone.device)
         return program
 
@@ -90,25 +101,26 @@ class GraphedForward:
             program.graph.replay()
             return
         with torch.no_grad(), self._bank.backbone.compiled(BACKEND):
+            if not program.has_run:
+                self._announce(program.rung)
             if not program.has_run or self._bank.backbone.device.type != "cuda":
                 program.logits_BL, program.has_run = self._compute(program), True
                 return
             program.graph = graph = self._capture(program)
             graph.replay()
 
+    def _announce(self, rung: Rung) -> None:
+        """Say what is compiled: blocks for the first rung, for all others, for larger tiles and for long rows."""
+        shape = (rung.capacity.tile, rung.is_long)
+        if self._shapes.count(shape) < 2:
+            self._shapes.append(shape)
+            self.on_compile(f"compiling passes of up to {rung.capacity.num_tokens:,} tokens")
+
     def _capture(self, program: _Program) -> Any:
-        if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool)
-            try:
-                program.logits_BL = self._compute(program)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return graph
+        def work() -> None:
+            program.logits_BL = self._compute(program)
+
+        return self._recorder.capture(work)
 
     def _compute(self, program: _Program) -> Tensor:
         """Of tensors alone: nothing here knows which tasks it is for."""
@@ -124,8 +136,8 @@ class GraphedForward:
 
 
 class _Program:
-    def __init__(self, rung: Rung, poolings: tuple[str, ...], views: Any) -> None:
-        self.rung, self.poolings, self.views = rung, poolings, views
+    def __init__(self, rung: Rung, poolings: tuple[str, ...]) -> None:
+        self.rung, self.poolings = rung, poolings
         self.pooling_S: Tensor = torch.empty(0)
         self.logits_BL: Tensor = torch.empty(0)
         self.graph: Any = None
@@ -142,6 +154,13 @@ class _Program:
         else:
             self.pooling_S = sent
         self._chosen = numbers
+
+
+def _takes(spec: SlotSpec | None) -> bool:
+    if spec is None or spec.is_solo:
+        return False
+    head = spec.head
+    return head.reads_rows and not head.is_written and head.hidden == "none" and head.features == "last"
 
 
 def _poolings(bank: Bank) -> tuple[tuple[str, ...], list[int]]:

@@ -94,7 +94,7 @@ def _product(
             BLOCK_N=tile,
             BLOCK_D=block_of(size_D, cut.block),
             BLOCK_E=block_e,
-            **cut.options(is_wide=tile > 64),
+            **cut.options(),
         )
     return y
 

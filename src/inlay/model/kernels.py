@@ -3,7 +3,8 @@
 The loops over segments are the definition, in plain PyTorch, and the path used on CPU: a slot's NaN stays in its rows,
 a slot uses exactly its own columns, and a slot without rows costs nothing. A route that has a tiling (on a GPU, where
 launches cost more than work) goes through `tiled.py` instead, one launch or a few for all slots. Tests hold the two
-equal; nothing outside this file knows which ran.
+equal. The layers do not know which ran; a compiled program (a step's, an answer's) is made of tiles throughout, and
+calls the grouped products of its heads itself.
 
 Shape letters: S slots, B rows, T tokens of a row (any shape between rows and width), D width, E output width, R
 bottleneck, L labels.

@@ -24,7 +24,7 @@ class Cut(NamedTuple):
     num_stages: int
 
     def options(self, *, is_wide: bool = False) -> dict[str, int]:
-        """Warps and stages as a launch takes them; a wide tile has twice the warps."""
+        """Warps and stages as a launch takes them; a wide block has twice the warps."""
         return {"num_warps": self.num_warps * (2 if is_wide else 1), "num_stages": self.num_stages}
 
 

@@ -61,8 +61,14 @@ def check_int8(device: str) -> None:
 
 
 def check_slot(spec: SlotSpec, backbone: Backbone) -> None:
-    """Refuse a slot that an int8 backbone cannot serve: one with its own copy of the backbone's float weights."""
-    if backbone.precision == "int8" and spec.is_solo:
+    """Refuse a slot that a backbone cannot serve, if it is an int8 one."""
+    if backbone.precision == "int8":
+        check_spec(spec)
+
+
+def check_spec(spec: SlotSpec) -> None:
+    """Refuse a slot that no int8 backbone can serve: one with its own copy of the backbone's float weights."""
+    if spec.is_solo:
         raise Unsupported(
             f"int8 for a task of the method `{spec.method.name}`, which has its own copy of the backbone's weights",
             "leave out `--precision int8`",

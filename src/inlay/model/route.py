@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from inlay.model.parcel import send
-from inlay.model.tiles import Tiles, lay_tiles, place_tiles, tile_capacity
+from inlay.model.tiles import TILE_SIZES, Tiles, lay_tiles, place_tiles, tile_capacity, tile_for
 
 TokenIds = Sequence[int] | np.ndarray
 _IGNORED = -100  # in place of a token where there is none
 LONG = 256
-"""Tokens of a packed row, in the mean, from which on rows are long. A guess: torch's flash attention takes two to four
-times as long as our programs with rows of 38 tokens, four fifths as long with 384 (bench/norm_attention.py)."""
+"""Tokens of a packed row, in the mean, from which on rows are long. On an H200, forward and backward, torch's flash
+attention takes 4.4 times as long as our programs with rows of 38 tokens, 1.4 times with 192, 0.9 with 256, 0.8 with 384
+(bench/norm_attention.py)."""
 
 
 class Segment(NamedTuple):
@@ -157,7 +158,7 @@ class Route:
         segments = [(slot, start * tokens_per_item, stop * tokens_per_item) for slot, start, stop in self.segments]
         num_tokens = segments[-1][2]
         # One row to a task leaves tiles half empty; a smaller one wastes less.
-        tile = 64 if num_tokens >= 32 * len(segments) else 16
+        tile = tile_for(num_tokens) if num_tokens >= 32 * len(segments) else min(TILE_SIZES)
         capacity = tile_capacity(num_tokens, len(segments), tile)
         laid = lay_tiles(segments, num_slots, tile, capacity)
         counts = [stop - start for _, start, stop in segments]

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from inlay.model.route import LONG, Batch, Pack, Route, Tiling
-from inlay.model.tiles import Tiles, tile_capacity
+from inlay.model.tiles import Tiles, tile_capacity, tile_for
 
 SMALLEST, LARGE = 256, 8192
-FEW_TILES = 132  # programs that fill a large GPU; with fewer tiles than that, smaller ones
 PAD_ROW = 64  # tokens of a row of padding at most
 
 
@@ -52,8 +51,8 @@ class Capacity:
 
     @property
     def tile(self) -> int:
-        """Tokens of a tile: few where tiles would be too few to fill the device."""
-        return 64 if self.num_tokens >= 64 * FEW_TILES else 16
+        """Tokens of a tile."""
+        return tile_for(self.num_tokens)
 
     @property
     def num_tiles(self) -> int:
@@ -93,12 +92,17 @@ class Rung:
         self.parts = dict(zip(sizes, self._there.split(list(sizes.values())), strict=True))
         self._device = device
 
+    @property
+    def is_long(self) -> bool:
+        """Whether its rows are so long that attention goes through another kernel."""
+        return self.capacity.num_tokens >= LONG * self.capacity.num_rows
+
     @cached_property
     def route(self) -> Route:
         """The route of whatever batch was filled in last."""
         p = self.parts
-        is_long = self.capacity.num_tokens >= LONG * self.capacity.num_rows
-        tiling = Tiling(self.tiles, p["slots"], p["starts"], p["stops"], self.capacity.max_length, p["rows"], is_long)
+        longest, rows = self.capacity.max_length, p["rows"]
+        tiling = Tiling(self.tiles, p["slots"], p["starts"], p["stops"], longest, rows, self.is_long)
         return Route((), pack=Pack((), self._device), tiling=tiling)
 
     @cached_property
@@ -122,8 +126,17 @@ class Rung:
         slots, starts, stops = (p[f"row_tile_{name}"] for name in ("slots", "starts", "stops"))
         return Tiles(slots, starts, stops, p["row_begins"], p["row_ends"], tile=self.capacity.tile)
 
-    def lay(self, rows: Laid) -> dict[str, np.ndarray]:
-        """What the buffers will hold for these rows."""
+    def lay(self, rows: Laid) -> np.ndarray:
+        """What the buffers will hold for these rows, as they lie: int32, zero where there is nothing."""
+        packed, start = np.zeros(len(self._host), np.int32), 0
+        laid = self._lay_parts(rows)
+        for name, size in self._sizes.items():
+            if name in laid:
+                packed[start : start + len(laid[name])] = laid[name]
+            start += size
+        return packed
+
+    def _lay_parts(self, rows: Laid) -> dict[str, np.ndarray]:
         n, num_real = self.capacity.num_tokens, len(rows.ids)
         spare = n - num_real
         pads = np.full(-(-spare // PAD_ROW), PAD_ROW, dtype=np.int64)
@@ -150,13 +163,9 @@ class Rung:
         laid |= self._tile(("tile_", ""), slots, lengths, self.capacity.num_tiles)
         return laid | self._tile(("row_tile_", "row_"), every, np.ones_like(every), self.capacity.num_row_tiles)
 
-    def fill(self, laid: dict[str, np.ndarray]) -> None:
+    def fill(self, laid: np.ndarray) -> None:
         """Write a laid-out batch to the device: one copy, which does not wait."""
-        self._host.zero_()
-        for part, name in zip(self._host.split(list(self._sizes.values())), self._sizes, strict=True):
-            if name in laid:
-                values = laid[name]
-                part[: len(values)].copy_(torch.from_numpy(values.astype(np.int32, copy=False)))
+        self._host.copy_(torch.from_numpy(laid))
         self._there.copy_(self._host, non_blocking=True)
 
     def _tile(

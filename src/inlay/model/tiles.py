@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TILE_SIZES = (16, 32, 64, 128)
+TILE_SIZES = (16, 64)
+FEW_TILES = 132
+"""programs that fill a large GPU; where there would be fewer tiles than that, smaller ones"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ class Tiles:
 def make_tiles(
     segments: Sequence[tuple[int, int, int]], num_slots: int, tile: int, capacity: int, device: torch.device | str
 ) -> Tiles:
-    """The tiles of (slot, start, stop) ranges of tokens, one range for a slot at most; `capacity` tiles in all."""
+    """The tiles of (slot, start, stop) ranges of tokens, one range for a slot at most; `capacity` tiles in all.
+
+    For whoever calls a kernel by itself, as tests and benches do: a route sends its tiles along with its other tensors.
+    """
     laid = lay_tiles(segments, num_slots, tile, capacity)
     return place_tiles(torch.from_numpy(laid).to(device), num_slots, tile)
 
@@ -82,6 +87,12 @@ def place_tiles(buffer: Tensor, num_slots: int, tile: int) -> Tiles:
     capacity = (len(buffer) - 2 * num_slots) // 3
     slots_M, starts_M, stops_M, begins_S, ends_S = buffer.split([capacity] * 3 + [num_slots] * 2)
     return Tiles(slots_M, starts_M, stops_M, begins_S, ends_S, tile)
+
+
+def tile_for(num_tokens: int) -> int:
+    """Tokens of a tile: few where tiles would be too few to fill the device."""
+    small, large = TILE_SIZES
+    return large if num_tokens >= large * FEW_TILES else small
 
 
 def tile_capacity(num_tokens: int, num_slots: int, tile: int) -> int:

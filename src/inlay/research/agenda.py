@@ -8,7 +8,9 @@ study named first comes first. A cohort that was stopped goes on before anything
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,22 +24,36 @@ from inlay.training.run import is_finished
 
 # Stacks are as wide as the widest slot: above this size a cohort of its own is cheaper than padding the others to it.
 _PADDED_TO = 64
+# Copies of the backbone are trained one after another by the same programs; so few that others may begin the rest.
+_COPIES_IN_A_ROW = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Work that is done at once: runs that train together, or one piece of another kind; each run once."""
+    """Work that is done at once: runs that train together or in a row, or one piece of another kind; each run once."""
 
     kind: str
     items: tuple[Item, ...]
     """what has no record yet"""
     along: tuple[Item, ...] = ()
     """what ended before the rest of its cohort was stopped: it goes on whole"""
+    is_begun: bool = False
+    """whether it was stopped, and has a state to go on from"""
 
     @property
     def is_solo(self) -> bool:
-        """Whether it trains a copy of the backbone's weights, alone."""
+        """Whether its runs train copies of the backbone's weights, one after another."""
         return any(item.is_solo for item in self.items)
+
+    @property
+    def is_row(self) -> bool:
+        """Whether several copies are to be trained, one after another."""
+        return self.is_solo and len(self.items) > 1
+
+    @property
+    def num_together(self) -> int:
+        """Runs that train at the same time, where memory allows."""
+        return 1 if self.is_solo else len(self.items) + len(self.along)
 
     @property
     def cost(self) -> float:
@@ -55,6 +71,10 @@ class Unit:
     def take(self, items: Iterable[Item]) -> Unit:
         """The same work with some of its items only."""
         return dataclasses.replace(self, items=tuple(items))
+
+    def singly(self, items: Iterable[Item]) -> list[Unit]:
+        """Some of its items, each as a unit that begins anew."""
+        return [Unit(self.kind, (item,)) for item in items]
 
     def describe(self) -> str:
         """Its arms, tasks and settings in a few words."""
@@ -77,19 +97,23 @@ class Unit:
         return said + (f", lr {rates.pop():g}" if len(rates) == 1 and None not in rates else "")
 
 
-def make_agenda(plans: Sequence[Plan], ledger: Ledger, runs: Path, *, in_pieces: bool = False) -> list[Unit]:
+def make_agenda(
+    plans: Sequence[Plan], ledger: Ledger, runs: Path, *, in_pieces: bool = False, num_jobs: int = 1
+) -> list[Unit]:
     """What has no record yet, as units of work, the most valuable first. `runs` has the folders of runs.
 
     `in_pieces` keeps cohorts to as many runs as train at a time: so that several processes can take them, and a
-    deadline finds most of what was begun finished.
+    deadline finds most of what was begun finished. Of the copies of the backbone each of `num_jobs` gets its part.
     """
     wanted = {item.id: item for item in map(_choose, _by_run(plans, ledger))}
     begun = _find_begun(plans, wanted, runs)
     groups: dict[tuple[Any, ...], list[Item]] = {}
     by_study = {plan.study.name: plan for plan in plans}
+    num_copies = Counter(item.tier for item in wanted.values() if item.is_solo)
+    lengths = {tier: min(_COPIES_IN_A_ROW, -(-number // num_jobs)) for tier, number in num_copies.items()}
     for item in sorted(wanted.values(), key=lambda item: item.tier):
         groups.setdefault(_key(item, by_study[item.study]), []).append(item)
-    units = [unit for key, group in groups.items() for unit in _slice(key[0], group, in_pieces=in_pieces)]
+    units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, in_pieces=in_pieces)]
     order = {name: number for number, name in enumerate(by_study)}
     return begun + sorted(units, key=lambda unit: (unit.items[0].tier, order[unit.items[0].study]))
 
@@ -113,11 +137,13 @@ def _find_begun(plans: Sequence[Plan], wanted: dict[str, Item], runs: Path) -> l
     """Cohorts that were stopped, each as it was, if its runs are of these plans; they are taken out of `wanted`."""
     known = {item.id: item for plan in plans for item in plan.items}
     begun = []
-    for ids in list_stopped(runs / "cohorts"):
+    # Of a row that broke some may have begun anew by themselves: it has them all, and nobody else is at them.
+    for ids in sorted(list_stopped(runs / "cohorts"), key=len, reverse=True):
         is_left = any(run_id in wanted and not is_finished(runs / run_id) for run_id in ids)
         if is_left and all(run_id in known for run_id in ids):
             along = tuple(known[run_id] for run_id in ids if run_id not in wanted)
-            begun.append(Unit("runs", tuple(wanted.pop(run_id) for run_id in ids if run_id in wanted), along))
+            items = tuple(wanted.pop(run_id) for run_id in ids if run_id in wanted)
+            begun.append(Unit("runs", items, along, is_begun=True))
     return begun
 
 
@@ -137,9 +163,19 @@ def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
     return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure, width)
 
 
-def _slice(kind: str, group: list[Item], *, in_pieces: bool) -> list[Unit]:
-    """A group as units: whole, or as many runs as train at once, the most wanted first, like lengths together."""
+def _slice(kind: str, group: list[Item], lengths: Mapping[int, int], *, in_pieces: bool) -> list[Unit]:
+    """A group as units: whole, or as many runs as train at once, the most wanted first, like lengths together.
+
+    Copies of the backbone come in rows, each of one tier and as long as `lengths` says: they do not train at once.
+    """
+    ordered = sorted(group, key=lambda item: (item.tier, -item.num_samples))
+    if group[0].is_solo:
+        tiers = itertools.groupby(ordered, key=lambda item: item.tier)
+        return [Unit(kind, tuple(row)) for tier, own in tiers for row in _cut(list(own), lengths[tier])]
     if not in_pieces or len(group) <= MAX_COHORT:
         return [Unit(kind, tuple(group))]
-    ordered = sorted(group, key=lambda item: (item.tier, -item.num_samples))
-    return [Unit(kind, tuple(ordered[start : start + MAX_COHORT])) for start in range(0, len(ordered), MAX_COHORT)]
+    return [Unit(kind, tuple(row)) for row in _cut(ordered, MAX_COHORT)]
+
+
+def _cut(items: list[Item], most: int) -> Iterator[list[Item]]:
+    return (items[start : start + most] for start in range(0, len(items), most))

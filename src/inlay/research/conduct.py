@@ -86,7 +86,7 @@ def conduct(
             if not pace.is_late:
                 raise
         if failed:
-            stage.warn(f"{todo.describe()}: {failed[0][1]}")
+            stage.warn(f"{todo.take(item for item, _ in failed).describe()}: {failed[0][1]}")
         sitting.failed += [(item, error.message) for item, error in failed]
         pace.note(todo, time.monotonic() - began)
         stage.end(todo, time.monotonic() - began)
@@ -145,8 +145,8 @@ class Pace:
     def cut(self, unit: Unit) -> Unit:
         """As much of a unit as is likely to be done by the deadline, at least one run of it."""
         rate = self._rates.get(unit.is_solo)
-        if self.deadline is None or rate is None or unit.along:
-            return unit  # a cohort that was stopped goes on whole
+        if self.deadline is None or rate is None or unit.is_begun:
+            return unit  # what was stopped goes on whole: a part of it would not find the state
         left = (self.deadline - time.monotonic()) / rate
         kept: list[Item] = []
         for item in unit.items:

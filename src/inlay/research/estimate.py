@@ -46,9 +46,8 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[Plan], *, measured: bo
         num_samples = sum(item.num_samples for item in unit.items)
         trained = [item.run for item in unit.items if item.run is not None]
         slot_bytes = count_slot_bytes(trained, backbone) if trained else 0
-        num_slots = (
-            choose_slots(min(MAX_COHORT, unit.num_runs), slot_bytes, available_bytes(backbone.device)) if trained else 0
-        )
+        most = 1 if unit.is_solo else min(MAX_COHORT, unit.num_runs)
+        num_slots = choose_slots(most, slot_bytes, available_bytes(backbone.device)) if trained else 0
         known = _GAIN[backbone.device.type]
         gain = float(np.interp(math.log(max(1, num_slots)), [math.log(size) for size in known], list(known.values())))
         pace = measure.of(unit.items[0]) if measured and unit.cost else _STILL
@@ -80,5 +79,7 @@ class _Measure:
         if kind not in self._known and kind in self._cheapest:
             cheapest = self._cheapest[kind]
             assert cheapest.run is not None
-            self._known[kind] = measure_pace(cheapest.run, self._plans[cheapest.study].backbone)
+            plan = self._plans[cheapest.study]
+            is_checkpointed = plan.study.fit.get("checkpointing", False)
+            self._known[kind] = measure_pace(cheapest.run, plan.backbone, checkpointing=is_checkpointed)
         return self._known.get(kind, _STILL)

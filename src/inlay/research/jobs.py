@@ -1,11 +1,12 @@
 """Studies done by several processes of one machine, which share its device.
 
 Steps of small models wait for the processor more than for the GPU, and a fine-tuned copy of the backbone cannot train
-in a cohort: several processes at once finish far sooner than one. This process deals the agenda out, unit by unit, to
-whoever is idle, and is the only one that writes results: nothing is lost but what was in hand, whoever is killed. A
-process that dies costs its own unit and is replaced. On a GPU few cohorts train at a time: each fills it by itself, and
-they get the memory that the copies leave. What is compiled is kept on disk for all: the first process to train units of
-a likeness compiles alone, and the others wait for it with something else in hand.
+in a cohort: several processes at once finish far sooner than one, and each gets its part of a tier's copies. This
+process deals the agenda out, unit by unit, to whoever is idle, and is the only one that writes results: nothing is lost
+but what was in hand, whoever is killed. A process that dies costs its cohort, or of a row of copies the one it was at,
+and is replaced. On a GPU few cohorts train at a time: each fills it by itself, and they get the memory that the copies
+leave. What is compiled is kept on disk for all: the first process to train units of a likeness compiles alone, and the
+others wait for it with something else in hand.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from inlay.research.agenda import Unit, make_agenda
 from inlay.research.arms import ARM_KINDS
 from inlay.research.conduct import Outcome, Pace, Sitting, Stage
 from inlay.research.ledger import Places
-from inlay.research.planning import Plan
+from inlay.research.planning import Item, Plan
 from inlay.research.recording import Origin, Recorder
 from inlay.research.records import Record
 from inlay.research.worker import Order, Recipe, serve
+from inlay.training.resume import drop_rows
 from inlay.training.run import is_finished
 
 _MANY_PARAMETERS = 50_000_000
@@ -92,6 +94,8 @@ class _Job:
     began: float = 0.0
     last: tuple[Any, ...] = ()
     """what its last unit was like: its programs are compiled"""
+    at: str = ""
+    """the run that entered training last"""
     has_stepped: bool = False
     """whether its unit has got as far as training"""
     is_leaving: bool = False
@@ -104,7 +108,8 @@ class _Foreman:
     def __init__(self, sitting: Sitting, places: Places, recipe: Recipe, stage: Stage, pace: Pace) -> None:
         self._sitting, self._places, self._recipe = sitting, places, recipe
         self._stage, self._pace = stage, pace
-        self._waiting = make_agenda(list(sitting.plans.values()), sitting.ledger, places.runs, in_pieces=True)
+        plans = list(sitting.plans.values())
+        self._waiting = make_agenda(plans, sitting.ledger, places.runs, in_pieces=True, num_jobs=recipe.num_jobs)
         self._wanted = [item for unit in self._waiting for item in unit.items]
         self._num_units, self._num_begun, self._num_rows = len(self._waiting), 0, 0
         backbones = [plan.backbone for plan in sitting.plans.values()]
@@ -169,7 +174,7 @@ class _Foreman:
                 self._num_units += 1
             self._num_begun += 1
             self._stage.begin(self._num_begun, self._num_units, job.unit)
-            job.began, job.last, job.has_stepped = time.monotonic(), job.unit.likeness, False
+            job.began, job.last, job.at, job.has_stepped = time.monotonic(), job.unit.likeness, "", False
             keys = tuple(item.key for item in job.unit.items)
             along = tuple(item.key for item in job.unit.along)
             try:
@@ -244,6 +249,9 @@ class _Foreman:
         if records:
             self._sitting.ledger.keep(records)
 
+    def _hear_entry(self, job: _Job, value: str) -> None:
+        job.at = value
+
     def _hear_rows(self, job: _Job, value: int) -> None:
         self._num_rows += value
         job.has_stepped = True
@@ -256,7 +264,7 @@ class _Foreman:
         assert job.unit is not None
         items = {item.key: item for item in job.unit.items}
         if value:
-            self._stage.warn(f"{job.unit.describe()}: {value[0][1]}")
+            self._stage.warn(f"{job.unit.take(items[key] for key, _ in value).describe()}: {value[0][1]}")
         self._sitting.failed += [(items[key], message) for key, message in value]
         seconds = time.monotonic() - job.began
         self._pace.note(job.unit, seconds)
@@ -268,7 +276,8 @@ class _Foreman:
         self._end(job)
 
     def _hear_refusal(self, job: _Job, value: tuple[str, str | None]) -> None:
-        self._fail(job, InlayError(*value))
+        assert job.unit is not None
+        self._fail(job.unit, self._list_lost(job.unit), InlayError(*value))
         self._end(job)
 
     def _hear_breakdown(self, job: _Job, value: str) -> None:
@@ -276,12 +285,34 @@ class _Foreman:
         self._lose(job, LostProcess(value, f"its last words are in {job.log}"))
 
     def _lose(self, job: _Job, error: LostProcess) -> None:
-        """A process is of no more use: what it had in hand failed."""
+        """A process is of no more use: what it had in hand failed. The rest of a row is done by others, one by one."""
         assert job.unit is not None
         if not job.has_stepped and not self._is_stopping:
             self._lost.append(job.unit)
-        self._fail(job, error)
+        failed = self._list_lost(job.unit)
+        if job.unit.is_row:
+            # One that has ended is no failure, nor is any if none had begun: each is tried once by itself.
+            failed, rest = self._part(job, failed)
+            self._put_back(job.unit, rest, has_state=bool(failed))
+        self._fail(job.unit, failed, error)
         self._end(job)
+
+    def _list_lost(self, unit: Unit) -> list[Item]:
+        return [item for item in unit.items if not self._sitting.ledger.is_known(item)]
+
+    def _part(self, job: _Job, lost: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+        """What a process was at when a row broke, if it had not ended; and the others."""
+        in_hand = [item for item in lost if item.id == job.at and not is_finished(self._places.runs / item.id)]
+        return in_hand, [item for item in lost if item not in in_hand]
+
+    def _put_back(self, unit: Unit, rest: Sequence[Item], *, has_state: bool) -> None:
+        """Have the rest of a row done one by one. Its state stays if it is that of the run that failed."""
+        if self._is_stopping:
+            return
+        if not has_state:
+            drop_rows(self._places.runs / "cohorts", {item.id for item in (*unit.items, *unit.along)})
+        self._waiting += unit.singly(rest)
+        self._num_units += len(rest)
 
     def _end(self, job: _Job) -> None:
         if job.unit is None:
@@ -289,15 +320,13 @@ class _Foreman:
         unit, job.unit = job.unit, None
         self._stage.end(unit, time.monotonic() - job.began)
 
-    def _fail(self, job: _Job, error: InlayError) -> None:
-        """Say why a unit has no records; it is tried again in the next sitting."""
-        assert job.unit is not None
-        self._stage.warn(f"{job.unit.describe()}: {error}")
+    def _fail(self, unit: Unit, failed: Sequence[Item], error: InlayError) -> None:
+        """Say why items of a unit have no records; they are tried again in the next sitting."""
+        self._stage.warn(f"{(unit.take(failed) if failed else unit).describe()}: {error}")
         if self._is_stopping:
             return  # it was to end: what it saved goes on
-        lost = [item for item in job.unit.items if not self._sitting.ledger.is_known(item)]
-        self._sitting.failed += [(item, error.message) for item in lost]
-        for item in lost:
+        self._sitting.failed += [(item, error.message) for item in failed]
+        for item in failed:
             plan = self._sitting.plans[item.study]
             recorder = Recorder(plan, plan.backbone, Origin.here(plan.backbone, self._recipe.commit))
             self._keep([recorder.record_failure(item, error)])
@@ -385,6 +414,7 @@ def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
 
 # What a process says -> who hears it.
 _HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
+    "entered": _Foreman._hear_entry,
     "rows": _Foreman._hear_rows,
     "said": _Foreman._hear_word,
     "done": _Foreman._hear_end,

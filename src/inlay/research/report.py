@@ -240,7 +240,7 @@ def _origin(records: Sequence[Record]) -> str:
     finished = [record for record in records if record.status == FINISHED]
     hardware = ", ".join(sorted({record.hardware for record in records}))
     commits = ", ".join(sorted({record.commit[:7] for record in records if record.commit}))
-    versions = sorted({f"{name} {value}" for record in records for name, value in record.versions.items()})
+    versions = sorted({f"{name} {value}" for record in records for name, value in record.versions.items() if value})
     dates = sorted(record.date[:10] for record in records if record.date)
     when = f"{dates[0]} to {dates[-1]}" if dates and dates[0] != dates[-1] else "".join(dates[:1])
     repeats = len(finished) - len({(record.id, record.arm) for record in finished})

@@ -331,8 +331,12 @@ def total_parameters(row: Row) -> float | None:
     """What all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each."""
     if not row:
         return None
-    backbone = next(iter(row.values())).backbone_parameters
-    trained = sum(cell.trained_parameters for cell in row.values())
+    cells = list(row.values())
+    backbone = cells[0].backbone_parameters
     # Its own network for each task, or one for all of them: the backbone is not kept.
-    is_copy = all(cell.share > 95 or cell.is_copy for cell in row.values())
-    return trained / backbone if is_copy else 1 + trained / backbone
+    if not all(cell.share > 95 or cell.is_copy for cell in cells):
+        return 1 + sum(cell.trained_parameters for cell in cells) / backbone
+    if any(cell.is_copy for cell in cells):  # each task has its share of the one network
+        return sum(cell.trained_parameters for cell in cells) / backbone
+    groups = _join_shared([cell.networks for cell in cells])  # tasks that one network went through have it together
+    return sum(max(cells[index].trained_parameters for index in group) for group in groups) / backbone

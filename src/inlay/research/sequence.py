@@ -32,9 +32,9 @@ from inlay.model.inference import canonical_backbone, infer_canonically
 from inlay.model.route import Row
 from inlay.model.slots import SlotSpec
 from inlay.store import write_atomically
+from inlay.training import FitSettings, fit
 from inlay.training.cohort import Watcher
 from inlay.training.evaluate import answer_slot, score_split
-from inlay.training.fit import FitSettings, fit
 from inlay.training.run import DIVERGED, Result, Run, is_finished, make_run, read_result, write_tensors
 from inlay.training.start import Start
 
@@ -54,7 +54,13 @@ class _Learned:
 
 
 def conduct_sequence(
-    backbone: Backbone, tasks: Sequence[Task], config: RunConfig, folder: Path, watch: Watcher | None = None
+    backbone: Backbone,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    folder: Path,
+    watch: Watcher | None = None,
+    *,
+    settings: FitSettings = FitSettings(),
 ) -> list[dict[str, Any]]:
     """Learn the tasks in their order, each with the settings of `config`; a record's fields for each step.
 
@@ -63,7 +69,7 @@ def conduct_sequence(
     its task had been learnt (None for one network, which moves). A step that diverges ends the sequence.
     """
     runs = [make_run(task, config, backbone) for task in tasks]
-    walk = _Walk(backbone, folder, watch)
+    walk = _Walk(backbone, folder, watch, settings)
     steps = []
     for number in range(len(runs)):
         steps.append(walk.take_step(runs[: number + 1]))
@@ -76,8 +82,8 @@ def conduct_sequence(
 class _Walk:
     """How far a sequence has come."""
 
-    def __init__(self, backbone: Backbone, folder: Path, watch: Watcher | None) -> None:
-        self._backbone, self._folder, self._watch = backbone, folder, watch
+    def __init__(self, backbone: Backbone, folder: Path, watch: Watcher | None, settings: FitSettings) -> None:
+        self._backbone, self._folder, self._watch, self._settings = backbone, folder, watch, settings
         self._learned: list[_Learned] = []
         self._body: dict[str, Tensor] = {}
         """the weights that tasks train one after another; none where each has its own"""
@@ -91,7 +97,7 @@ class _Walk:
         if not kept.is_file():
             own = set(self._body) & {item.name for item in run.spec.layout(self._backbone.anatomy)}
             start = Start({name: self._body[name] for name in own})
-            fit([replace(run, start=start)], self._backbone, place, FitSettings(), self._watch)
+            fit([replace(run, start=start)], self._backbone, place, self._settings, self._watch)
         result = read_result(place / run.id)
         assert result is not None
         self._learn(place, run, result)

@@ -2,9 +2,11 @@
 
 An arm is one row of a published table or one point of a figure. Its settings are put over the study's own, its axes
 make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`) lays its
-own values over all that: a table is merged key by key, a list or a value replaces what was there. Everything is checked
-on reading, so that what cannot be trained is refused before anything is. An arm may go on from what another study
-trained: `from = "multitask/hyperformer++"` is that study's arm under the same profile and on the same backbone.
+own values over all that: a table is merged key by key, a list or a value replaces what was there. Of arms that one
+table makes with `each`, a table named as one of them (`adapters-512` beside `adapters-{size}`) is laid over that one.
+Everything is checked on reading, so that what cannot be trained is refused before anything is. An arm may go on from
+what another study trained: `from = "multitask/hyperformer++"` is that study's arm under the same profile and on the
+same backbone.
 `most_samples` are the training rows that there are of a task, so that no arm of it asks for more.
 """
 
@@ -21,6 +23,7 @@ from typing import Any
 
 from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, from_tree, overlay, read_tree
 from inlay.errors import BadConfig, InlayError, UnknownName
+from inlay.fit_settings import FitSettings
 from inlay.presets import apply_preset
 from inlay.research.arms import ARM_KINDS
 
@@ -33,7 +36,7 @@ _STUDY_KEYS = frozenset(
     "submission fit rows most_rows most_samples like without profiles".split()
 )
 _ARM_KEYS = frozenset("kind title preset method train joint axes each seeds tasks min_layers sample from".split())
-_FIT_KEYS = frozenset(("token_budget", "max_cohort"))
+_FIT_KEYS = frozenset(("token_budget", "max_cohort", "checkpointing"))
 _SIDES = frozenset(("dev", "test"))
 _CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
 # Section of a run's config -> its settings; of a name that two have, the first one's is meant.
@@ -232,6 +235,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     if tree.get("rows", TOY) != TOY:
         raise BadConfig(f"`rows` is `{tree['rows']}`", "leave it out, or write `toy` for rows that are made up")
     _check_keys(tree.get("fit", {}), _FIT_KEYS, "fit.")
+    FitSettings(**tree.get("fit", {}))  # refuses what cannot be
     _check_keys(tree.get("most_rows", {}), _SIDES, "most_rows.")
     tasks = tuple(tree["tasks"])
     for task, number in tree.get("most_samples", {}).items():
@@ -240,7 +244,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         for key in tree["per_task"][task]:
             _section_of(key)
     without = set(tree.get("without", ()))
-    arms = {arm.name: arm for key, given in tree["arms"].items() for arm in _make_arms(key, given, tree, tasks)}
+    arms = _read_arms(tree, tasks)
     for missing in without - arms.keys():
         raise UnknownName("arm", missing, arms)
     study = Study(
@@ -268,6 +272,17 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     return study
 
 
+def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm]:
+    """All arms, in the order of the file. A table laid over an arm of several makes none, wherever it stands."""
+    several = {key: own["each"] for key, own in tree["arms"].items() if own.get("each")}
+    made = {_fill(key, each, values) for key, each in several.items() for values in itertools.product(*each.values())}
+    arms: dict[str, Arm] = {}
+    for key, own in tree["arms"].items():
+        if key in several or key not in made:
+            arms |= {arm.name: arm for arm in _make_arms(key, own, tree, tasks)}
+    return arms
+
+
 def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tasks: tuple[str, ...]) -> Iterator[Arm]:
     """The arms of one table: several where `each` gives values for a `{word}` in its name and settings."""
     _check_keys(tree, _ARM_KEYS, f"arms.{name}.")
@@ -275,6 +290,9 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
     for values in itertools.product(*each.values()):
         filled = _fill({key: value for key, value in tree.items() if key != "each"}, each, values)
         full = _fill(name, each, values)
+        if full != name and full in study["arms"]:
+            _check_keys(study["arms"][full], _ARM_KEYS - {"each"}, f"arms.{full}.")
+            filled = _merge(filled, study["arms"][full])
         kind = filled.get("kind", "runs")
         if kind not in ARM_KINDS:
             raise UnknownName("kind of arm", kind, ARM_KINDS)

@@ -12,6 +12,7 @@ from typing import Any
 
 from inlay.data.tasks import Task
 from inlay.errors import InlayError
+from inlay.model.capture import is_out_of_memory
 from inlay.research.agenda import Unit
 from inlay.research.arms import ARM_KINDS
 from inlay.research.planning import Item, Plan
@@ -22,10 +23,14 @@ from inlay.training.cohort import Watcher
 from inlay.training.joint import AnyMember, AnyRun, JointRun
 from inlay.training.loop import Interrupted
 from inlay.training.materialize import start_from
+from inlay.training.resume import drop_rows
 from inlay.training.run import is_finished, read_result
 
 _SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each epoch's end it costs more than the epoch
-_HEARD = ("on_encode", "on_compile", "on_start", "on_prefix", "on_prefix_full", "on_epoch", "on_enter", "on_fallback")
+_HEARD = (
+    *("on_encode", "on_compile", "on_compiled", "on_start", "on_prefix", "on_prefix_full", "on_epoch", "on_enter"),
+    *("on_fallback", "on_notice"),
+)
 
 Keep = Callable[[Sequence[Record]], None]
 
@@ -41,7 +46,8 @@ class Bench:
     def do(self, unit: Unit, watch: Watcher) -> list[tuple[Item, InlayError]]:
         """Do a unit's work and keep its records; what failed, and why.
 
-        Stopped, it keeps what has ended, except where spans are still to be taken out, which takes minutes.
+        Of a row that breaks, what is left goes on one by one, without the row's state: each fails by itself. Stopped,
+        it keeps what has ended, except where spans are still to be taken out, which takes minutes.
         """
         try:
             self._work(unit, watch)
@@ -51,9 +57,15 @@ class Bench:
         except InlayError as error:
             self._keep_finished(unit)
             lost = [item for item in unit.items if item.key not in self._kept]
+            if unit.is_row:
+                self._drop_row(unit)
+                return [failure for single in unit.singly(lost) for failure in self.do(single, watch)]
             self._keep([self._recorder(item).record_failure(item, error) for item in lost])
             return [(item, error) for item in lost]
         return []
+
+    def _drop_row(self, unit: Unit) -> None:
+        drop_rows(self._runs / "cohorts", {item.id for item in (*unit.items, *unit.along)})
 
     def _recorder(self, item: Item) -> Recorder:
         if item.study not in self._recorders:
@@ -80,7 +92,11 @@ class Bench:
         settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, keep_last=False, **plan.study.fit)
         self._train_sources(unit, plan, settings, watch)
         runs = [self._started(item) for item in (*unit.items, *unit.along) if item.run is not None]
+        if unit.is_solo:
+            self._keep_finished(unit)  # what was killed before it could be scored: later it might be stopped again
         fit(runs, plan.backbone, self._runs, settings, Chorus(_Keeper(self, unit), watch))
+        if unit.is_solo:
+            self._drop_row(unit)  # of which some were trained elsewhere, and which was not found again
         self._keep_finished(unit)
 
     def _train_sources(self, unit: Unit, plan: Plan, settings: FitSettings, watch: Watcher) -> None:
@@ -111,12 +127,12 @@ class Bench:
 
     def _keep_finished(self, unit: Unit) -> None:
         for item in unit.items:
-            if item.run is not None and item.key not in self._kept:
-                self.keep_finished(item, len(unit.items) + len(unit.along))
+            if item.run is not None:
+                self.keep_finished(item, unit.num_together)
 
     def keep_finished(self, item: Item, num_together: int) -> None:
-        """Keep the records of an item's run, if it has ended."""
-        result = read_result(self._runs / item.id)
+        """Keep the records of an item's run, if it has ended, once: from an older state it may end again."""
+        result = read_result(self._runs / item.id) if item.key not in self._kept else None
         if result is not None:
             self._hand_over(item, self._describe(item, result, num_together))
 
@@ -155,7 +171,8 @@ class Bench:
         """One network through all tasks: a record for each, as the function gives them, completed with the rest."""
         plan = self._find_plan(item.study)
         conduct_sequence = ARM_KINDS["sequence"].find()
-        found = conduct_sequence(plan.backbone, item.sequence, item.config, self._runs / item.id, watch)
+        settings, place = FitSettings(**plan.study.fit), self._runs / item.id
+        found = conduct_sequence(plan.backbone, item.sequence, item.config, place, watch, settings=settings)
         records = []
         for number, given in enumerate(found):
             known = {key: value for key, value in dict(given).items() if key not in ("id", "study", "arm", "profile")}
@@ -174,17 +191,26 @@ _WORKERS: dict[str, Callable[[Bench, Item, Watcher], None]] = {
 
 
 class _Keeper(Watcher):
-    """Keeps a run's record as soon as it has ended, where that needs no more work."""
+    """Keeps a run's record as soon as it has ended, where that needs no more work or holds up no other run."""
 
     def __init__(self, bench: Bench, unit: Unit) -> None:
         self._bench, self._unit = bench, unit
 
     def on_end(self, member: AnyMember) -> None:
-        if any(part.task.test is not None for part in member.run.parts):
+        has_tests = any(part.task.test is not None for part in member.run.parts)
+        if has_tests and not self._unit.is_solo:
             return  # more is computed with its weights, once the cohort has ended
         for item in self._unit.items:
             if item.id == member.run.id and item.arm.kind != "spans":
-                self._bench.keep_finished(item, len(self._unit.items) + len(self._unit.along))
+                self._keep(item)
+
+    def _keep(self, item: Item) -> None:
+        try:
+            self._bench.keep_finished(item, self._unit.num_together)
+        except (InlayError, RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # Beside what trains there is no room for its weights; once that has ended there is.
 
 
 class Chorus(Watcher):

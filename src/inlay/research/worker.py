@@ -211,6 +211,13 @@ def _make_relay(line: _Line, parent: int) -> Any:
         def __init__(self) -> None:
             self._num_rows, self._told = 0, time.monotonic()
 
+        def on_start(self, cohort: Any) -> None:
+            for member in cohort.members:
+                self.on_enter(member)
+
+        def on_enter(self, member: Any) -> None:
+            line.send("entered", member.run.id)
+
         def on_step(self, cohort: Any, num_rows: int) -> None:
             self._num_rows += num_rows
             if time.monotonic() - self._told >= _TELL_SECONDS:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -20,13 +21,12 @@ from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig, BadData, InlayError, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
-from inlay.model.graphed import GraphedForward
 from inlay.model.heads import HeadSpec, Outcome, Output, collect_outputs, find_head
-from inlay.model.inference import infer
 from inlay.model.quantize import check_slot, find_precision
 from inlay.model.route import Row
 from inlay.model.slots import SlotSpec
 from inlay.serving.drift import Drift, measure_drift
+from inlay.serving.passes import Passes
 from inlay.store import Manifest, Store, Version
 
 _MOST_KNOWN = 10_000  # names whose version is remembered
@@ -72,8 +72,9 @@ class Hot:
     spec: SlotSpec
     slot: int
 
-    @property
+    @cached_property
     def reading(self) -> Reading:
+        """How its rows are read: asked for with every row."""
         return find_reading(self.manifest)
 
 
@@ -108,9 +109,14 @@ class Engine:
     """Holds up to `num_slots` versions ready on one backbone. `predict` answers for any number of tasks.
 
     `precision` is `auto` (the backbone's) or `int8` (on a CPU: faster, and it drifts; `drifts` says how far, for every
-    version that was loaded). `num_tokens` counts the tokens answered so far. `is_compiled` is for engines that answer
-    many batches on a GPU: the first of each size takes seconds, all others far less, whatever the mix. On a GPU the
-    adapters' matrices are held as the backbone's are, in bf16.
+    version that was loaded). `num_tokens` counts the tokens answered so far. On a GPU the adapters' matrices are held
+    as the backbone's are, in bf16.
+
+    `is_compiled` says whether rows go through captured programs, which a GPU answers many times faster, whatever the
+    mix: from the first on (True, refused where there can be none), never (False), or by default once there was enough
+    to answer for compiling to pay (`passes.PATIENCE_S`). The first batches of a size then take seconds; `on_compile`
+    may be set to hear of it. Tasks that come and go compile nothing, but a method that was not there before does, and
+    for one that is larger than all every size is captured again.
     """
 
     def __init__(
@@ -120,13 +126,14 @@ class Engine:
         *,
         num_slots: int = 64,
         precision: str = "auto",
-        is_compiled: bool = False,
+        is_compiled: bool | None = None,
     ) -> None:
         self.backbone, self.store = backbone, store
         self.drifts: dict[str, Drift] = {}
         self.num_tokens = 0
+        self.on_compile: Callable[[str], None] = lambda what: None
         self._bank = Bank(find_precision(backbone, precision), num_slots, dtype=backbone.dtype)
-        self._graphed = GraphedForward(self._bank) if is_compiled else None
+        self._passes = Passes(self._bank, is_compiled=is_compiled)
         self._drifts = precision != "auto"
         self._hot: OrderedDict[str, Hot] = OrderedDict()  # by digest, the coldest first
         self._free = list(range(num_slots))
@@ -135,6 +142,11 @@ class Engine:
     @property
     def num_slots(self) -> int:
         return self._bank.num_slots
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether rows go through captured programs from now on, as far as these take them."""
+        return self._passes.is_compiled
 
     def predict(self, requests: Sequence[Request]) -> list[Answer]:
         """Answer requests for any mix of tasks, in order; a bad one spoils no other."""
@@ -241,8 +253,8 @@ class Engine:
             slots = [state.slot for state in owners if isinstance(state, Hot)]
             rows += [Row(ids, slot, segments) for (ids, segments), slot in zip(piece.encoded, slots, strict=True)]
         self.num_tokens += sum(len(row.ids) for row in rows)
-        is_graphed = self._graphed is not None and self._graphed.takes(rows)
-        logits = iter(self._graphed.logits(rows) if self._graphed and is_graphed else infer(self._bank, rows))
+        self._passes.on_compile = self.on_compile
+        logits = iter(self._passes.logits(rows))
         outputs: dict[int, Output] = {}
         for piece in pieces:
             found = collect_outputs(piece.encoded, list(itertools.islice(logits, len(piece.encoded))), piece.texts)

@@ -55,6 +55,8 @@ class StreamSettings:
     """seconds between looks at the folder"""
     once: bool = False
     """take what is there and end"""
+    fit: FitSettings = field(default_factory=FitSettings)
+    """how files are trained"""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def watch_folder(
     config = dataclasses.replace(config, backbone=backbone.name)
     _check_settings(config, backbone, store)
     with open_journal(store, folder) as journal:
-        stream = _Stream(Folder(folder, settings.settle_s), journal, _Bench(backbone, store), report)
+        stream = _Stream(Folder(folder, settings.settle_s), journal, _Bench(backbone, store, settings.fit), report)
         return stream.run(config, settings)
 
 
@@ -132,8 +134,8 @@ class _Ready:
 class _Bench:
     """Where the work is done: the backbone, the store, the folder of the runs, and one engine for all proofs."""
 
-    def __init__(self, backbone: Backbone, store: Store) -> None:
-        self.backbone, self.store = backbone, store
+    def __init__(self, backbone: Backbone, store: Store, settings: FitSettings) -> None:
+        self.backbone, self.store, self.settings = backbone, store, settings
         self.runs = store.root / "runs"
         self.engine = Engine(backbone, store)
 
@@ -309,7 +311,7 @@ class _Stream:
         """Results by run id. What stops a cohort is found by training its files alone; that file goes aside."""
         runs = [ready.run for ready in batch]
         try:
-            settings = FitSettings(restart=restart)
+            settings = dataclasses.replace(self._bench.settings, restart=restart)
             results = fit(runs, self._bench.backbone, self._bench.runs, settings, _Teller(self._report))
         except StoreDamaged as error:
             if restart:

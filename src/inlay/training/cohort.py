@@ -13,29 +13,27 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from inlay.data.encode import Encoded
+from inlay.config import digest
 from inlay.data.metrics import is_better
-from inlay.data.once import encode_once
-from inlay.data.tasks import Split
-from inlay.data.windows import Reading
 from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
+from inlay.model.capture import is_out_of_memory
 from inlay.model.families import find_family
 from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer, has_frozen_attention
 from inlay.model.route import Reach
 from inlay.training.compiled import CompiledStepper, can_compile
-from inlay.training.evaluate import Verdict, find_texts, score_dev
+from inlay.training.encoder import Encoder
+from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun
-from inlay.training.member import Member, MemberRows
-from inlay.training.memory import first_line, is_out_of_memory, release_memory
+from inlay.training.member import Member
+from inlay.training.memory import first_line, release_memory
 from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
@@ -69,6 +67,12 @@ class Watcher:
 
     def on_compile(self, what: str) -> None:
         """Something is compiled, which takes seconds; once for each size of step, and less if it was cached."""
+
+    def on_compiled(self, what: str, seconds: float) -> None:
+        """What was heard last is done, and the first step through it: it took so long."""
+
+    def on_notice(self, message: str) -> None:
+        """Something goes otherwise than it should, to the same end."""
 
     def on_start(self, cohort: Cohort) -> None:
         """Training is about to begin, or to go on."""
@@ -119,7 +123,7 @@ class Cohort:
         parts = [part for run in runs for part in run.parts]
         for part in parts:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
             self.bank.reserve(part.spec)
-        self._encoder = _Encoder(backbone, watch or Watcher())
+        self._encoder = Encoder(backbone, (watch or Watcher()).on_encode)
         for part in parts:
             _check_budget(part, self._encoder, settings.token_budget)
         self.flat = self.bank.flatten()
@@ -138,7 +142,9 @@ class Cohort:
             assert isinstance(entering, Run | JointRun)
             self.members.append(self._enter(seat, entering))
         self.stepper = self._make_stepper(settings)
-        self.stepper.on_compile = (watch or Watcher()).on_compile
+        heard = watch or Watcher()
+        self.stepper.on_compile, self.stepper.on_compiled = heard.on_compile, heard.on_compiled
+        self.stepper.on_notice = heard.on_notice
 
     def _make_stepper(self, settings: CohortSettings) -> Stepper:
         if self.shared is not None:
@@ -203,10 +209,18 @@ class Cohort:
                 self.left_steps += member.progress.step
                 self.members[seat] = self._enter(seat, entering)
                 entered.append(self.members[seat])
+                if isinstance(entering, Run) and entering.spec.is_solo:
+                    self._begin_as_alone(entering)
         if entered:
             seated = [member.run for member in self.members]
             self._encoder.keep([part for run in (*seated, *self.queue.waiting) for part in run.parts])
         return entered
+
+    def _begin_as_alone(self, run: Run) -> None:
+        """Let a run be trained after another as it would be by itself: its own random numbers, its own peak."""
+        seed_for([run])
+        if self.backbone.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.backbone.device)
 
     def seat(self, parked: Sequence[Parked]) -> None:
         """Put runs that had begun into the slots, in order; those beyond the last wait."""
@@ -398,7 +412,12 @@ class Cohort:
         return record
 
 
-def _check_budget(run: Run, encoder: _Encoder, token_budget: int) -> None:
+def seed_for(runs: Sequence[AnyRun]) -> None:
+    """Seed what is drawn in training: by who trains together, or by who is about to train alone."""
+    torch.manual_seed(int(digest([run.id for run in runs])[:12], 16))
+
+
+def _check_budget(run: Run, encoder: Encoder, token_budget: int) -> None:
     if run.config.method.inner_norm != "batch":
         return
     most = run.config.train.batch_size * int(encoder.encode(run, "train").lengths.max())
@@ -428,41 +447,6 @@ def _has_diverged(member: AnyMember, seen: Seen, limit: float) -> bool:
     progress.message = f"diverged at step {progress.step + 1}: {reason}; try a smaller learning rate than "
     progress.message += f"{member.run.config.train.lr:g}"
     return True
-
-
-class _Encoder:
-    """Tokenises each (task, split, length) once, however many runs share it."""
-
-    def __init__(self, backbone: Backbone, watch: Watcher) -> None:
-        self._backbone, self._watch = backbone, watch
-        self._known: dict[tuple[str, str, Reading], Encoded] = {}
-
-    def encode(self, run: Run, split: str) -> Encoded:
-        key = (run.task.digest, split, run.reading)
-        if key not in self._known:
-            rows = run.task.train if split == "train" else run.task.dev
-            progress = partial(self._watch.on_encode, num_rows=len(rows))
-            self._known[key] = encode_once(self._backbone.tokenizer, rows, run.reading, progress)
-        return self._known[key]
-
-    def rows_of(self, run: Run) -> MemberRows:
-        """All rows that a run trains and is judged on."""
-        return MemberRows(self.encode(run, "train"), self.encode(run, "dev"), self._write(run))
-
-    def _write(self, run: Run) -> Encoded | None:
-        """The tokens of the answers to a run's training rows, where they are written."""
-        head, targets = run.spec.head, run.task.train.targets
-        if not head.is_written:
-            return None
-        assert targets is not None
-        chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
-        max_length = max(head.max_answer, *(len(self._backbone.tokenizer(text)["input_ids"]) for text in head.texts), 1)
-        return encode_once(self._backbone.tokenizer, Split(chosen, None, None, []), Reading("text", max_length))
-
-    def keep(self, runs: Sequence[Run]) -> None:
-        """Forget the rows that none of these runs reads."""
-        read = {(run.task.digest, run.reading) for run in runs}
-        self._known = {key: rows for key, rows in self._known.items() if (key[0], key[2]) in read}
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -12,6 +12,7 @@ Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, D hidde
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from inlay.config import MethodConfig
 from inlay.model import grouped, launch, rewrite
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank, FlatBank
+from inlay.model.capture import Recorder, is_out_of_memory
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
@@ -89,7 +91,7 @@ class Program:
         """losses and norms of the last step"""
         self.graph: Any = None
         self.views: Any = None
-        """the bank's when it was captured; a run that enters a slot brings others, at other addresses"""
+        """the bank's when it was captured: where they are built anew, tensors lie at other addresses"""
 
     def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
         """Write a step's rows and what is known of each slot; no copy waits."""
@@ -109,7 +111,7 @@ class Prepared:
     key: tuple[tuple[str, int, int], ...]
     """(run, epoch, cursor) of every run it is for"""
     program: Program
-    rows: dict[str, np.ndarray]
+    rows: np.ndarray
     numbers: np.ndarray
     """float32: targets, weights and labels of the rows, marks of the tokens"""
     states: list[Tensor]
@@ -131,10 +133,11 @@ class CompiledStepper(Stepper):
         super().__init__(bank, flat, optimizer, token_budget)
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
+        self._dealt: tuple[Any, list[list[Member]]] = ((), [])
+        """who is stepped together in the step that was laid out early, by its key and the token budget then"""
         self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
         self._is_captured = bank.backbone.device.type == "cuda"
-        self._stream: Any = None
-        self._pool: Any = None
+        self._recorder = Recorder()
         self._longest = 0
         self._most_rows = 0
         self._mix = Mix()
@@ -152,7 +155,10 @@ class CompiledStepper(Stepper):
         limits: Mapping[int, float],
     ) -> dict[int, Seen]:
         """As `Stepper.step`, in one program, or in several where the token budget does not hold all runs."""
-        groups = self._group(active, batches) if can_compile(self._bank, active) else []
+        is_dealt = self._dealt[0] == (_key(active), self.token_budget)
+        groups = self._dealt[1] if is_dealt else []
+        if not is_dealt and can_compile(self._bank, active):
+            groups = self._group(active, batches)
         if not groups:
             return super().step(active, batches, rates, limits)
         seen: dict[int, Seen] = {}
@@ -194,6 +200,7 @@ class CompiledStepper(Stepper):
             return
         batches = {member.slot: member.batch_after_next() for member in active}
         groups = self._group(active, batches)
+        self._dealt = ((_key(active, ahead=1), self.token_budget), groups)
         with suppress(torch.OutOfMemoryError):  # what is laid out early needs room too, and need not be
             self._next = self._prepare(groups[0], batches, ahead=1) if groups else None
 
@@ -270,9 +277,11 @@ class CompiledStepper(Stepper):
         num_tokens = program.rung.capacity.num_tokens
         with self._bank.backbone.compiled(BACKEND):
             if program.views is not views:
-                self.on_compile(f"compiling steps of up to {num_tokens:,} tokens")
+                what, began = f"compiling steps of up to {num_tokens:,} tokens", time.perf_counter()
+                self.on_compile(what)
                 program.graph, program.views = None, views
                 self._compute(program)
+                self.on_compiled(what, time.perf_counter() - began)
                 return
             if self._is_captured and num_tokens <= self._most_captured:
                 program.graph = self._try_to_capture(program)
@@ -284,31 +293,13 @@ class CompiledStepper(Stepper):
     def _try_to_capture(self, program: Program) -> Any:
         """The step as a graph; None, from then on, if it is fine-tuning and this torch cannot."""
         try:
-            return self._capture(program)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            if not self._bank.is_solo(0):
+            return self._recorder.capture(lambda: self._compute(program))
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not self._bank.is_solo(0):
                 raise
-            self.on_compile("steps of fine-tuning cannot be captured here, and are launched")
+            self.on_notice("steps of fine-tuning cannot be captured here, and are launched")
             self._is_captured = False
             return None
-
-    def _capture(self, program: Program) -> Any:
-        """The step as a graph. Nothing runs meanwhile; that it ran before has loaded all that it launches."""
-        if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        # Not `torch.cuda.graph`, which empties the caches of the allocator every time.
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool)
-            try:
-                self._compute(program)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return graph
 
     def _compute(self, program: Program) -> None:
         """The step itself, of tensors alone: nothing here knows which runs it is for."""

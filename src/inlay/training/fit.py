@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from inlay.config import digest
 from inlay.errors import Missing, OutOfMemory
+from inlay.fit_settings import FitSettings
 from inlay.model.backbone import Backbone
+from inlay.model.capture import is_out_of_memory
 from inlay.model.methods import first_layer
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort import Cohort, CohortSettings, Watcher, seed_for
 from inlay.training.compiled import has_programs
 from inlay.training.joint import AnyRun
 from inlay.training.loop import Desk, Interrupted, train
@@ -30,7 +31,6 @@ from inlay.training.memory import (
     describe_bytes,
     find_budget,
     first_line,
-    is_out_of_memory,
     release_memory,
 )
 from inlay.training.objectives import can_lose
@@ -47,38 +47,6 @@ __all__ = ["FitSettings", "Interrupted", "fit", "has_plain_heads", "structure_of
 
 # What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
 _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """How `fit` goes about it. None of this is part of a run: without dropout a run's result does not depend on it
-    beyond rounding, with dropout its distribution does not."""
-
-    max_cohort: int | None = None
-    """runs trained together at most; default: as many as fit in half the memory, 32 at most"""
-    token_budget: int | None = None
-    """tokens of one forward pass at most; smaller needs less memory and accumulates gradients; default: what fits"""
-    checkpointing: bool = False
-    """compute blocks again in the backward pass: slower, with far less memory"""
-    save_every: int = 100
-    """steps between resume states"""
-    save_seconds: float = 0.0
-    """at least this long between them, except when asked to stop; of several processes none waits. Where a state takes
-    seconds to write, twenty times as long lies between them anyway."""
-    draw_curves: bool | None = None
-    """draw each run's curve into its folder, half a second each; default: if there are no more than eight runs"""
-    keep_last: bool = True
-    """keep the last epoch's weights too, beside the best one's"""
-    restart: bool = False
-    """begin anew where an unfinished state is found"""
-    spread: str = "auto"
-    """what the processes of `torchrun` share: `cohorts`, `rows` of every batch, or `auto`: rows if runs are too few"""
-    reuse_prefix: bool = True
-    """compute the layers below the lowest trained one once per text"""
-    prefix_bytes: int | None = None
-    """memory for what is reused; default: a quarter of what is free"""
-    prefix_file_bytes: int | None = None
-    """disk for what exceeds it; default: half of what is free"""
 
 
 @dataclass(frozen=True)
@@ -137,8 +105,12 @@ def _read_back(folder: Path) -> Result:
 
 
 def structure_of(run: AnyRun) -> tuple[Any, ...]:
-    """What runs that share a bank have in common: one method structure and one dropout rate."""
-    alone = run.id if run.spec.is_solo else ""  # it trains a copy of the backbone's weights
+    """What runs that share a bank have in common: one method structure and one dropout rate.
+
+    Runs that train a copy of the backbone's weights share it one after another: what was compiled and captured for the
+    first serves the next.
+    """
+    alone = run.id if run.spec.is_solo and run.spec.is_joint else ""
     rates = (run.config.train.dropout, run.config.train.attention_dropout)
     free = _FREE_IN_A_COHORT | ({"size": run.config.method.size} if run.spec.is_joint else {})  # heads are not padded
     return (replace(run.config.method, **free), rates, alone, len(run.parts))
@@ -158,7 +130,8 @@ def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[An
     """Runs that can share a bank, in the order they get slots; those of a cohort that was stopped as they were."""
     groups: dict[tuple[Any, ...], list[AnyRun]] = {}
     for run in runs:
-        groups.setdefault(structure_of(run), []).append(run)
+        begun_alone = run.id if run.spec.is_solo and _is_stopped([run], folder) else ""
+        groups.setdefault((begun_alone, structure_of(run)), []).append(run)
     found = []
     for group in groups.values():
         parts = [[run for run in group if has_plain_heads(run) == is_plain] for is_plain in (True, False)]
@@ -206,7 +179,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Way
 def _choose(runs: list[AnyRun], backbone: Backbone, ways: _Ways) -> CohortSettings:
     """What a cohort begins with: what was asked for, and otherwise as many slots as fit in every process."""
     settings = ways.settings
-    num_slots = min(settings.max_cohort or MAX_COHORT, len(runs))
+    num_slots = 1 if runs[0].spec.is_solo else min(settings.max_cohort or MAX_COHORT, len(runs))
     if settings.max_cohort is None and num_slots > 1:
         fit_here = choose_slots(num_slots, count_slot_bytes(runs, backbone), available_bytes(backbone.device))
         num_slots = ways.world.least(fit_here)
@@ -249,24 +222,26 @@ def _attempt(desk: Desk, backbone: Backbone, chosen: CohortSettings, *, is_measu
         if not is_out_of_memory(error):
             raise
         if desk.world.place.size > 1:
+            fewer = ["a smaller `--max-cohort`"] if _count_slots(chosen, desk) > 1 else []
             raise OutOfMemory(
                 f"memory ran out in process {desk.world.place.rank}: {first_line(error)}",
-                "the others cannot go on with less: use a smaller `--max-cohort`, `--checkpointing`, or "
-                "`--spread cohorts`",
+                "the others cannot go on with less: use "
+                + _join([*_remedies(desk, chosen), *fewer, "`--spread cohorts`"]),
             ) from None
         return first_line(error)
     return ""
 
 
 def _with_fewer_slots(chosen: CohortSettings, desk: Desk, backbone: Backbone, reason: str) -> CohortSettings:
-    num_slots = min(chosen.num_slots or len(desk.runs), len(desk.runs))
+    num_slots = _count_slots(chosen, desk)
     if num_slots == 1:
         needed = describe_bytes(count_slot_bytes(desk.runs, backbone))
         free = describe_bytes(available_bytes(backbone.device))
         raise OutOfMemory(
             f"one run with one row at a time does not fit in the memory of `{backbone.device}`: its parameters take "
             f"{needed} in training, a row's activations come on top, and {free} are free ({reason})",
-            "use `--checkpointing`, a smaller `--max-length` or `--size`, or a smaller backbone",
+            "use "
+            + _join([*_remedies(desk, chosen), "a smaller `train.max_length` or `method.size`", "a smaller backbone"]),
         )
     smaller = replace(chosen, num_slots=num_slots // 2)
     message = f"memory ran out ({reason}): {smaller.num_slots} runs together from here on, the others wait"
@@ -274,12 +249,29 @@ def _with_fewer_slots(chosen: CohortSettings, desk: Desk, backbone: Backbone, re
     return smaller
 
 
+def _count_slots(chosen: CohortSettings, desk: Desk) -> int:
+    """How many runs train at a time: copies of the backbone one, whatever was asked for."""
+    return min(chosen.num_slots or len(desk.runs), len(desk.runs))
+
+
+def _remedies(desk: Desk, chosen: CohortSettings) -> list[str]:
+    """What takes less memory and was not asked for yet: flags of every command that trains. The settings of a run go by
+    their keys, since not all of those have a flag for each."""
+    again = [] if chosen.checkpointing else ["`--checkpointing`"]
+    keeps = desk.prefixes is not None and desk.prefixes.uses_memory
+    return again + (["`--reuse-memory 0`"] if keeps else [])
+
+
+def _join(remedies: Sequence[str]) -> str:
+    return ", or ".join(part for part in (", ".join(remedies[:-1]), remedies[-1]) if part)
+
+
 @contextmanager
 def _own_randomness(backbone: Backbone, runs: list[AnyRun]) -> Iterator[None]:
-    """The single seeding of a cohort; the caller's generators are as before after it."""
+    """The seeding of a cohort; the caller's generators are as before after it."""
     devices = [backbone.device] if backbone.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(digest([run.id for run in runs])[:12], 16))
+        seed_for(runs[:1] if runs[0].spec.is_solo else runs)
         yield
 
 

@@ -104,6 +104,7 @@ class Desk:
 def train(cohort: Cohort, desk: Desk) -> None:
     """Train every run of the cohort to its end, writing each one's folder."""
     watch = desk.watch
+    _pass_over(cohort, desk)
     watch.on_start(cohort)
     _settle(cohort, desk)  # runs that ended before a kill, but were perhaps not yet written
     with _interruptible(desk.world), cohort.training():
@@ -124,10 +125,21 @@ def train(cohort: Cohort, desk: Desk) -> None:
                 desk.save(cohort)
             for member in ended:
                 _write_end(member, cohort, desk)
-                watch.on_end(member)
+                with _answering(cohort):
+                    watch.on_end(member)
             _settle(cohort, desk)
             if is_stopping:
                 raise Interrupted
+
+
+def _pass_over(cohort: Cohort, desk: Desk) -> None:
+    """Leave out copies of the backbone that were trained elsewhere since the state was written.
+
+    Other runs must find their cohort as it was: they draw the random numbers that it leaves them.
+    """
+    runs = cohort.queue.runs
+    if runs[0].spec.is_solo:
+        cohort.queue.passed = {run.id for run in runs if is_finished(desk.folder / run.id)}
 
 
 def _settle(cohort: Cohort, desk: Desk) -> None:
@@ -155,9 +167,16 @@ def _step(cohort: Cohort, desk: Desk) -> int:
 
 
 def _score(cohort: Cohort, desk: Desk) -> list[tuple[AnyMember, dict[str, Any]]]:
+    with _answering(cohort):
+        return _in_pieces(cohort, desk, cohort.finish_epochs, lambda: None)
+
+
+@contextmanager
+def _answering(cohort: Cohort) -> Iterator[None]:
+    """The backbone as it answers, between two steps: nothing is dropped."""
     cohort.backbone.model.eval()
     try:
-        return _in_pieces(cohort, desk, cohort.finish_epochs, lambda: None)
+        yield
     finally:
         cohort.backbone.model.train()
 

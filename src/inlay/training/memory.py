@@ -90,19 +90,6 @@ def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
                 continue
 
 
-_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out; on a CPU torch has no class for it."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
-        return True
-    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):
-        return True
-    # Where a capture was cut short, the error is that it could not be ended.
-    return error.__context__ is not None and is_out_of_memory(error.__context__)
-
-
 def first_line(error: BaseException) -> str:
     """What an error says, in short."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from inlay.config import digest
-from inlay.errors import BadConfig, InlayError, LostProcess, UnknownName
+from inlay.errors import BadConfig, InlayError, LostProcess
 from inlay.model.bank import Bank
 from inlay.model.heads import find_head
 from inlay.model.inference import infer
@@ -35,7 +35,6 @@ from inlay.world import Place, find_place
 if TYPE_CHECKING:
     from inlay.training.joint import AnyRun
 
-SPREADS = ("auto", "cohorts", "rows")
 ANSWER = timedelta(minutes=10)
 """How long a process waits for the others within a step before it takes them for dead"""
 END = timedelta(days=100)
@@ -207,8 +206,6 @@ class Part:
 @contextmanager
 def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[Part]:
     """This process's part of training `runs`, which all processes were given alike; at the end it waits for all."""
-    if spread not in SPREADS:
-        raise UnknownName("way to spread training", spread, SPREADS)
     place = find_place()
     if place.size == 1:
         yield Part(runs, World())

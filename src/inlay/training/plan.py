@@ -78,14 +78,15 @@ class Plan:
         return {**dataclasses.asdict(self), "trained_share": self.trained_share}
 
 
-def make_plan(run: Run, backbone: Backbone) -> Plan:
+def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Plan:
     """Count, take a few steps on throw-away slots, and estimate. The backbone is as before afterwards."""
     by_part: dict[str, int] = {}
     for item in run.spec.layout(backbone.anatomy):
         by_part[item.part] = by_part.get(item.part, 0) + item.num_parameters
     total, in_head = sum(by_part.values()), by_part.get("head", 0)
     stored_bytes = 4 * sum(math.prod(item.shape) for item in run.spec.layout(backbone.anatomy))
-    settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
+    budget = TOKEN_BUDGET[backbone.device.type]
+    settings = CohortSettings(budget, torch.get_num_threads(), 1, checkpointing=checkpointing)
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
         free_bytes = available_bytes(backbone.device)
         cohort = Cohort([run], backbone, settings)
@@ -133,14 +134,17 @@ class Pace:
     peak_memory_bytes: int
 
 
-def measure_pace(run: AnyRun, backbone: Backbone) -> Pace:
+def measure_pace(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False) -> Pace:
     """The pace of a run's steps, from one or two over a few of its rows.
 
     Only those rows are read, so that it takes a moment for any run. On a CPU time goes with tokens, and beside them
     with the parameters that a step updates: two small steps tell both apart. A GPU is shown a batch.
     """
     sizes, num_warm, num_timed = _MEASURED[backbone.device.type]
-    found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, num_warm, num_timed) for size in sizes]
+    settings = CohortSettings(
+        TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1, checkpointing=checkpointing
+    )
+    found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, settings) for size in sizes]
     (seconds, characters), (less, fewer) = found[-1], found[0]
     slope = (seconds - less) / (characters - fewer) if characters > fewer else 0.0
     if slope <= 0:  # one size, or noise: in proportion
@@ -152,9 +156,9 @@ def measure_pace(run: AnyRun, backbone: Backbone) -> Pace:
 _MEASURED = {"cpu": ((1, 4), 1, 1), "cuda": ((32,), 3, 5)}
 
 
-def _time_steps(run: AnyRun, backbone: Backbone, num_warm: int, num_timed: int) -> tuple[float, float]:
+def _time_steps(run: AnyRun, backbone: Backbone, settings: CohortSettings) -> tuple[float, float]:
     """Seconds of a step, and the characters of its texts."""
-    settings = CohortSettings(TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1)
+    _, num_warm, num_timed = _MEASURED[backbone.device.type]
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
         cohort = Cohort([run], backbone, settings)
         with cohort.training():

@@ -120,6 +120,11 @@ class PrefixCache:
         self._users: weakref.WeakSet[Kept] = weakref.WeakSet()
         self._has_told = False
 
+    @property
+    def uses_memory(self) -> bool:
+        """Whether anything is kept outside the file."""
+        return self._limits.memory_bytes != 0
+
     def leave(self, free_bytes: int | None) -> int | None:
         """What remains of so much free memory, however much is kept."""
         if free_bytes is None:

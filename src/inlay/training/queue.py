@@ -40,17 +40,21 @@ class Queue:
         self.runs = list(runs)
         self.num_begun = 0
         self.parked: list[Parked] = []
+        self.passed: set[str] = set()
+        """ids of runs that were trained elsewhere: if they have not begun here, they do not"""
 
     @property
     def waiting(self) -> list[AnyRun]:
         """The runs without a slot that have not ended, in the order they will get one."""
-        return [parked.run for parked in self.parked] + self.runs[self.num_begun :]
+        fresh = [run for run in self.runs[self.num_begun :] if run.id not in self.passed]
+        return [parked.run for parked in self.parked] + fresh
 
     def take(self) -> AnyRun | Parked | None:
         """The next to enter a slot, or None."""
         if self.parked:
             return self.parked.pop(0)
-        if self.num_begun == len(self.runs):
-            return None
-        self.num_begun += 1
-        return self.runs[self.num_begun - 1]
+        while self.num_begun < len(self.runs):
+            self.num_begun += 1
+            if self.runs[self.num_begun - 1].id not in self.passed:
+                return self.runs[self.num_begun - 1]
+        return None

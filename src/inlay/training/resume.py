@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,14 @@ def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[s
         )
         for row, run_id in enumerate(state["runs"])
     ]
+
+
+def drop_rows(folder: Path, run_ids: Collection[str]) -> None:
+    """Forget the states under `folder` of cohorts of several runs, all among these."""
+    for state in sorted(folder.glob(f"*/{_STATE}")):
+        own = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"]
+        if len(own) > 1 and set(own) <= set(run_ids):
+            drop_state(state.parent)
 
 
 def drop_state(folder: Path) -> None:

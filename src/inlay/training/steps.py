@@ -53,6 +53,10 @@ class Stepper:
         """programs that have moved runs: what is replayed as a graph changes no tensor's version"""
         self.on_compile: Callable[[str], None] = lambda what: None
         """hears what is about to be compiled"""
+        self.on_compiled: Callable[[str, float], None] = lambda what, seconds: None
+        """hears how many seconds that took"""
+        self.on_notice: Callable[[str], None] = lambda message: None
+        """hears what goes otherwise than it should"""
 
     def step(
         self,

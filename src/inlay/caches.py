@@ -1,0 +1,170 @@
+"""The user's caches: where they lie, how large they may be, and the one of compiled programs. No torch.
+
+A cache only ever saves time. Tokenised texts keep their own order (data/cache.py). What torch compiles lies in a folder
+that torch fills, by rules of its own: here is only decided where that folder is and what leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from inlay.errors import BadConfig
+
+LIMIT_BYTES = 2 << 30
+"""of every cache, unless $INLAY_CACHE_BYTES says otherwise"""
+_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_GONE = ".gone-"
+_LOCKS = "locks"  # torch's own: they weigh nothing, and a process may hold one
+_RECENT_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What lies in a cache."""
+
+    num_files: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A folder with all under it, which goes together: half of a compiled kernel is worse than none."""
+
+    path: Path
+    used: float
+    usage: Usage
+
+    @property
+    def is_recent(self) -> bool:
+        return time.time() - self.used < _RECENT_SECONDS
+
+
+def cache_folder(name: str) -> Path:
+    """The user's cache of this name: under $XDG_CACHE_HOME/inlay."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return root / "inlay" / name
+
+
+def cache_limit() -> int:
+    """How many bytes a cache may have, by $INLAY_CACHE_BYTES; 0 is none."""
+    limit = os.environ.get("INLAY_CACHE_BYTES", "").strip() or str(LIMIT_BYTES)
+    if not limit.isdecimal():
+        hint = f"give a whole number of bytes, such as {LIMIT_BYTES}, or 0 for no cache"
+        raise BadConfig(f"`$INLAY_CACHE_BYTES` is `{limit}`", hint)
+    return int(limit)
+
+
+class CompiledCache:
+    """The folder of what was compiled. It grows while processes compile: `make_room` brings it back to its limit.
+
+    What was used within the hour may be half of what a process is still writing, and stays.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.folder, self.limit_bytes = folder, limit_bytes
+
+    def usage(self) -> Usage:
+        """How much there is."""
+        return _add_up(self._entries())
+
+    def clear(self, *, dry_run: bool = False) -> Usage:
+        """Delete everything but what stays; says how much that is."""
+        idle = [entry for entry in self._entries() if not entry.is_recent]
+        return _add_up(idle if dry_run else [entry for entry in idle if _delete_idle(entry.path)])
+
+    def make_room(self) -> None:
+        """Delete what was used longest ago until the limit holds, or only what stays is left."""
+        entries = sorted(self._entries(), key=lambda entry: entry.used)
+        total = _add_up(entries).num_bytes
+        for entry in entries:
+            if total <= self.limit_bytes or entry.is_recent:
+                return
+            if _delete_idle(entry.path):
+                total -= entry.usage.num_bytes
+
+    def _entries(self) -> Iterator[_Entry]:
+        """The folders that hold files, or nothing, each with all under it."""
+        for root, folders, names in os.walk(self.folder):
+            if Path(root) == self.folder:
+                folders[:] = [name for name in folders if name != _LOCKS]
+            elif names or not folders:
+                folders.clear()
+                yield _look(Path(root))
+
+
+def open_compiled() -> CompiledCache:
+    """Where compiled programs are kept between processes, unless $TORCHINDUCTOR_CACHE_DIR names another folder."""
+    return CompiledCache(cache_folder("compiled"), cache_limit())
+
+
+def find_others_folder() -> Path | None:
+    """The folder of $TORCHINDUCTOR_CACHE_DIR, if that is not ours: its owner looks after it."""
+    given = os.environ.get(_VARIABLE)
+    if not given or Path(given) == cache_folder("compiled"):
+        return None
+    # Torch itself sets the variable to its temporary folder, as soon as its compiler is imported.
+    is_torchs = Path(given).parent == Path(tempfile.gettempdir()) and Path(given).name.startswith("torchinductor_")
+    return None if is_torchs else Path(given)
+
+
+def use_compiled() -> None:
+    """Let torch keep what it compiles in the cache, from here on; the first time in a process, room is made there.
+
+    Without a cache (a limit of 0), or if another folder is named already, torch keeps it where it would anyway.
+    """
+    compiled = open_compiled()
+    if find_others_folder() is not None or not compiled.limit_bytes:
+        return
+    _make_room_once(compiled.folder, compiled.limit_bytes)
+    os.environ[_VARIABLE] = str(compiled.folder)
+
+
+@cache
+def _make_room_once(folder: Path, limit_bytes: int) -> None:
+    CompiledCache(folder, limit_bytes).make_room()
+
+
+def _add_up(entries: Iterable[_Entry]) -> Usage:
+    usages = [entry.usage for entry in entries]
+    return Usage(sum(usage.num_files for usage in usages), sum(usage.num_bytes for usage in usages))
+
+
+def _look(path: Path) -> _Entry:
+    """A folder with all under it, as it is now."""
+    inside = [Path(root, name) for root, folders, names in os.walk(path) for name in (*folders, *names)]
+    used, sizes = 0.0, []
+    for each in (path, *inside):
+        with suppress(OSError):  # deleted meanwhile
+            status = each.lstat()
+            used = max(used, status.st_mtime)  # of a folder too: a file may be about to appear in it
+            if not stat.S_ISDIR(status.st_mode):
+                # Reading changes the access time where the system keeps it, once a day or so; else age decides.
+                used = max(used, status.st_atime)
+                sizes.append(status.st_size)
+    return _Entry(path, used, Usage(len(sizes), sum(sizes)))
+
+
+def _delete_idle(path: Path) -> bool:
+    """Delete it, unless somebody used it meanwhile: kernels that have nothing to do with each other share folders.
+
+    Says whether it is away, if only because another process was faster.
+    """
+    if _look(path).is_recent:
+        return False
+    # Away in one moment: no other process may find half of it.
+    gone = path.with_name(f"{_GONE}{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        os.rename(path, gone)
+    except OSError:
+        return not path.exists()
+    shutil.rmtree(gone, ignore_errors=True)
+    return True

@@ -1,0 +1,51 @@
+"""Captured work: what was launched once, replayed as a CUDA graph; and what memory running out looks like."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from inlay.errors import OutOfMemory
+
+_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+
+
+class Recorder:
+    """Captures work on a stream of its own, into memory that all its graphs share."""
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+        self._pool: Any = None
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def capture(self, work: Callable[[], None]) -> Any:
+        """The work as a graph. Nothing runs meanwhile; that it ran before has loaded all that it launches."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        if not self._graphs:  # torch has given up the memory of graphs that are all gone, and takes it for no other
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        # Not `torch.cuda.graph`, which empties the caches of the allocator every time.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self._graphs.add(graph)
+        return graph
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out; on a CPU torch has no class for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
+        return True
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):
+        return True
+    # Where a capture was cut short, the error is that it could not be ended.
+    return error.__context__ is not None and is_out_of_memory(error.__context__)

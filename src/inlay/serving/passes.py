@@ -1,0 +1,99 @@
+"""The passes that answer an engine's rows: captured programs on a GPU once they pay, launched ones elsewhere.
+
+A captured pass (model/graphed.py) takes rows of any mix of tasks whose heads read one vector of a row. Rows of other
+heads, and all rows where nothing can be captured, are launched: one odd row slows no other down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from inlay.errors import Unsupported
+from inlay.model.bank import Bank
+from inlay.model.capture import is_out_of_memory
+from inlay.model.graphed import MOST_TOKENS, GraphedForward, find_obstacle
+from inlay.model.inference import batches_by_length, infer
+from inlay.model.route import Row
+
+PATIENCE_S = 5.0
+"""Seconds of launched passes after which an engine that may choose begins to capture: about what compiling takes (on an
+H200 an engine of captured passes was warm after 6.3 s, one of launched passes after 4.0 s, see
+results/speed/serve-h200.json). So a short input never waits for a compiler, and a long one never takes much more than
+twice as long as by the better choice."""
+
+
+class Passes:
+    """Logits of rows for any mix of a bank's slots.
+
+    `is_compiled`: capture from the first row on (True), never (False), or once launched passes have taken `PATIENCE_S`
+    (None). `on_compile` hears, in words, whenever something new is compiled.
+    """
+
+    def __init__(self, bank: Bank, *, is_compiled: bool | None) -> None:
+        obstacle = find_obstacle(bank.backbone)
+        if is_compiled and obstacle is not None:
+            raise Unsupported(f"a compiled engine on the backbone `{bank.backbone.name}`: {obstacle[0]}", obstacle[1])
+        self._bank = bank
+        self._graphed = None if obstacle is not None or is_compiled is False else GraphedForward(bank)
+        self._patience_s = 0.0 if is_compiled else PATIENCE_S
+        self._has_launched = False
+        self.on_compile: Callable[[str], None] = lambda what: None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether rows are captured from now on."""
+        return self._graphed is not None and self._patience_s <= 0
+
+    def logits(self, rows: Sequence[Row]) -> list[Tensor]:
+        """The logits of every row, as `infer` gives them, in order."""
+        if self._graphed is None:
+            return infer(self._bank, rows)
+        is_taken = [self._graphed.takes(row) for row in rows]
+        found: dict[int, Tensor] = {}
+        late: list[int] = []  # what no captured pass takes goes together at the end
+        for indices in _chunks(rows):
+            taken = [index for index in indices if is_taken[index]]
+            if taken and self.is_compiled:
+                found |= self._capture(rows, taken)
+                late += [index for index in indices if not is_taken[index]]
+            else:
+                found |= self._launch(rows, indices, share=len(taken) / len(indices))
+        found |= self._launch(rows, late)
+        return [found[index] for index in range(len(rows))]
+
+    def _capture(self, rows: Sequence[Row], indices: list[int]) -> dict[int, Tensor]:
+        """Captured; from now on launched, if memory has no room for what a capture holds."""
+        assert self._graphed is not None
+        self._graphed.on_compile = self.on_compile
+        try:
+            return dict(zip(indices, self._graphed.logits([rows[index] for index in indices]), strict=True))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._graphed = None
+        self.on_compile("no memory for captured passes: from now on they are launched")
+        return self._launch(rows, indices)
+
+    def _launch(self, rows: Sequence[Row], indices: list[int], share: float = 0.0) -> dict[int, Tensor]:
+        """Launched; patience wears off by the time it took for the share of rows that could have been captured."""
+        began = time.perf_counter()
+        found = dict(zip(indices, infer(self._bank, [rows[index] for index in indices]), strict=True))
+        if self._has_launched:  # the first pass loads the kernels, which a captured one would do too
+            self._patience_s -= share * (time.perf_counter() - began)
+        self._has_launched = self._has_launched or bool(indices)
+        return found
+
+
+def _chunks(rows: Sequence[Row]) -> Iterator[list[int]]:
+    """Indices in as few batches as a captured pass allows, the long rows first, of about equally many tokens: batches
+    of one size share a program."""
+    lengths = [len(row.ids) for row in rows]
+    room = MOST_TOKENS - max(lengths, default=0)
+    if room <= 0:  # each to itself, almost; what is too long is not taken
+        yield from batches_by_length(lengths, MOST_TOKENS, packs=True)
+        return
+    num_chunks = max(1, -(-sum(lengths) // room))
+    yield from batches_by_length(lengths, -(-sum(lengths) // num_chunks) + MOST_TOKENS - room, packs=True)

@@ -20,6 +20,23 @@ from .conftest import Inlay, Mail
 HEAVY = ("torch", "transformers", "numpy", "pandas", "inlay.model", "inlay.training")
 
 
+LIMIT_S = 0.5
+
+
+def run_light(*arguments: str) -> str:
+    """Stdout of a command that must need little processor time, and import nothing heavy, in a fresh process.
+
+    Whatever runs beside it on the machine adds to its time and takes nothing away: the least of five tries counts.
+    """
+    tries = []
+    while len(tries) < 5:
+        seconds, out = cpu_seconds(*arguments)
+        tries.append(seconds)
+        if seconds <= LIMIT_S:
+            return out
+    raise AssertionError(f"`inlay {' '.join(arguments)}` took {tries} s of processor time, {LIMIT_S} at most")
+
+
 def cpu_seconds(*arguments: str) -> tuple[float, str]:
     """Processor time of a fresh process running a command, and its stdout; fails if it imports what it must not."""
     code = (
@@ -40,8 +57,7 @@ def cpu_seconds(*arguments: str) -> tuple[float, str]:
 
 
 def test_help_needs_half_a_second_of_processor_time_and_no_torch() -> None:
-    seconds, out = cpu_seconds("--help")
-    assert seconds <= 0.5
+    out = run_light("--help")
     assert all(name in out for name in COMMANDS)
 
 
@@ -50,11 +66,10 @@ def test_thousand_tasks_are_listed_in_half_a_second_without_torch(mail: Mail) ->
     for number in range(1000):
         (mail.store / "tasks" / f"task-{number}").mkdir()
         shutil.copy(reference, mail.store / "tasks" / f"task-{number}" / "1.json")
-    seconds, out = cpu_seconds("tasks")
-    assert seconds <= 0.5
+    out = run_light("tasks")
     assert "1,001 tasks" in out
     assert "task-999" in out
-    assert cpu_seconds("show", "task-7")[0] <= 0.5
+    run_light("show", "task-7")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from inlay.research.arms import ARM_KINDS
 from inlay.research.published import Published
 from inlay.research.records import Record
 from inlay.research.scores import Row, StudySpec, choose, joint_of, keep_best, select, shared_tasks
@@ -286,25 +287,35 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
     has_test = any(record.test for record in records)
     split = study.report_on if has_test else "dev"
     specs = list_rows(study, records)
-    rows = {}
+    rows = {spec.key: score_row(spec, split, metric) for spec in specs}
     for spec in specs:
-        found: Sequence[Record] = spec.records
-        if has_joint_runs(spec):
-            found = keep_best(found, metric, over_tasks=True)  # one run of all tasks has one setting
-        chosen = choose(found, split, metric)
-        if len(found) < len(spec.records):
-            tried = choose(spec.records, split, metric)
-            counts = {task: (cell.num_settings, cell.num_lost) for task, cell in tried.items()}
-            chosen = {
-                task: replace(cell, num_settings=counts[task][0], num_lost=counts[task][1])
-                for task, cell in chosen.items()
-            }
-        untested = [record for record in found if split == "test" and record.task not in chosen]
-        rows[spec.key] = chosen | choose(untested, "dev", metric)
+        if all(_is_fixed(study, record.arm) for record in spec.records):
+            rows[spec.key] = {task: replace(cell, is_fixed=True) for task, cell in rows[spec.key].items()}
     held = {task for row in rows.values() for task in row}
     known = [*study.tasks, *sorted(held - set(study.tasks))]
     tasks = tuple(task for task in known if task in held)
     return Scored(study, tuple(specs), {key: row for key, row in rows.items() if row}, tasks, split, published)
+
+
+def score_row(spec: RowSpec, split: str, metric: str | None) -> Row:
+    """The cells of a row; a run of several tasks has one setting for all of them."""
+    found: Sequence[Record] = spec.records
+    if has_joint_runs(spec):
+        found = keep_best(found, metric, over_tasks=True)
+    chosen = choose(found, split, metric)
+    if len(found) < len(spec.records):
+        tried = choose(spec.records, split, metric)
+        counts = {task: (cell.num_settings, cell.num_lost) for task, cell in tried.items()}
+        chosen = {
+            task: replace(cell, num_settings=counts[task][0], num_lost=counts[task][1]) for task, cell in chosen.items()
+        }
+    untested = [record for record in found if split == "test" and record.task not in chosen]
+    return chosen | choose(untested, "dev", metric)
+
+
+def _is_fixed(study: StudySpec, arm: str) -> bool:
+    """Whether an arm comes out the same with every seed: what has no backbone draws nothing."""
+    return not ARM_KINDS[getattr(study.arms.get(arm), "kind", "runs")].needs_backbone
 
 
 def has_joint_runs(spec: RowSpec) -> bool:

@@ -43,7 +43,8 @@ def test_missing_settings_and_seeds_are_named_together(planned):
         "no run with epochs 10: full on RTE, MRPC",
         "no run with seed 1: adapters-64 on MRPC",
     ]
-    assert list_missing(study, some[1:])[1] == "5 of 8 runs missing: full on RTE", "no box of values: a number"
+    fewer = list_missing(study, some[1:])[1]
+    assert fewer == "5 of 8 runs missing, among them all with epochs 10: full on RTE", "no grid of values: a number"
 
 
 def test_a_failed_run_is_missing_and_one_that_diverged_is_not(planned):

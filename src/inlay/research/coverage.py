@@ -37,6 +37,11 @@ class Planned:
     depth: int
     """layers that its arm needs; 0 where an arm that needs as many has run"""
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """What tells it apart from the others of its arm and task."""
+        return (repr(sorted(self.axes.items())), self.seed)
+
     def is_met_by(self, axes: Mapping[str, Any]) -> bool:
         """Whether a record with these values on its axes is of this setting."""
         return all(axes.get(name) == value for name, value in self.axes.items())
@@ -200,14 +205,20 @@ def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
     if len(missing) == len(planned):
         return "not run"
     lacking, whole = (_values(items) for items in (missing, planned))
-    if math.prod(map(len, lacking.values())) != len(missing):
-        return f"{len(missing)} of {len(planned)} runs missing"
-    named = []
-    for name, values in lacking.items():
-        if values != whole[name]:
-            several = "s" if name == "seed" and len(values) > 1 else ""
-            named.append(f"{name}{several} {', '.join(map(_show, values))}")
-    return f"no run with {' and '.join(named)}"
+    if math.prod(map(len, lacking.values())) == len(missing):
+        return f"no run with {_name_values({name: own for name, own in lacking.items() if own != whole[name]})}"
+    absent = {item.place for item in missing}
+    held = _values([item for item in planned if item.place not in absent])
+    never = {name: [value for value in values if value not in held[name]] for name, values in whole.items()}
+    named = [_name_values({name: values}) for name, values in never.items() if values]
+    more = f", among them all with {' and all with '.join(named)}" if named else ""
+    return f"{len(missing)} of {len(planned)} runs missing{more}"
+
+
+def _name_values(values: Mapping[str, Sequence[Any]]) -> str:
+    """`lr 0.0001 and seeds 1, 2`."""
+    names = {name: "seeds" if name == "seed" and len(own) > 1 else name for name, own in values.items()}
+    return " and ".join(f"{names[name]} {', '.join(map(_show, own))}" for name, own in values.items())
 
 
 def _values(items: Sequence[Planned]) -> dict[str, list[Any]]:

@@ -94,7 +94,10 @@ class Coverage:
         missing = [item for item in planned if (item.run, item.task) not in done]
         deepest = max((item.depth for item in planned if (item.run, item.task) in done), default=1)
         # All is there but arms of more layers than any that ran: the backbone is too shallow, and they are in no plan.
+        self.too_deep: dict[str, int] = {}
+        """arm -> layers that it needs and the backbone has not"""
         if done and all(item.depth > deepest for item in missing):
+            self.too_deep = {item.arm: item.depth for item in missing}
             planned, missing = [item for item in planned if item.depth <= deepest], []
         self.planned, self.missing = (
             [dataclasses.replace(item, depth=item.depth if item.depth > deepest else 0) for item in items]
@@ -141,6 +144,9 @@ def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
     coverage = Coverage(study, records)
     lines = describe_runs(coverage.missing, coverage.planned)
     found = [f"{coverage.count} are there", *lines] if lines else []
+    if coverage.too_deep:
+        deep = [f"{arm} (needs {depth})" for arm, depth in coverage.too_deep.items()]
+        found.append(f"left out, as the backbone has too few layers: {_list_some(deep)}")
     for status in ("diverged", "failed"):
         lost = [record for record in records if record.status == status]
         if lost:

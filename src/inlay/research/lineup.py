@@ -60,8 +60,14 @@ METRICS = {
 }
 
 
-# What a study reports where it is not each task's own metric.
-SHOWN_METRIC = {"sizes": "accuracy", "init": "accuracy", "ablation": "accuracy", "uva": "accuracy"}
+# What a study reports where it is not each task's own metric: on all tasks, or on some.
+SHOWN_METRIC: dict[str, str | dict[str, str]] = {
+    "sizes": "accuracy",
+    "init": "accuracy",
+    "ablation": "accuracy",
+    "uva": "accuracy",
+    "features": {"glue/mrpc": "accuracy", "glue/stsb": "pearson"},
+}
 WIDE = 7  # tasks beyond this are shown group by group, and as lines, not columns
 NOT_AVERAGED = frozenset({"glue/wnli"})
 # What differences are taken to, where it is not full fine-tuning; the first that the study has.
@@ -274,7 +280,8 @@ class Scored:
         """The same for some of the tasks."""
         rows = {key: {task: row[task] for task in tasks if task in row} for key, row in self.rows.items()}
         kept = {key: row for key, row in rows.items() if row}
-        return Scored(self.study, self.specs, kept, tuple(tasks), self.split, self.published)
+        split = self.split if any(map(self.is_tested, tasks)) else "dev"
+        return Scored(self.study, self.specs, kept, tuple(tasks), split, self.published)
 
 
 def score_study(study: StudySpec, records: Sequence[Record], published: Published) -> Scored:
@@ -282,7 +289,6 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
 
     Where test scores are to be reported but a task has none (GLUE's test sides are unlabelled), dev is, and said.
     """
-    metric = SHOWN_METRIC.get(shape_of(study))
     has_test = any(record.test for record in records)
     split = study.report_on if has_test else "dev"
     specs = list_rows(study, records)
@@ -290,21 +296,35 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
     for spec in specs:
         found: Sequence[Record] = spec.records
         if has_joint_runs(spec):
-            found = keep_best(found, metric, over_tasks=True)  # one run of all tasks has one setting
-        chosen = choose(found, split, metric)
+            found = keep_best(found, shown_metric(study), over_tasks=True)  # one run of all tasks has one setting
+        chosen = _choose(study, found, split)
         if len(found) < len(spec.records):
-            tried = choose(spec.records, split, metric)
+            tried = _choose(study, spec.records, split)
             counts = {task: (cell.num_settings, cell.num_lost) for task, cell in tried.items()}
             chosen = {
                 task: replace(cell, num_settings=counts[task][0], num_lost=counts[task][1])
                 for task, cell in chosen.items()
             }
         untested = [record for record in found if split == "test" and record.task not in chosen]
-        rows[spec.key] = chosen | choose(untested, "dev", metric)
+        rows[spec.key] = chosen | _choose(study, untested, "dev")
     held = {task for row in rows.values() for task in row}
     known = [*study.tasks, *sorted(held - set(study.tasks))]
     tasks = tuple(task for task in known if task in held)
     return Scored(study, tuple(specs), {key: row for key, row in rows.items() if row}, tasks, split, published)
+
+
+def shown_metric(study: StudySpec, task: str | None = None) -> str | None:
+    """What a study reports on a task, or on all of them, where that is not each one's own metric."""
+    metric = SHOWN_METRIC.get(shape_of(study))
+    return metric.get(task or "") if isinstance(metric, dict) else metric
+
+
+def _choose(study: StudySpec, records: Sequence[Record], split: str) -> Row:
+    """A row's cells, each in the metric that the study shows of its task."""
+    row: Row = {}
+    for task in dict.fromkeys(record.task for record in records):
+        row |= choose([record for record in records if record.task == task], split, shown_metric(study, task))
+    return row
 
 
 def has_joint_runs(spec: RowSpec) -> bool:

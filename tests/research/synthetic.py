@@ -118,7 +118,7 @@ class Bench:
         method = more.pop("method", {}) | {key: value for key, value in axes.items() if key in ("size", "init_std")}
         train = {key: value for key, value in axes.items() if key in ("lr", "epochs")} | {"seed": seed}
         text = repr((self.study, arm, task, axes, seed, method))
-        dev = {metric: score} | more.pop("dev", {"accuracy": score} if metric != "spearman" else {})
+        dev = {metric: score} | more.pop("dev", {"accuracy": score} if metric != "spearman" else {"pearson": score})
         values: dict[str, Any] = {
             "id": hashlib.sha256(text.encode()).hexdigest()[:16],
             "study": self.study,

@@ -11,6 +11,7 @@ import synthetic
 
 from inlay.research.coverage import list_missing
 from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study, way_of
+from inlay.research.other_metrics import other_metric_tables
 from inlay.research.published import Published, read_published
 from inlay.research.scores import Estimate, estimate
 from inlay.research.tables import score_tables, settings_table, show, study_tables
@@ -120,6 +121,42 @@ def test_accuracy_is_reported_where_the_paper_reports_it():
     (table,) = score_tables(score_study(study, bench.records, read_published(PUBLISHED, "uva")))
     assert line_of(table, "full fine-tuning")["CoLA (accuracy)"] == "80.0"
     assert line_of(table, "BERT (full), published")["CoLA (accuracy)"] == "82.7"
+
+
+def test_a_published_metric_may_be_anothers_on_some_tasks():
+    bench = synthetic.Bench("features")
+    for seed in range(2):
+        bench.add("full", "glue/mrpc", 0.9, dev={"accuracy": 0.8}, seed=seed)
+        bench.add("full", "glue/stsb", 0.8, dev={"pearson": 0.85}, seed=seed)
+        bench.add("full", "glue/sst2", 0.9, seed=seed)
+    study = synthetic.study("features", ["glue/sst2", "glue/mrpc", "glue/stsb"], {"full": "full fine-tuning"})
+    scored = score_study(study, bench.records, read_published(PUBLISHED, "features"))
+    table = score_tables(scored)[0]
+    assert line_of(table, "full fine-tuning")["MRPC (accuracy)"] == "80.0 ± 0.0"
+    assert line_of(table, "full fine-tuning")["STS-B (Pearson)"] == "85.0 ± 0.0"
+    assert line_of(table, "BERT-base, fine-tuning, published")["MRPC (accuracy)"] == "84.8"
+    assert other_metric_tables(scored) == []
+
+
+def test_a_column_in_another_metric_than_ours_stands_beside_the_same_runs_in_that_metric():
+    bench = synthetic.Bench("methods")
+    for arm in ("full", "adapters-64"):
+        bench.add(arm, "glue/mrpc", 0.9, dev={"accuracy": 0.85})
+    study = synthetic.study("methods", ["glue/mrpc"], {"full": "full", "adapters-64": "adapters (64)"})
+    (table,) = other_metric_tables(score_study(study, bench.records, read_published(PUBLISHED, "methods")))
+    assert table.columns == ("", "MRPC (accuracy)")
+    assert table.lines == (("adapters (64)", "85.0"), ("adapter-bert, published", "85.8"))
+    assert table.published == {1}
+    for name in ("glue", "multitask", "uva", "extra"):
+        assert other_metric_tables(scored_of(name)) == [], name
+
+
+def test_a_group_without_labelled_test_rows_says_dev_above_its_table():
+    study, records = synthetic.sharing()
+    tested = [dataclasses.replace(item, test=item.dev) if item.task.startswith("extra/") else item for item in records]
+    scored = score_study(dataclasses.replace(study, report_on="test"), tested, Published(""))
+    titles = [table.title for table in score_tables(scored)]
+    assert titles == ["glue, dev scores, settings chosen on dev", "extra, test scores, settings chosen on dev"]
 
 
 def test_a_task_without_labelled_test_rows_is_shown_on_dev_and_said_so():

@@ -15,6 +15,7 @@ from inlay.research.claims import CLAIMS, NOT_RUN, Judged, describe_agreement, j
 from inlay.research.coverage import Coverage, list_missing
 from inlay.research.figures import draw_figures
 from inlay.research.lineup import Scored, name_column, name_task, score_study
+from inlay.research.other_metrics import other_metric_tables
 from inlay.research.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
 from inlay.research.published import Published
 from inlay.research.records import FINISHED, Record, short_name
@@ -36,6 +37,7 @@ RULE = (
     "runs of the rows it compares are missing. Where one of several rows or tasks would decide, the level is that of "
     "all of them together (Bonferroni)."
 )
+POOLED = {"cls": "the first token", "pooler": "the backbone's pooler", "mean": "the mean of all tokens"}
 
 Group = tuple[str, str]
 """backbone, profile"""
@@ -179,6 +181,7 @@ def _group_blocks(
     study = chapter.study_of(group)
     yield Heading(3, f"{backbone}, profile {profile}")
     yield from study_tables(scored)
+    yield from other_metric_tables(scored)
     for drawing in draw_figures(scored):
         path = f"{study.name}/{backbone}-{profile}-{drawing.name}"
         figures[path] = drawing
@@ -233,12 +236,27 @@ def _origin_blocks(study: StudySpec, records: Sequence[Record]) -> Iterator[Bloc
     """Training rows of each task, what was noted about the data, and the origin of the numbers."""
     counts = {record.task: record.num_train for record in records}
     yield Text("Training rows: " + ", ".join(f"{name_task(task)} {count:,}" for task, count in counts.items()) + ".")
+    if poolings := _list_poolings(records):
+        yield Text("What heads read: " + "; ".join(poolings) + ".")
     noted = dict.fromkeys(
         f"{name_task(record.task)}: {note}" for record in records for note in record.extra.get("notes", ())
     )
     if noted:
         yield Points(tuple(noted), "Noted about the data")
     yield Text(f"{Coverage(study, records).count}; {_origin(records)}")
+
+
+def _list_poolings(records: Sequence[Record]) -> list[str]:
+    """How rows were pooled, as the runs came to do it, and by which arms where they differ."""
+    arms: dict[str, dict[str, None]] = {}
+    for record in records:
+        train, kind = record.config.get("train", {}), record.config.get("data", {}).get("kind")
+        if train.get("pooling") in POOLED and kind in ("classify", "regress", "multilabel"):
+            arms.setdefault(POOLED[train["pooling"]], {})[record.arm] = None
+    if len(arms) == 1:
+        return list(arms)
+    shown = {key: ", ".join(names) if len(names) <= 6 else f"{len(names)} arms" for key, names in arms.items()}
+    return [f"{pooling} ({names})" for pooling, names in shown.items()]
 
 
 def _origin(records: Sequence[Record]) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import synthetic
 
+from inlay.research.coverage import list_missing
 from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study, way_of
 from inlay.research.other_metrics import other_metric_tables
 from inlay.research.published import Published, read_published
 from inlay.research.scores import Estimate, estimate
-from inlay.research.tables import list_missing, score_tables, settings_table, show, study_tables
+from inlay.research.tables import score_tables, settings_table, show, study_tables
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 

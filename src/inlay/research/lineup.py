@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from inlay.research.arms import ARM_KINDS
 from inlay.research.published import Published
 from inlay.research.records import Record
 from inlay.research.scores import Row, StudySpec, choose, joint_of, keep_best, select, shared_tasks
@@ -292,25 +293,30 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
     has_test = any(record.test for record in records)
     split = study.report_on if has_test else "dev"
     specs = list_rows(study, records)
-    rows = {}
+    rows = {spec.key: score_row(study, spec, split) for spec in specs}
     for spec in specs:
-        found: Sequence[Record] = spec.records
-        if has_joint_runs(spec):
-            found = keep_best(found, shown_metric(study), over_tasks=True)  # one run of all tasks has one setting
-        chosen = _choose(study, found, split)
-        if len(found) < len(spec.records):
-            tried = _choose(study, spec.records, split)
-            counts = {task: (cell.num_settings, cell.num_lost) for task, cell in tried.items()}
-            chosen = {
-                task: replace(cell, num_settings=counts[task][0], num_lost=counts[task][1])
-                for task, cell in chosen.items()
-            }
-        untested = [record for record in found if split == "test" and record.task not in chosen]
-        rows[spec.key] = chosen | _choose(study, untested, "dev")
+        if all(_is_fixed(study, record.arm) for record in spec.records):
+            rows[spec.key] = {task: replace(cell, is_fixed=True) for task, cell in rows[spec.key].items()}
     held = {task for row in rows.values() for task in row}
     known = [*study.tasks, *sorted(held - set(study.tasks))]
     tasks = tuple(task for task in known if task in held)
     return Scored(study, tuple(specs), {key: row for key, row in rows.items() if row}, tasks, split, published)
+
+
+def score_row(study: StudySpec, spec: RowSpec, split: str) -> Row:
+    """The cells of a row; a run of several tasks has one setting for all of them."""
+    found: Sequence[Record] = spec.records
+    if has_joint_runs(spec):
+        found = keep_best(found, shown_metric(study), over_tasks=True)
+    chosen = _choose(study, found, split)
+    if len(found) < len(spec.records):
+        tried = _choose(study, spec.records, split)
+        counts = {task: (cell.num_settings, cell.num_lost) for task, cell in tried.items()}
+        chosen = {
+            task: replace(cell, num_settings=counts[task][0], num_lost=counts[task][1]) for task, cell in chosen.items()
+        }
+    untested = [record for record in found if split == "test" and record.task not in chosen]
+    return chosen | _choose(study, untested, "dev")
 
 
 def shown_metric(study: StudySpec, task: str | None = None) -> str | None:
@@ -325,6 +331,11 @@ def _choose(study: StudySpec, records: Sequence[Record], split: str) -> Row:
     for task in dict.fromkeys(record.task for record in records):
         row |= choose([record for record in records if record.task == task], split, shown_metric(study, task))
     return row
+
+
+def _is_fixed(study: StudySpec, arm: str) -> bool:
+    """Whether an arm comes out the same with every seed: what has no backbone draws nothing."""
+    return not ARM_KINDS[getattr(study.arms.get(arm), "kind", "runs")].needs_backbone
 
 
 def has_joint_runs(spec: RowSpec) -> bool:

@@ -7,7 +7,7 @@ last columns compare with full fine-tuning pair by pair. What a half-done study 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inlay.research.extras import read_ablations, read_steps
@@ -23,12 +23,10 @@ from inlay.research.lineup import (
     shape_of,
 )
 from inlay.research.published import PublishedTable
-from inlay.research.records import FINISHED, Record
 from inlay.research.scores import (
     Estimate,
     Paired,
     Row,
-    StudySpec,
     column_row,
     estimate,
     mean_of,
@@ -390,23 +388,3 @@ def _value(value: object) -> str:
     if isinstance(value, float) and 0 < abs(value) < 0.01:
         return f"{value:e}".replace(".000000", "").replace("e-0", "e-")
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
-    """What a study has not got yet, in words: arms, tasks of an arm, runs that came to nothing."""
-    finished = {(record.arm, record.task) for record in records if record.status == FINISHED}
-    by_tasks: dict[tuple[str, ...], list[str]] = {}
-    for name, arm in study.arms.items():
-        wanted = getattr(arm, "tasks", study.tasks)
-        absent = tuple(task for task in wanted if (name, task) not in finished)
-        if absent:
-            depth = getattr(arm, "min_layers", 0)
-            by_tasks.setdefault(absent, []).append(f"{name} (needs {depth} layers)" if depth > 1 else name)
-    found = [f"not run: {', '.join(arms)} on {', '.join(map(name_task, tasks))}" for tasks, arms in by_tasks.items()]
-    for status in ("diverged", "failed"):
-        lost = [record for record in records if record.status == status]
-        if lost:
-            names = sorted({f"{record.arm} on {name_task(record.task)}" for record in lost})
-            named = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            found.append(f"{len(lost)} run{'s' if len(lost) > 1 else ''} {status}: {named}")
-    return found

@@ -153,6 +153,15 @@ def test_a_claim_is_open_and_says_why_while_planned_settings_of_a_compared_row_a
     assert verdicts(worse, half)["glue-0.4"] == "open", "what is missing may be the worse half"
 
 
+def test_a_task_of_which_nothing_was_run_is_left_out_of_a_claim_and_named():
+    study, records = compare("glue", {"full": (80.0, 109_000_000), "adapters-64": (79.9, 2_419_202)})
+    verdict = judged(study, [item for item in records if item.task != "glue/mrpc"])["glue-0.4"]
+    assert verdict.status == "confirmed"
+    assert verdict.sentence.endswith("; without MRPC, where nothing was run")
+    some = [item for item in records if item.task != "glue/mrpc" or item.arm == "full"]
+    assert judged(study, some)["glue-0.4"].status == "open", "it was begun: what is missing may decide"
+
+
 @pytest.mark.parametrize("name", ["multitask", "fewshot", "lowresource", "hyper-ablation", "embeddings"])
 def test_claims_of_hypernetworks_are_open_while_planned_seeds_are_missing(name):
     study, records = synthetic.STUDIES[name]()

@@ -75,6 +75,10 @@ def _judge(claim: Claim, scored: Scored | None, coverage: Coverage | None) -> Ve
     if scored is None or not scored.rows or coverage is None:
         return Verdict(OPEN, NOT_RUN)
     verdict = claim.judge(scored)
+    if verdict.tasks is None and (
+        absent := [name_task(task) for task in coverage.left_out if task not in NOT_AVERAGED]
+    ):
+        verdict = replace(verdict, sentence=f"{verdict.sentence}; without {', '.join(absent)}, where nothing was run")
     gap = coverage.find_gap(verdict.rows, verdict.tasks)
     return replace(verdict, status=OPEN, sentence=f"{verdict.sentence}; open while {gap.text}") if gap else verdict
 

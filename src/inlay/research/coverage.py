@@ -99,6 +99,9 @@ class Coverage:
         if done and all(item.depth > deepest for item in missing):
             self.too_deep = {item.arm: item.depth for item in missing}
             planned, missing = [item for item in planned if item.depth <= deepest], []
+        tried = {task for _, task in done}
+        self.left_out = [task for task in dict.fromkeys(item.task for item in planned) if tried and task not in tried]
+        """tasks of which nothing was run beside others, as where a data set is not at hand"""
         self.planned, self.missing = (
             [dataclasses.replace(item, depth=item.depth if item.depth > deepest else 0) for item in items]
             for items in (planned, missing)
@@ -119,13 +122,13 @@ class Coverage:
         return rows
 
     def find_gap(self, rows: Sequence[str], tasks: Iterable[str] | None = None) -> Gap:
-        """What is missing of these rows on these tasks, or on all that count in a mean.
+        """What is missing of these rows on these tasks, or on all that count in a mean and of which anything was run.
 
         A `*` in the name of a row stands for anything.
         """
         keys = [key for key in self._rows if any(fnmatch.fnmatchcase(key, pattern) for pattern in rows)]
         runs = {run for key in keys for run in self._rows[key]}
-        counted = set(self._study.tasks) - NOT_AVERAGED if tasks is None else set(tasks)
+        counted = set(self._study.tasks) - NOT_AVERAGED - set(self.left_out) if tasks is None else set(tasks)
         missing, planned = (
             [item for item in items if item.run in runs and item.task in counted]
             for items in (self.missing, self.planned)

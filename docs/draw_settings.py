@@ -54,9 +54,9 @@ def render() -> str:
         lines.append("")
     names = ", ".join(f"`{name}`" for name in FAMILIES["bert"].linears)
     lines += [
-        "Some methods have another learning rate on text-to-text backbones (T5), and where nothing is trained but what a "
-        "task has of its own (`joint.trained` `task`): an embedding begins with numbers of size one, and at the rate of "
-        "weights it stays where it was.",
+        "Some methods have another learning rate on text-to-text backbones (T5), and where nothing is trained but "
+        "what a task has of its own (`joint.trained` `task`): an embedding begins with numbers of size one, and at the "
+        "rate of weights it stays where it was.",
         "",
         "At the start an adapter adds next to nothing, except where a layer norm stands behind it (`mahabadi`, "
         "`mahabadi-multi`, `method.inner_norm` `output`): then noise of size one, as published. `hyperformer++` adds a "

@@ -185,12 +185,14 @@ def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
     for text in run.start.notes:
         screen.note(text)
     items, method, joint = run.layout(backbone.anatomy), run.config.method, run.config.joint
-    added = sum(item.num_parameters for item in items)
     shared = sum(item.num_parameters for item in items if item.is_shared)
-    part = screen.share(added, backbone.num_parameters)
+    trained = sum(item.num_parameters for item in items)
+    beside = f"{screen.count(shared)} of them shared by {screen.count(len(run.parts), 'task')}"
+    if joint.trained == "task":
+        trained, beside = trained - shared, f"on {screen.count(shared)} that stay as they are"
     screen.note(
-        f"method: {screen.name_method(method.name, method.size)} trains {screen.count(added)} parameters, {part} of "
-        f"the backbone's, {screen.count(shared)} of them shared by {screen.count(len(run.parts), 'task')}"
+        f"method: {screen.name_method(method.name, method.size)} trains {screen.count(trained)} parameters, "
+        f"{screen.share(trained, backbone.num_parameters)} of the backbone's, {beside}"
     )
     drawn = f"temperature {joint.temperature:g}" if joint.sampling == "temperature" else joint.sampling
     screen.note(

@@ -205,9 +205,13 @@ class JointConfig:
         None, "steps in all, cut into `train.epochs` equal parts; default: as many as rows need"
     )
     trained: str = setting(
-        "all", "all, or task: nothing but what a task has of its own, all else as it started", choices=("all", "task")
+        "all",
+        "all, or task: nothing but what a task has of its own, all else as it started; the default lr is then another",
+        choices=("all", "task"),
     )
-    start: str | None = setting(None, "run (of several tasks) whose shared parameters this one starts from")
+    start: str | None = setting(
+        None, "run (of several tasks; `--from-run` takes a task of it too) whose shared parameters this one starts from"
+    )
     like: tuple[str, ...] = setting((), "tasks whose own parameters start as those of one of that run: new=old")
 
     def __post_init__(self) -> None:

@@ -229,7 +229,7 @@ _HYPERFORMER = Method(
     lr=1e-4,
     lr_writing=3e-4,
     # An embedding begins with numbers of size one: at the rates of weights it stays where it was. Of 1e-4 to 0.1, tried
-    # for 30 to 60 steps (MiniLM on SST-2, flan-T5-small on CB and MRPC), 0.01 to 0.1 brought the training loss down most.
+    # for 30 to 60 steps (MiniLM on SST-2, flan-T5-small on CB and MRPC), 0.01 to 0.1 brought the training loss lowest.
     lr_alone=3e-2,
     shared=("hyper.*", "adapter.*", "norm.*"),
     becomes="mahabadi",

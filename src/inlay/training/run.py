@@ -2,7 +2,7 @@
 
 A run's folder is `runs/<id>/`: `config.toml`, `fingerprint` (of the backbone), `metrics.jsonl` (a line per epoch),
 `curve.png`, `best.safetensors`, `last.safetensors`, and `result.json`, which is written last: a folder that has one is
-a finished run.
+a finished run. Of several tasks `tasks/` has the settings of each and the digest of its rows.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
     if find_method(config.method.name).is_joint:
         raise BadConfig(
             f"method `{config.method.name}` trains several tasks as one run, whose parameters they share",
-            "use `inlay multitask`, or `make_joint_run`",
+            "use `inlay multitask` (with `--dry-run` it tells the cost), or `make_joint_run`",
         )
     for item in dataclasses.fields(config.joint):
         if (value := getattr(config.joint, item.name)) != item.default:

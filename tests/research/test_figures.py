@@ -113,6 +113,28 @@ def test_the_ablation_is_that_of_the_setting_best_on_dev():
     assert item.decrease(0, 0).mean == pytest.approx(10.0)
 
 
+def test_a_repeat_on_other_hardware_counts_once_in_ablations_and_steps():
+    study, records = synthetic.ablation(num_layers=2)
+    again = [
+        dataclasses.replace(item, hardware="CPU", extra={"spans": dict.fromkeys(item.extra["spans"], 0.5)})
+        for item in records
+        if item.seed == 0
+    ]
+    for task in study.tasks:
+        before, after = (
+            next(found for found in read_ablations(some, study.tasks) if found.task == task)
+            for some in (records, records + again)
+        )
+        assert after.whole[0] == pytest.approx((before.whole[0] + 50) / 2)
+        assert after.spans[0, 1][0] == pytest.approx((before.spans[0, 1][0] + 50) / 2)
+        assert after.spans[0, 1][1] == before.spans[0, 1][1]
+    study, records = synthetic.stream()
+    own = [record for record in records if record.arm == "sequence"]
+    twins = [dataclasses.replace(item, hardware="CPU") for item in own if item.seed == 0]
+    for once, twice in zip(read_steps(own, study.tasks), read_steps(own + twins, study.tasks), strict=True):
+        assert once.scores == twice.scores
+
+
 def test_growth_is_a_network_a_task_or_one_backbone_and_its_parts():
     study, _ = synthetic.stream()
     lines = growth(scored_of("stream"), study.tasks)

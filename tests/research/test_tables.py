@@ -241,7 +241,7 @@ def test_a_run_of_several_tasks_has_one_setting_for_all_of_them():
     study, records = synthetic.multitask()
     other = [
         dataclasses.replace(
-            item, id=f"b{item.id[1:]}", axes={"lr": 1.0}, config={"method": {}, "train": {"lr": 1.0}},
+            item, id=f"other{item.id}", axes={"lr": 1.0}, config={"method": {}, "train": {"lr": 1.0}},
             dev={**item.dev, item.metric: item.dev[item.metric] + (0.1 if item.task == "glue/rte" else -0.1)},
         )
         for item in records

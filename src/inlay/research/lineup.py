@@ -294,9 +294,9 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
         chosen = choose(found, split, metric)
         if len(found) < len(spec.records):
             tried = choose(spec.records, split, metric)
-            counts = {task: (cell.num_settings, cell.num_lost) for task, cell in tried.items()}
+            counted = ("num_settings", "num_waiting", "num_lost")
             chosen = {
-                task: replace(cell, num_settings=counts[task][0], num_lost=counts[task][1])
+                task: replace(cell, **{name: getattr(tried[task], name) for name in counted})
                 for task, cell in chosen.items()
             }
         untested = [record for record in found if split == "test" and record.task not in chosen]

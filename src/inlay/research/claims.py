@@ -347,7 +347,7 @@ def describe_agreement(scored: Scored) -> list[str]:
         does = "as published" if distance <= max(2 * ours.estimate.margin, LIKE) else "not as published"
         does = "open, with one seed" if ours.estimate.sem is None else does
         sentences.append(
-            f"{scored.label(key)} less {scored.label(scored.reference or '')}: ours "
+            f"{scored.label(key)} less {scored.label(scored.reference or '')} ({gaps.over}): ours "
             f"{show(ours.estimate, signed=True)}, published {show(theirs, signed=True)}: {does} "
             f"({distance:.1f} points apart)"
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from inlay.research.arms import ARM_KINDS
 from inlay.research.published import Published
 from inlay.research.records import Record
 from inlay.research.scores import Row, StudySpec, choose, joint_of, keep_best, select, shared_tasks
@@ -310,6 +311,13 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
 def has_joint_runs(spec: RowSpec) -> bool:
     """Whether runs of a row have several tasks."""
     return any(len(joint_of(record).get("tasks", ())) > 1 for record in spec.records)
+
+
+def needs_backbone(scored: Scored, key: str) -> bool:
+    """Whether a row's tasks are answered with the backbone; TF-IDF does without."""
+    arms = {record.arm for spec in scored.specs if spec.key == key for record in spec.records}
+    kinds = [getattr(scored.study.arms.get(arm), "kind", (read_way(arm) or Way("runs")).kind) for arm in arms]
+    return not kinds or any(kind not in ARM_KINDS or ARM_KINDS[kind].needs_backbone for kind in kinds)
 
 
 def mean_tasks(scored: Scored) -> list[str]:

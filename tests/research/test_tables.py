@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import synthetic
@@ -210,6 +211,21 @@ def test_a_half_done_study_has_a_table_and_names_what_is_missing():
     assert any("full on CoLA, SST-2, MRPC" in text for text in missing)
     assert any(text.startswith("1 run diverged: adapters on CoLA") for text in missing)
     assert list_missing(study, records) == []
+
+
+def test_layers_are_asked_for_only_where_the_backbone_has_fewer():
+    study, records = synthetic.tradeoff()
+    some = [record for record in records if not record.arm.startswith("top")]
+    arms = {name: SimpleNamespace(tasks=study.tasks, min_layers=12) for name in ("top-12",)}
+    study = dataclasses.replace(study, arms=arms)
+
+    def missing(layers: int | None) -> str:
+        extra = {} if layers is None else {"layers": layers}
+        return " ".join(list_missing(study, [dataclasses.replace(record, extra=extra) for record in some[:3]]))
+
+    assert "top-12 (needs 12 layers, the backbone has 6) on" in missing(6)
+    assert "needs" not in missing(12)
+    assert "needs" not in missing(None), "it may have them"
 
 
 def test_a_study_without_a_finished_run_has_no_table():

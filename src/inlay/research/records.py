@@ -92,6 +92,11 @@ class Record:
 _MEND = "results are written by `inlay study`: move the file away, or mend what was changed by hand"
 
 
+def count_layers(records: Iterable[Record]) -> int | None:
+    """Layers of the backbone that these records are of; None where none says it."""
+    return next((record.extra["layers"] for record in records if "layers" in record.extra), None)
+
+
 def results_file(root: Path, study: str, backbone: str, profile: str) -> Path:
     """Where the records of a study on a backbone are kept under the folder of results."""
     return root / study / f"{short_name(backbone)}-{profile}.json"

@@ -26,7 +26,7 @@ from inlay.research.lineup import (
     shape_of,
 )
 from inlay.research.published import PublishedRow, PublishedTable
-from inlay.research.records import FINISHED, Record
+from inlay.research.records import FINISHED, Record, count_layers
 from inlay.research.scores import (
     Estimate,
     Paired,
@@ -450,12 +450,15 @@ def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
     """What a study has not got yet, in words: arms, tasks of an arm, runs that came to nothing."""
     finished = {(record.arm, record.task) for record in records if record.status == FINISHED}
     by_tasks: dict[tuple[str, ...], list[str]] = {}
+    layers = count_layers(records)
     for name, arm in study.arms.items():
         wanted = getattr(arm, "tasks", study.tasks)
         absent = tuple(task for task in wanted if (name, task) not in finished)
         if absent:
             depth = getattr(arm, "min_layers", 0)
-            by_tasks.setdefault(absent, []).append(f"{name} (needs {depth} layers)" if depth > 1 else name)
+            is_shallow = layers is not None and layers < depth
+            text = f"{name} (needs {depth} layers, the backbone has {layers})" if is_shallow else name
+            by_tasks.setdefault(absent, []).append(text)
     found = [f"not run: {', '.join(arms)} on {', '.join(map(name_task, tasks))}" for tasks, arms in by_tasks.items()]
     for status in ("diverged", "failed"):
         lost = [record for record in records if record.status == status]

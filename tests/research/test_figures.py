@@ -13,7 +13,7 @@ import synthetic
 
 from inlay.errors import UnknownName
 from inlay.research import curves
-from inlay.research.chart import draw_series, marks_for, new_figure, paper_style, tell_lone
+from inlay.research.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
 from inlay.research.curves import common_tasks, draw_percentiles, percentiles
 from inlay.research.extras import forgotten, read_ablations, read_spans, read_steps
 from inlay.research.figures import draw_figures
@@ -237,3 +237,14 @@ def test_rows_of_a_figure_never_share_a_mark():
     keys = ["full", "adapters", "adapters-64", "none", "top", *(f"arm{number}" for number in range(5))]
     marks = marks_for(keys)
     assert len({(mark.colour, mark.shape) for mark in marks.values()}) == len(keys)
+
+
+def test_a_legend_is_as_wide_as_its_figure_at_most():
+    names = ["mean", "mean, published (BERT-large, 8 tasks)", "CoLA", "MRPC", "RTE", "MNLI-m", "SST-2", "one seed"]
+    with paper_style("test"):
+        figure = new_figure(6.6, 3)
+        figure.add_subplot()
+        legend(figure, [(name, marks_for(["full"])["full"], False) for name in names])
+        figure.canvas.draw()
+        box = figure.legends[0].get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width

@@ -402,7 +402,7 @@ def draw_sizes(scored: Scored) -> Drawing | None:
             beside = [cell and cell._replace(mean=cell.mean - middle) for cell in cells]
             draw_series(right, [value and (size, value) for size, value in zip(sizes, beside, strict=True)], own)
         right.axhline(0, color=PALE_INK, linewidth=0.8, zorder=1)
-        right.set_ylabel("less the mean over sizes (points)")
+        right.set_ylabel("less the mean over sizes\n(points)")
         for axes in (left, right):
             _size_axis(axes, sizes)
         entries: list[Entry] = [("mean", mark, False)]

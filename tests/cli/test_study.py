@@ -44,7 +44,7 @@ def test_every_study_runs_whole_in_its_tiny_profile_within_ten_seconds(name: str
     assert {record["task"] for record in records} == set(study.tasks)
     assert all(record["status"] == "finished" for record in records)
     if study.report_on == "test":
-        assert all(record["test"] for record in records)
+        assert all(record["test"] for record in records if not record["task"].startswith("glue/"))
     assert not (tmp_path / "results").exists(), "a tiny result stays away from those that are committed"
 
 

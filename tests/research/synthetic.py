@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inlay.research.records import Record
@@ -43,11 +43,48 @@ BACKBONE = 109_486_464
 
 
 @dataclass(frozen=True)
+class FakeMethod:
+    """The method of a planned run, by its arm's title."""
+
+    name: str
+    size: int | None
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    """The settings of a planned run."""
+
+    method: FakeMethod
+    train: str
+    joint: None = None
+
+
+@dataclass(frozen=True)
+class FakePoint:
+    """One setting of an arm."""
+
+    axes: dict[str, Any]
+    config: FakeConfig
+
+
+@dataclass(frozen=True)
 class FakeArm:
     """An arm as a study's file has it."""
 
     title: str
     tasks: tuple[str, ...]
+    grid: tuple[dict[str, Any], ...] = ({},)
+    """the settings that are planned; by itself one, which any record is of"""
+    seeds: int = 1
+    kind: str = "runs"
+    min_layers: int = 0
+    sample: int | None = None
+    source: str = ""
+
+    def points(self, per_task: Any) -> list[FakePoint]:
+        """The grid; a task's own settings are laid over it."""
+        own = [axes | {key: value for key, value in per_task.items() if key in axes} for axes in self.grid]
+        return [FakePoint(axes, FakeConfig(FakeMethod(self.title, axes.get("size")), repr(axes))) for axes in own]
 
 
 @dataclass(frozen=True)
@@ -81,7 +118,7 @@ class Bench:
         method = more.pop("method", {}) | {key: value for key, value in axes.items() if key in ("size", "init_std")}
         train = {key: value for key, value in axes.items() if key in ("lr", "epochs")} | {"seed": seed}
         text = repr((self.study, arm, task, axes, seed, method))
-        dev = {metric: score} | more.pop("dev", {"accuracy": score} if metric != "spearman" else {})
+        dev = {metric: score} | more.pop("dev", {"accuracy": score} if metric != "spearman" else {"pearson": score})
         values: dict[str, Any] = {
             "id": hashlib.sha256(text.encode()).hexdigest()[:16],
             "study": self.study,
@@ -169,6 +206,7 @@ def extra() -> tuple[FakeStudy, list[Record]]:
     arms = {"baseline": "TF-IDF, no transformer", "full": "full fine-tuning", "adapters": "adapters", "none": "none"}
     arms |= {f"top-{layers}": f"top {layers}" for layers in (1, 3, 6, 9)}
     made = study("extra", EXTRA, arms, report_on="test", title="Additional classification tasks")
+    made.arms["baseline"] = replace(made.arms["baseline"], kind="baseline")
     return made, bench.records
 
 
@@ -380,6 +418,9 @@ def fewshot() -> tuple[FakeStudy, list[Record]]:
                     score = 0.6 + 0.03 * math.log(number) + shift + draw.gauss(0, 0.004)
                     bench.add(f"{method}-{number}", task, score, seed=seed, test={"accuracy": score}, metric="accuracy")
     made = study("fewshot", ("cb", "imdb"), arms, report_on="test", title="Few samples")
+    for arm in arms:
+        held = dict.fromkeys(record.task for record in bench.records if record.arm == arm)
+        made.arms[arm] = replace(made.arms[arm], tasks=tuple(held))
     return made, bench.records
 
 

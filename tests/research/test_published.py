@@ -133,6 +133,12 @@ def test_peters_delta_is_tuned_less_frozen_but_for_one_printed_wrongly():
     assert wrong == [("elmo-delta", "sick-e:accuracy")]
 
 
+def test_peters_scores_are_in_the_metrics_that_bert_base_has_them_in_and_that_is_said_to_be_inferred():
+    item = table("features", "peters")
+    assert [item.value("full", column) for column in ("glue/mrpc:accuracy", "glue/stsb:pearson")] == [84.8, 87.1]
+    assert any("inferred" in note for note in item.notes)
+
+
 def test_published_counts_follow_from_the_method():
     counts = {row.arm: row.trained_parameters for row in table("tradeoff", "mnli-dev").rows}
     head = 3 * 768 + 3

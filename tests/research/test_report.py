@@ -163,3 +163,12 @@ def test_published_lines_are_set_apart_in_both():
     assert "| *theirs* | *2* |" in write_markdown([table])
     assert table.turned().columns == ("", "ours", "theirs")
     assert table.turned().lines == (("a", "1", "2"),)
+
+
+def test_what_heads_read_is_said_as_runs_came_to_it():
+    study, records = synthetic.uva()
+    configs = {arm: {"train": {"pooling": pooling}, "data": {"kind": "classify"}} for arm, pooling in
+               (("full", "mean"), ("adapters-64", "pooler"))}  # fmt: skip
+    pooled = [dataclasses.replace(item, config=configs[item.arm]) for item in records]
+    text = make_report([Chapter(study, pooled)]).markdown
+    assert "What heads read: the mean of all tokens (full); the backbone's pooler (adapters-64)." in text

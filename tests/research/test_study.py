@@ -7,15 +7,18 @@ import re
 from pathlib import Path
 
 import pytest
+import synthetic
 import torch
 import transformers
 
 from inlay.config import RunConfig
 from inlay.errors import BadConfig, UnknownName
-from inlay.model.methods import layout, resolve_method
+from inlay.model.methods import METHODS, find_method, layout, resolve_method
 from inlay.model.sites import survey
+from inlay.presets import apply_preset
+from inlay.research.differences import list_differences
 from inlay.research.planning import load_tasks, plan_study
-from inlay.research.study import PROFILES, find_study, list_differences, list_studies, read_study, study_folders
+from inlay.research.study import PROFILES, find_study, list_studies, read_study, study_folders
 from inlay.training.optimizer import learning_rate
 
 STUDIES = list_studies([Path(__file__).parents[2] / "studies"])
@@ -79,7 +82,7 @@ def test_a_device_profile_keeps_its_promises(name, backbone):
     for arm, task, point in study.points():
         if arm.kind == "baseline":
             continue
-        is_copy = point.config.method.name in ("full", "top")
+        is_copy = find_method(point.config.method.name).has_own_weights
         assert arm.seeds >= (2 if is_copy else 3), arm.name
         assert point.config.train.epochs <= (3 if task == "glue/sst2" else 10), (arm.name, task)
         rates.setdefault(arm.name, set()).add(point.config.train.lr)
@@ -97,6 +100,71 @@ def test_what_a_device_profile_compares_may_train_for_as_many_epochs(name, backb
             own = most.setdefault(task, {})
             own[arm.name] = max(own.get(arm.name, 0), point.config.train.epochs)
     assert all(len(set(own.values())) == 1 for own in most.values()), most
+
+
+HOULSBY = "ablation extensions extra glue init sizes squad stream tradeoff".split()
+GRID = ("lr", "epochs", "seed")
+
+
+@pytest.mark.parametrize("name", HOULSBY)
+def test_the_paper_profile_trains_as_houlsby_and_the_device_profile_does_not(name):
+    published = dataclasses.asdict(apply_preset("houlsby2019", RunConfig()).train)
+    left_open = {"dropout": None, "max_length": None} | ({"pooling": "auto"} if name == "squad" else {})
+    for arm, task, point in read_study(STUDIES[name], "paper").points():
+        if arm.kind == "baseline" or arm.name == "none":
+            continue
+        found = dataclasses.asdict(point.config.train)
+        wrong = {key: found[key] for key in found if key not in GRID and found[key] != published[key]}
+        assert wrong == left_open, (arm.name, task)  # 0.1 and 128 on BERT; SQuAD's windows have 384, and no pooling
+    for arm, _, point in read_study(STUDIES[name], "device").points():
+        train = point.config.train
+        used = (train.optimizer, train.schedule, train.attention_dropout)
+        assert used == ("adamw", "linear", 0.0) or arm.name == "none"
+
+
+def test_not_shared_trains_as_its_own_source_has_it_beside_houlsbys_arms():
+    """`none` of `extra` is TF-Adapter-BERT's, under a profile whose other arms are Houlsby's."""
+    (point,) = read_study(STUDIES["extra"], "paper").arms["none"].points()
+    published = apply_preset("tf-adapter-bert-none", RunConfig())
+    train = dataclasses.replace(published.train, lr=1e-4, epochs=50)
+    assert (point.config.method, point.config.train) == (published.method, train)
+
+
+def test_the_published_sweep_of_the_additional_tasks_is_everyones():
+    arms = read_study(STUDIES["extra"], "paper").arms
+    for arm in (arm for arm in arms.values() if arm.name not in ("baseline", "none")):
+        assert set(arm.axes["lr"]) == {1e-5, 3e-5, 1e-4, 3e-3}, arm.name
+        assert set(arm.axes["epochs"]) == {20, 50, 100}, arm.name
+
+
+def test_shared_adapters_train_the_additional_tasks_as_published_and_not_so_on_the_device():
+    """TF-Adapter-BERT: lr 3e-4, 10 epochs for GLUE; lr 1e-4, 50 epochs for the additional tasks."""
+    study = read_study(STUDIES["sharing"], "paper")
+    for arm, task, point in study.points():
+        if arm.name != "full":
+            wanted = (3e-4, 10) if task.startswith("glue/") else (1e-4, 50)
+            assert (point.config.train.lr, point.config.train.epochs) == wanted, (arm.name, task)
+    device = read_study(STUDIES["sharing"], "device")
+    rates = {task: {point.config.train.lr for _, other, point in device.points() if other == task} for task in
+             device.tasks}  # fmt: skip
+    assert rates["extra/airline"] == {3e-4, 1e-4}
+
+
+@pytest.mark.parametrize("name", ["features", "methods"])
+def test_a_mix_of_layers_is_not_read_through_the_last_ones_pooler(name):
+    """A pooler is made for the last layer; MiniLM's was never trained at all."""
+    mixed = [
+        point for _, _, point in read_study(STUDIES[name], "device").points() if point.config.train.features == "mix"
+    ]
+    assert mixed
+    assert {point.config.train.pooling for point in mixed} == {"mean"}
+
+
+def test_every_method_of_one_task_is_an_arm_of_methods():
+    for profile in PROFILES:
+        found = {point.config.method.name for arm, _, point in read_study(STUDIES["methods"], profile).points() if
+                 arm.kind != "baseline"}  # fmt: skip
+        assert found == METHODS.keys()
 
 
 @pytest.mark.parametrize("backbone", [None, "minilm"])
@@ -319,6 +387,39 @@ def test_what_differs_from_the_paper_is_said(tmp_path):
     squad = list_differences(read_study(STUDIES["squad"], "device"), read_study(STUDIES["squad"], "paper"))
     assert "squad: at most 10,000 training rows" in squad
     assert "at most 3,000 dev rows a task" in squad
+
+
+def test_a_setting_that_only_the_paper_has_is_a_difference_and_an_open_one_is_what_runs_came_to(tmp_path):
+    own = "seeds = 5\ntrain = { pooling = 'pooler', attention_dropout = 0.1 }"
+    path = write(
+        tmp_path, SMALL.replace("seeds = 5", own).replace("[arms.full]", "[arms.tfidf]\nkind = 'baseline'\n[arms.full]")
+    )
+    device, paper = read_study(path, "device"), read_study(path, "paper")
+    said = list_differences(device, paper)
+    assert "full, adapters-8, adapters-64: attention_dropout 0 instead of 0.1" in said
+    assert not any("pooling" in text for text in said), "no run says what it came to"
+    records = [record_of("full", "mean"), record_of("adapters-8", "pooler"), record_of("adapters-64", "auto")]
+    said = list_differences(device, paper, records)
+    assert [text for text in said if "pooling" in text] == [
+        "full: pooling mean instead of pooler",
+        "adapters-64: pooling left open instead of pooler",
+    ]
+    about = [text for text in said if "tfidf" in text]
+    assert about == ["tfidf, adapters-8, adapters-64: 3 seeds instead of 5"], "it trains nothing"
+    back = list_differences(paper, device)
+    assert "tfidf, adapters-8, adapters-64: 5 seeds instead of 3" in back
+    assert "full, adapters-8, adapters-64: pooling pooler" in back
+
+
+def record_of(arm, pooling):
+    return synthetic.Bench("small").add(arm, "glue/rte", 0.7, config={"train": {"pooling": pooling}})
+
+
+def test_what_a_task_has_of_its_own_in_the_paper_is_a_difference(tmp_path):
+    own = 'seeds = 5\nper_task = { "glue/rte" = { lr = [3e-4], epochs = [50] } }'
+    path = write(tmp_path, SMALL.replace("seeds = 5", own))
+    said = list_differences(read_study(path, "device"), read_study(path, "paper"))
+    assert said[-1] == "glue/rte: epochs 2 instead of 50, lr as on other tasks instead of 0.0003"
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import synthetic
 
+from inlay.research.coverage import list_missing
 from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study, way_of
+from inlay.research.other_metrics import other_metric_tables
 from inlay.research.published import Published, read_published
 from inlay.research.scores import Estimate, estimate, pair
-from inlay.research.tables import find_gaps, list_missing, score_tables, settings_table, show, study_tables
+from inlay.research.tables import find_gaps, score_tables, settings_table, show, study_tables
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 
@@ -188,6 +189,42 @@ def test_accuracy_is_reported_where_the_paper_reports_it():
     assert line_of(table, "BERT (full), published")["CoLA (accuracy)"] == "82.7"
 
 
+def test_a_published_metric_may_be_anothers_on_some_tasks():
+    bench = synthetic.Bench("features")
+    for seed in range(2):
+        bench.add("full", "glue/mrpc", 0.9, dev={"accuracy": 0.8}, seed=seed)
+        bench.add("full", "glue/stsb", 0.8, dev={"pearson": 0.85}, seed=seed)
+        bench.add("full", "glue/sst2", 0.9, seed=seed)
+    study = synthetic.study("features", ["glue/sst2", "glue/mrpc", "glue/stsb"], {"full": "full fine-tuning"})
+    scored = score_study(study, bench.records, read_published(PUBLISHED, "features"))
+    table = score_tables(scored)[0]
+    assert line_of(table, "full fine-tuning")["MRPC (accuracy)"] == "80.0 ± 0.0"
+    assert line_of(table, "full fine-tuning")["STS-B (Pearson)"] == "85.0 ± 0.0"
+    assert line_of(table, "BERT-base, fine-tuning, published")["MRPC (accuracy)"] == "84.8"
+    assert other_metric_tables(scored) == []
+
+
+def test_a_column_in_another_metric_than_ours_stands_beside_the_same_runs_in_that_metric():
+    bench = synthetic.Bench("methods")
+    for arm in ("full", "adapters-64"):
+        bench.add(arm, "glue/mrpc", 0.9, dev={"accuracy": 0.85})
+    study = synthetic.study("methods", ["glue/mrpc"], {"full": "full", "adapters-64": "adapters (64)"})
+    (table,) = other_metric_tables(score_study(study, bench.records, read_published(PUBLISHED, "methods")))
+    assert table.columns == ("", "MRPC (accuracy)")
+    assert table.lines == (("adapters (64)", "85.0"), ("adapter-bert, published", "85.8"))
+    assert table.published == {1}
+    for name in ("glue", "multitask", "uva", "extra"):
+        assert other_metric_tables(scored_of(name)) == [], name
+
+
+def test_a_group_without_labelled_test_rows_says_dev_above_its_table():
+    study, records = synthetic.sharing()
+    tested = [dataclasses.replace(item, test=item.dev) if item.task.startswith("extra/") else item for item in records]
+    scored = score_study(dataclasses.replace(study, report_on="test"), tested, Published(""))
+    titles = [table.title for table in score_tables(scored)]
+    assert titles == ["glue, dev scores, settings chosen on dev", "extra, test scores, settings chosen on dev"]
+
+
 def test_a_task_without_labelled_test_rows_is_shown_on_dev_and_said_so():
     bench = synthetic.Bench("extra")
     bench.add("full", "extra/airline", 0.8, test={"accuracy": 0.6})
@@ -211,21 +248,6 @@ def test_a_half_done_study_has_a_table_and_names_what_is_missing():
     assert any("full on CoLA, SST-2, MRPC" in text for text in missing)
     assert any(text.startswith("1 run diverged: adapters on CoLA") for text in missing)
     assert list_missing(study, records) == []
-
-
-def test_layers_are_asked_for_only_where_the_backbone_has_fewer():
-    study, records = synthetic.tradeoff()
-    some = [record for record in records if not record.arm.startswith("top")]
-    arms = {name: SimpleNamespace(tasks=study.tasks, min_layers=12) for name in ("top-12",)}
-    study = dataclasses.replace(study, arms=arms)
-
-    def missing(layers: int | None) -> str:
-        extra = {} if layers is None else {"layers": layers}
-        return " ".join(list_missing(study, [dataclasses.replace(record, extra=extra) for record in some[:3]]))
-
-    assert "top-12 (needs 12 layers, the backbone has 6) on" in missing(6)
-    assert "needs" not in missing(12)
-    assert "needs" not in missing(None), "it may have them"
 
 
 def test_a_study_without_a_finished_run_has_no_table():

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from inlay.config import read_tree
 from inlay.errors import UnknownName
+from inlay.research.differences import list_differences
 from inlay.research.published import Published, read_published
 from inlay.research.records import read_study as read_results
 from inlay.research.records import short_name
 from inlay.research.report import Chapter, group_records, make_report, write_report
-from inlay.research.study import list_differences, read_study, study_folders
+from inlay.research.study import read_study, study_folders
 
 # The order of a report: the papers' main tables first, then the studies of several tasks as one run.
 ORDER = (
@@ -54,14 +55,16 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
     records = [item for item in found if backbone is None or short_name(item.backbone) == short_name(backbone)]
     profiles = read_tree(path).get("profiles", {})
     paper = read_study(path, "paper" if "paper" in profiles else next(iter(profiles), "paper"))
-    variants = {group: read_study(path, group[1], group[0]) for group in group_records(records)}
+    groups = group_records(records)
+    variants = {group: read_study(path, group[1], group[0]) for group in groups}
     return Chapter(
         study=paper,
         records=records,
         published=_find_published(path, paper.published),
         variants=variants,
         differences={
-            group: list_differences(study, paper) if "paper" in profiles else [] for group, study in variants.items()
+            group: list_differences(study, paper, groups[group]) if "paper" in profiles else []
+            for group, study in variants.items()
         },
     )
 

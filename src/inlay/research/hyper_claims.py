@@ -7,10 +7,11 @@ from collections.abc import Callable
 from inlay.research.curves import list_samples
 from inlay.research.lineup import Scored, mean_tasks, name_task
 from inlay.research.maps import read_embeddings
-from inlay.research.scores import Estimate, Row, estimate, pair
+from inlay.research.scores import Row, estimate, pair
 from inlay.research.tables import show
 from inlay.research.verdicts import (
     CLEARLY,
+    CONFIRMED,
     REFUTED,
     Claim,
     Verdict,
@@ -21,6 +22,7 @@ from inlay.research.verdicts import (
     compare,
     gap_text,
     lacking,
+    negated,
     unsure,
 )
 
@@ -48,7 +50,7 @@ def row_above(key: str, other: str) -> Callable[[Scored], Verdict]:
             return lacking(key, other)
         text = gap_text(paired, f"{scored.label(key)} less {scored.label(other)}")
         ahead = f"ahead on {paired.num_ahead} of {len(paired.by_task)} tasks"
-        return Verdict(above(paired.estimate, 0.0), f"{text}; {ahead}")
+        return Verdict(above(paired.estimate, 0.0), f"{text}; {ahead}", (key, other))
 
     return judge
 
@@ -61,10 +63,11 @@ def close_at_a_fraction(scored: Scored) -> Verdict:
     counts = [
         sum(cell.trained_parameters for cell in scored.rows[key].values()) for key in ("hyperformer++", "hyperformer")
     ]
-    lost = Estimate(-paired.estimate.mean, paired.estimate.sem)
-    status = all_of([at_most(lost, CLOSE), *([REFUTED] if counts[0] > FRACTION * counts[1] else [])])
+    is_fraction = counts[0] <= FRACTION * counts[1]
+    status = all_of([at_most(negated(paired.estimate), CLOSE), CONFIRMED if is_fraction else REFUTED])
     text = gap_text(paired, "HyperFormer++ less HyperFormer")
-    return Verdict(status, f"{text}, with {100 * counts[0] / counts[1]:.0f}% of its parameters")
+    text += f", with {100 * counts[0] / counts[1]:.0f}% of its parameters"
+    return Verdict(status, text, ("hyperformer++", "hyperformer"))
 
 
 def series_above(key: str, other: str) -> Callable[[Scored], Verdict]:
@@ -78,7 +81,7 @@ def series_above(key: str, other: str) -> Callable[[Scored], Verdict]:
         text = f"{key} less {other}: {show(paired.estimate, signed=True)} points over {len(paired.by_task)} tasks and "
         text += f"numbers of samples ({paired.num_pairs} pairs{unsure(paired)}); ahead on {paired.num_ahead}"
         text += _ONE_START if _has_start(scored) else ""
-        return Verdict(above(paired.estimate, 0.0), text)
+        return Verdict(above(paired.estimate, 0.0), text, (f"{key}-*", f"{other}-*"))
 
     return judge
 
@@ -104,9 +107,9 @@ def parts_matter(scored: Scored) -> Verdict:
     known = {key: paired for key, paired in found.items() if paired is not None}
     if not known:
         return lacking("HyperFormer", "its variants")
-    statuses = [above(Estimate(-item.estimate.mean, item.estimate.sem), 0.0) for item in known.values()]
+    statuses = [above(negated(item.estimate), 0.0, among=len(known)) for item in known.values()]
     texts = [f"{scored.label(key)} {show(paired.estimate, signed=True)}" for key, paired in known.items()]
-    return Verdict(all_of(statuses), f"less HyperFormer: {', '.join(texts)}")
+    return Verdict(all_of(statuses), f"less HyperFormer: {', '.join(texts)}", ("*",))
 
 
 def blocks_matter_most(scored: Scored) -> Verdict:
@@ -121,7 +124,8 @@ def blocks_matter_most(scored: Scored) -> Verdict:
         return lacking("HyperFormer without adapter blocks", "its other variants")
     nearest = min(known, key=lambda key: known[key].mean)
     text = f"the next, {scored.label(nearest)}, is {show(known[nearest], signed=True)} points above it"
-    return Verdict(at_least(known[nearest], CLEARLY), text)
+    status = all_of([at_least(gap, CLEARLY, among=len(known)) for gap in known.values()])
+    return Verdict(status, text, ("without-*",))
 
 
 def kinds_lie_together(scored: Scored) -> Verdict:
@@ -139,7 +143,7 @@ def kinds_lie_together(scored: Scored) -> Verdict:
     gap = estimate(gaps)
     error = "" if gap.sem is None else f" ± {gap.sem:.3f}"
     text = f"cosine within kinds less that between: {gap.mean:+.3f}{error} over {len(gaps)} seeds; {first}"
-    return Verdict(above(gap, 0.0), text.replace("-", "−"))
+    return Verdict(above(gap, 0.0), text.replace("-", "−"), ("*",))
 
 
 _SOURCE = "Mahabadi et al. 2021"

@@ -61,8 +61,14 @@ METRICS = {
 }
 
 
-# What a study reports where it is not each task's own metric.
-SHOWN_METRIC = {"sizes": "accuracy", "init": "accuracy", "ablation": "accuracy", "uva": "accuracy"}
+# What a study reports where it is not each task's own metric: on all tasks, or on some.
+SHOWN_METRIC: dict[str, str | dict[str, str]] = {
+    "sizes": "accuracy",
+    "init": "accuracy",
+    "ablation": "accuracy",
+    "uva": "accuracy",
+    "features": {"glue/mrpc": "accuracy", "glue/stsb": "pearson"},
+}
 WIDE = 7  # tasks beyond this are shown group by group, and as lines, not columns
 NOT_AVERAGED = frozenset({"glue/wnli"})
 # What differences are taken to, where it is not full fine-tuning; the first that the study has.
@@ -275,7 +281,8 @@ class Scored:
         """The same for some of the tasks."""
         rows = {key: {task: row[task] for task in tasks if task in row} for key, row in self.rows.items()}
         kept = {key: row for key, row in rows.items() if row}
-        return Scored(self.study, self.specs, kept, tuple(tasks), self.split, self.published)
+        split = self.split if any(map(self.is_tested, tasks)) else "dev"
+        return Scored(self.study, self.specs, kept, tuple(tasks), split, self.published)
 
 
 def score_study(study: StudySpec, records: Sequence[Record], published: Published) -> Scored:
@@ -283,29 +290,54 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
 
     Where test scores are to be reported but a task has none (GLUE's test sides are unlabelled), dev is, and said.
     """
-    metric = SHOWN_METRIC.get(shape_of(study))
     has_test = any(record.test for record in records)
     split = study.report_on if has_test else "dev"
     specs = list_rows(study, records)
-    rows = {}
+    rows = {spec.key: score_row(study, spec, split) for spec in specs}
     for spec in specs:
-        found: Sequence[Record] = spec.records
-        if has_joint_runs(spec):
-            found = keep_best(found, metric, over_tasks=True)  # one run of all tasks has one setting
-        chosen = choose(found, split, metric)
-        if len(found) < len(spec.records):
-            tried = choose(spec.records, split, metric)
-            counted = ("num_settings", "num_waiting", "num_lost")
-            chosen = {
-                task: replace(cell, **{name: getattr(tried[task], name) for name in counted})
-                for task, cell in chosen.items()
-            }
-        untested = [record for record in found if split == "test" and record.task not in chosen]
-        rows[spec.key] = chosen | choose(untested, "dev", metric)
+        if all(_is_fixed(study, record.arm) for record in spec.records):
+            rows[spec.key] = {task: replace(cell, is_fixed=True) for task, cell in rows[spec.key].items()}
     held = {task for row in rows.values() for task in row}
     known = [*study.tasks, *sorted(held - set(study.tasks))]
     tasks = tuple(task for task in known if task in held)
     return Scored(study, tuple(specs), {key: row for key, row in rows.items() if row}, tasks, split, published)
+
+
+def score_row(study: StudySpec, spec: RowSpec, split: str) -> Row:
+    """The cells of a row; a run of several tasks has one setting for all of them."""
+    found: Sequence[Record] = spec.records
+    if has_joint_runs(spec):
+        found = keep_best(found, shown_metric(study), over_tasks=True)
+    chosen = _choose(study, found, split)
+    if len(found) < len(spec.records):
+        tried = _choose(study, spec.records, split)
+        counted = ("num_settings", "num_waiting", "num_lost")
+        chosen = {
+            task: replace(cell, **{name: getattr(tried[task], name) for name in counted})
+            for task, cell in chosen.items()
+        }
+    untested = [record for record in found if split == "test" and record.task not in chosen]
+    return chosen | _choose(study, untested, "dev")
+
+
+def shown_metric(study: StudySpec, task: str | None = None) -> str | None:
+    """What a study reports on a task, or on all of them, where that is not each one's own metric."""
+    metric = SHOWN_METRIC.get(shape_of(study))
+    return metric.get(task or "") if isinstance(metric, dict) else metric
+
+
+def _choose(study: StudySpec, records: Sequence[Record], split: str) -> Row:
+    """A row's cells, each in the metric that the study shows of its task."""
+    row: Row = {}
+    for task in dict.fromkeys(record.task for record in records):
+        row |= choose([record for record in records if record.task == task], split, shown_metric(study, task))
+    return row
+
+
+def _is_fixed(study: StudySpec, arm: str) -> bool:
+    """Whether an arm comes out the same with every seed: what has no backbone (TF-IDF) draws nothing."""
+    kind = getattr(study.arms.get(arm), "kind", None) or (read_way(arm) or Way("runs")).kind
+    return kind in ARM_KINDS and not ARM_KINDS[kind].needs_backbone
 
 
 def has_joint_runs(spec: RowSpec) -> bool:
@@ -315,9 +347,7 @@ def has_joint_runs(spec: RowSpec) -> bool:
 
 def needs_backbone(scored: Scored, key: str) -> bool:
     """Whether a row's tasks are answered with the backbone; TF-IDF does without."""
-    arms = {record.arm for spec in scored.specs if spec.key == key for record in spec.records}
-    kinds = [getattr(scored.study.arms.get(arm), "kind", (read_way(arm) or Way("runs")).kind) for arm in arms]
-    return not kinds or any(kind not in ARM_KINDS or ARM_KINDS[kind].needs_backbone for kind in kinds)
+    return not all(cell.is_fixed for cell in scored.rows[key].values())
 
 
 def mean_tasks(scored: Scored) -> list[str]:

@@ -94,7 +94,12 @@ _MEND = "results are written by `inlay study`: move the file away, or mend what 
 
 def count_layers(records: Iterable[Record]) -> int | None:
     """Layers of the backbone that these records are of; None where none says it."""
-    return next((record.extra["layers"] for record in records if "layers" in record.extra), None)
+    said = (record.extra.get("layers", _LAYERS.get(short_name(record.backbone))) for record in records)
+    return next((layers for layers in said if layers is not None), None)
+
+
+# Of the backbones that the first records were made on, which do not say it.
+_LAYERS = {"minilm": 6, "mpnet-base": 12}
 
 
 def results_file(root: Path, study: str, backbone: str, profile: str) -> Path:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from inlay.research.chart import Drawing
 from inlay.research.claims import CLAIMS, NOT_RUN, Judged, describe_agreement, judge_claims
+from inlay.research.coverage import Coverage, list_missing
 from inlay.research.figures import draw_figures
 from inlay.research.lineup import Scored, name_column, name_task, score_study
+from inlay.research.other_metrics import other_metric_tables
 from inlay.research.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
 from inlay.research.published import Published
 from inlay.research.records import FINISHED, Record, short_name
 from inlay.research.scores import StudySpec
-from inlay.research.tables import Table, list_missing, settings_table, study_tables
+from inlay.research.tables import Table, settings_table, study_tables
 from inlay.store import write_atomically
 
 PROFILES = ("paper", "device", "tiny")
@@ -30,9 +32,12 @@ CONTAMINATION = (
     "absolute scores do not show transfer from nothing."
 )
 RULE = (
-    "A claim is confirmed if our estimate keeps its bound and would with one s.e.m. against it, not confirmed if it "
-    "breaks the bound and would with one s.e.m. in its favour, and open in between or where runs are missing."
+    "A claim is confirmed if the one-sided 95% confidence bound of our estimate (Student's t over seeds) keeps it, not "
+    "confirmed if the bound on the other side breaks it, and open in between, with a single seed, or while planned "
+    "runs of the rows it compares are missing. Where one of several rows or tasks would decide, the level is that of "
+    "all of them together (Bonferroni)."
 )
+POOLED = {"cls": "the first token", "pooler": "the backbone's pooler", "mean": "the mean of all tokens"}
 
 Group = tuple[str, str]
 """backbone, profile"""
@@ -176,6 +181,7 @@ def _group_blocks(
     study = chapter.study_of(group)
     yield Heading(3, f"{backbone}, profile {profile}")
     yield from study_tables(scored)
+    yield from other_metric_tables(scored)
     for drawing in draw_figures(scored):
         path = f"{study.name}/{backbone}-{profile}-{drawing.name}"
         figures[path] = drawing
@@ -188,7 +194,9 @@ def _group_blocks(
     for title, items in lists.items():
         if items:
             yield Points(tuple(items), title)
-    yield Folded("settings chosen, and where the numbers come from", (settings_table(scored), *_origin_blocks(records)))
+    yield Folded(
+        "settings chosen, and where the numbers come from", (settings_table(scored), *_origin_blocks(study, records))
+    )
 
 
 def _judge(scored: Scored) -> list[str]:
@@ -224,16 +232,31 @@ def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
     return [f"{values[name]:g}" if name in values else "–" for name in names]
 
 
-def _origin_blocks(records: Sequence[Record]) -> Iterator[Block]:
+def _origin_blocks(study: StudySpec, records: Sequence[Record]) -> Iterator[Block]:
     """Training rows of each task, what was noted about the data, and the origin of the numbers."""
     counts = {record.task: record.num_train for record in records}
     yield Text("Training rows: " + ", ".join(f"{name_task(task)} {count:,}" for task, count in counts.items()) + ".")
+    if poolings := _list_poolings(records):
+        yield Text("What heads read: " + "; ".join(poolings) + ".")
     noted = dict.fromkeys(
         f"{name_task(record.task)}: {note}" for record in records for note in record.extra.get("notes", ())
     )
     if noted:
         yield Points(tuple(noted), "Noted about the data")
-    yield Text(_origin(records))
+    yield Text(f"{Coverage(study, records).count}; {_origin(records)}")
+
+
+def _list_poolings(records: Sequence[Record]) -> list[str]:
+    """How rows were pooled, as the runs came to do it, and by which arms where they differ."""
+    arms: dict[str, dict[str, None]] = {}
+    for record in records:
+        train, kind = record.config.get("train", {}), record.config.get("data", {}).get("kind")
+        if train.get("pooling") in POOLED and kind in ("classify", "regress", "multilabel"):
+            arms.setdefault(POOLED[train["pooling"]], {})[record.arm] = None
+    if len(arms) == 1:
+        return list(arms)
+    shown = {key: ", ".join(names) if len(names) <= 6 else f"{len(names)} arms" for key, names in arms.items()}
+    return [f"{pooling} ({names})" for pooling, names in shown.items()]
 
 
 def _origin(records: Sequence[Record]) -> str:
@@ -246,6 +269,6 @@ def _origin(records: Sequence[Record]) -> str:
     repeats = len(finished) - len({(record.id, record.arm) for record in finished})
     again = f"; {repeats} repeats on other hardware, averaged with their seed" if repeats else ""
     return (
-        f"{len(finished)} of {len(records)} runs finished{again}. {hardware}; commits {commits}; "
+        f"{len(finished)} of {len(records)} records of a finished run{again}. {hardware}; commits {commits}; "
         f"{', '.join(versions)}; {when}; {sum(record.seconds for record in records):,.0f} s of training in all."
     )

@@ -48,17 +48,13 @@ class Estimate(NamedTuple):
     mean: float
     sem: float | None = None
     num: int = 1
+    freedom: int | None = None
+    """degrees of freedom of the error: scores beyond the first of each group; None: as good as known"""
 
     @property
     def margin(self) -> float:
         """The standard error, 0 where it is not known."""
         return self.sem or 0.0
-
-
-def largest_error(values: Iterable[Estimate]) -> float | None:
-    """The largest of several standard errors; None where one of them is not known."""
-    found = [value.sem for value in values]
-    return None if None in found else max(sem for sem in found if sem is not None)
 
 
 @dataclass(frozen=True)
@@ -90,6 +86,8 @@ class Cell:
     """all tasks of the row together are one copy of the backbone"""
     networks: frozenset[str] = frozenset()
     """the runs that were scored; a run of several tasks stands in the cells of all of them"""
+    is_fixed: bool = False
+    """nothing of it is drawn by a seed: it is the same with every one"""
 
     @property
     def estimate(self) -> Estimate:
@@ -129,7 +127,7 @@ def estimate(scores: Iterable[float]) -> Estimate:
     """Mean and standard error of the mean: the sample's standard deviation over √n."""
     values = list(scores)
     sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Estimate(statistics.fmean(values), sem, len(values))
+    return Estimate(statistics.fmean(values), sem, len(values), len(values) - 1)
 
 
 def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Estimate:
@@ -147,7 +145,7 @@ def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None =
         spread = sum(share**2 / len(group) for share, group in zip(shares, groups, strict=True))
         sem = math.sqrt(squares / freedom * spread)
     mean = sum(share * mean for share, mean in zip(shares, means, strict=True))
-    return Estimate(mean, sem, sum(map(len, groups)))
+    return Estimate(mean, sem, sum(map(len, groups)), freedom)
 
 
 def average_columns(columns: Sequence[Mapping[int, float]], networks: Sequence[frozenset[str]]) -> Estimate:
@@ -342,12 +340,15 @@ def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
 
 
 def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | None:
-    """`row` less `other` over the runs that share task and seed; None where there is no such pair."""
+    """`row` less `other` over the runs that share task and seed; None where there is no such pair.
+
+    What no seed draws (TF-IDF) is a pair with every seed of the other.
+    """
     differences: dict[str, dict[int, float]] = {}
     for task in row if tasks is None else tasks:
         if task not in row or task not in other:
             continue
-        first, second = row[task].scores, other[task].scores
+        first, second = _match_seeds(row[task], other[task])
         found = {seed: first[seed] - second[seed] for seed in first if seed in second}
         if found:
             differences[task] = found
@@ -356,6 +357,12 @@ def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | N
     networks = [row[task].networks | other[task].networks for task in differences]
     by_task = {task: estimate(found.values()) for task, found in differences.items()}
     return Paired(average_columns(list(differences.values()), networks), by_task)
+
+
+def _match_seeds(*cells: Cell) -> list[Mapping[int, float]]:
+    """The scores of two cells by seed; a cell that no seed draws has the other's seeds."""
+    seeds = next((cell.scores for cell in cells if not cell.is_fixed), cells[0].scores)
+    return [dict.fromkeys(seeds, cell.estimate.mean) if cell.is_fixed else cell.scores for cell in cells]
 
 
 def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list[Record]:

@@ -76,7 +76,7 @@ class Arm:
         """The grid of one task; `per_task` are values that a task has on some axes instead of the arm's."""
         own = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in (per_task or {}).items()}
         axes = {**self.axes, **own}
-        base = self._base()
+        base = self.base()
         points = []
         for values in itertools.product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
@@ -86,7 +86,8 @@ class Arm:
             points.append(Point(chosen, overlay(base, tree)))
         return points
 
-    def _base(self) -> RunConfig:
+    def base(self) -> RunConfig:
+        """The arm's settings before its axes: preset, then what the file gives."""
         config = RunConfig()
         if "preset" in self.settings:
             config = apply_preset(str(self.settings["preset"]), config)
@@ -381,68 +382,3 @@ def _whole(value: Any, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadConfig(f"`{name}` is `{value}`", "it must be a whole number of at least 1")
     return value
-
-
-def list_differences(study: Study, paper: Study) -> list[str]:
-    """What a profile does otherwise than `paper`, in words: backbone, tasks, arms, seeds, axes and settings."""
-    found = [f"backbone: {study.backbone} instead of {paper.backbone}"] if study.backbone != paper.backbone else []
-    found += _compare_names("task", study.tasks, paper.tasks)
-    found += _compare_names("arm", study.arms, paper.arms)
-    grouped: dict[str, list[str]] = {}
-    for name, arm in study.arms.items():
-        if name in paper.arms:
-            for text in _compare_arms(arm, paper.arms[name]):
-                grouped.setdefault(text, []).append(name)
-    found += [f"{_list_some(names)}: {text}" for text, names in grouped.items()]
-    for task, values in study.per_task.items():
-        if task in study.tasks and values != paper.per_task.get(task, {}):
-            found.append(f"{task}: " + ", ".join(f"{key} {_show(value)}" for key, value in values.items()))
-    found += [
-        f"at most {number:,} {side} rows a task"
-        for side, number in study.most_rows.items()
-        if number != paper.most_rows.get(side)
-    ]
-    limits = {task: study.data.get(task, {}).get("limit") for task in study.tasks}
-    found += [
-        f"{task}: at most {limit:,} training rows"
-        for task, limit in limits.items()
-        if limit is not None and limit != paper.data.get(task, {}).get("limit")
-    ]
-    return [*found, "rows: made up, not read"] if study.is_toy and not paper.is_toy else found
-
-
-def _compare_names(what: str, ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
-    ours, theirs = list(ours), list(theirs)
-    without = [name for name in theirs if name not in ours]
-    more = [name for name in ours if name not in theirs]
-    return [f"{what}s left out: {', '.join(without)}"] * bool(without) + [f"more {what}s: {', '.join(more)}"] * bool(
-        more
-    )
-
-
-def _compare_arms(ours: Arm, theirs: Arm) -> Iterator[str]:
-    if ours.seeds != theirs.seeds:
-        yield f"{ours.seeds} seeds instead of {theirs.seeds}"
-    if ours.sample != theirs.sample:
-        yield f"{ours.sample} training rows a task instead of {theirs.sample}"
-    values = {**_flat(theirs.settings), **{key: list(value) for key, value in theirs.axes.items()}}
-    for key, value in {**_flat(ours.settings), **{key: list(value) for key, value in ours.axes.items()}}.items():
-        if value != values.get(key):
-            instead = f" instead of {_show(values[key])}" if key in values else ""
-            yield f"{key} {_show(value)}{instead}"
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= value if isinstance(value, Mapping) else {key: value}
-    return flat
-
-
-def _show(value: Any) -> str:
-    values = value if isinstance(value, list | tuple) else [value]
-    return ", ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in values)
-
-
-def _list_some(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]} ({len(names)} arms)"

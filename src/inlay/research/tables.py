@@ -26,12 +26,10 @@ from inlay.research.lineup import (
     shape_of,
 )
 from inlay.research.published import PublishedRow, PublishedTable
-from inlay.research.records import FINISHED, Record, count_layers
 from inlay.research.scores import (
     Estimate,
     Paired,
     Row,
-    StudySpec,
     column_row,
     estimate,
     mean_of,
@@ -444,26 +442,3 @@ def _value(value: object) -> str:
     if isinstance(value, float) and 0 < abs(value) < 0.01:
         return f"{value:e}".replace(".000000", "").replace("e-0", "e-")
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
-    """What a study has not got yet, in words: arms, tasks of an arm, runs that came to nothing."""
-    finished = {(record.arm, record.task) for record in records if record.status == FINISHED}
-    by_tasks: dict[tuple[str, ...], list[str]] = {}
-    layers = count_layers(records)
-    for name, arm in study.arms.items():
-        wanted = getattr(arm, "tasks", study.tasks)
-        absent = tuple(task for task in wanted if (name, task) not in finished)
-        if absent:
-            depth = getattr(arm, "min_layers", 0)
-            is_shallow = layers is not None and layers < depth
-            text = f"{name} (needs {depth} layers, the backbone has {layers})" if is_shallow else name
-            by_tasks.setdefault(absent, []).append(text)
-    found = [f"not run: {', '.join(arms)} on {', '.join(map(name_task, tasks))}" for tasks, arms in by_tasks.items()]
-    for status in ("diverged", "failed"):
-        lost = [record for record in records if record.status == status]
-        if lost:
-            names = sorted({f"{record.arm} on {name_task(record.task)}" for record in lost})
-            named = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            found.append(f"{len(lost)} run{'s' if len(lost) > 1 else ''} {status}: {named}")
-    return found

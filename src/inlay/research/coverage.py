@@ -1,0 +1,252 @@
+"""What a study plans, and how much of it has a record: what is missing, in words, and whether a row is whole.
+
+A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed and
+the same values on the arm's axes, unless that says it failed; one that diverged has come to its end. What several arms
+ask for is one run, and there for all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from inlay.research.arms import ARM_KINDS
+from inlay.research.lineup import NOT_AVERAGED, Scored, list_rows, name_task
+from inlay.research.records import FAILED, Record, count_layers
+from inlay.research.scores import StudySpec
+
+_MOST_LINES, _MOST_NAMES = 8, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A run that a study asks for; one of several tasks stands here once for each."""
+
+    run: tuple[Any, ...]
+    """what tells runs apart, whichever arm asks"""
+    arm: str
+    task: str
+    seed: int
+    axes: Mapping[str, Any]
+    method: Mapping[str, Any]
+    depth: int
+    """layers that its arm needs; 0 where an arm that needs as many has run"""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What tells it apart from the others of its arm and task."""
+        return (repr(sorted(self.axes.items())), self.seed)
+
+    def is_met_by(self, axes: Mapping[str, Any]) -> bool:
+        """Whether a record with these values on its axes is of this setting."""
+        return all(axes.get(name) == value for name, value in self.axes.items())
+
+    def pretend(self, number: int) -> Record:
+        """A record such as this run would have, as far as the rows of a table are made by it."""
+        values: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
+        values |= {"id": str(number), "arm": self.arm, "task": self.task, "seed": self.seed, "axes": dict(self.axes)}
+        return Record(**{**values, "config": {"method": dict(self.method)}, "extra": {}})
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What is missing of some rows; false where nothing is."""
+
+    missing: Sequence[Planned]
+    planned: Sequence[Planned]
+
+    def __bool__(self) -> bool:
+        return bool(self.missing)
+
+    @property
+    def count(self) -> str:
+        """`8 of 24 planned runs are missing`."""
+        return f"{_count_runs(self.missing)} of {_count_runs(self.planned)} planned runs are missing"
+
+    @property
+    def text(self) -> str:
+        """The same with the first of what is missing."""
+        lines = describe_runs(self.missing, self.planned)
+        more = f"; {len(lines) - 2} more" if len(lines) > 2 else ""
+        return f"{self.count} ({'; '.join(lines[:2])}{more})"
+
+
+class Coverage:
+    """A study's plan held against its records, which are of one backbone and profile."""
+
+    def __init__(self, study: StudySpec, records: Sequence[Record]) -> None:
+        self._study = study
+        found: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+        for record in records:
+            if record.status != FAILED:
+                found.setdefault((record.arm, record.task, record.seed), []).append(record.axes)
+        planned = list(_plan(study))
+        done = {
+            (item.run, item.task)
+            for item in planned
+            if any(map(item.is_met_by, found.get((item.arm, item.task, item.seed), ())))
+        }
+        missing = [item for item in planned if (item.run, item.task) not in done]
+        layers = count_layers(records)
+        deepest = layers or max((item.depth for item in planned if (item.run, item.task) in done), default=1)
+        # Where records do not say how many layers the backbone has, it is too shallow for arms of more layers than any
+        # that ran once all else is there; what it is too shallow for is in no plan.
+        self.too_deep: dict[str, int] = {}
+        """arm -> layers that it needs and the backbone has not"""
+        if layers is not None or (done and all(item.depth > deepest for item in missing)):
+            self.too_deep = {item.arm: item.depth for item in missing if item.depth > deepest}
+            planned, missing = ([item for item in items if item.depth <= deepest] for items in (planned, missing))
+        tried = {task for _, task in done}
+        self.left_out = [task for task in dict.fromkeys(item.task for item in planned) if tried and task not in tried]
+        """tasks of which nothing was run beside others, as where a data set is not at hand"""
+        self.planned, self.missing = (
+            [dataclasses.replace(item, depth=item.depth if item.depth > deepest else 0) for item in items]
+            for items in (planned, missing)
+        )
+
+    @classmethod
+    def of(cls, scored: Scored) -> Coverage:
+        """That of a study's rows."""
+        return cls(scored.study, [record for spec in scored.specs for record in spec.records])
+
+    @cached_property
+    def _rows(self) -> dict[str, set[tuple[Any, ...]]]:
+        """Row -> the runs that are planned for it: rows are made of these as they are of records."""
+        rows: dict[str, set[tuple[Any, ...]]] = {}
+        pretended = [item.pretend(number) for number, item in enumerate(self.planned)]
+        for spec in list_rows(self._study, pretended):
+            rows.setdefault(spec.key, set()).update(self.planned[int(record.id)].run for record in spec.records)
+        return rows
+
+    def find_gap(self, rows: Sequence[str], tasks: Iterable[str] | None = None) -> Gap:
+        """What is missing of these rows on these tasks, or on all that count in a mean and of which anything was run.
+
+        A `*` in the name of a row stands for anything.
+        """
+        keys = [key for key in self._rows if any(fnmatch.fnmatchcase(key, pattern) for pattern in rows)]
+        runs = {run for key in keys for run in self._rows[key]}
+        counted = set(self._study.tasks) - NOT_AVERAGED - set(self.left_out) if tasks is None else set(tasks)
+        missing, planned = (
+            [item for item in items if item.run in runs and item.task in counted]
+            for items in (self.missing, self.planned)
+        )
+        return Gap(missing, planned)
+
+    @property
+    def count(self) -> str:
+        """`96 of 154 planned runs`."""
+        whole = _count_runs(self.planned)
+        return f"{whole - _count_runs(self.missing)} of {whole} planned runs"
+
+
+def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
+    """What a study has not got yet, in words: how many runs, which, and those that came to nothing."""
+    coverage = Coverage(study, records)
+    lines = describe_runs(coverage.missing, coverage.planned)
+    found = [f"{coverage.count} are there", *lines] if lines else []
+    if coverage.too_deep:
+        deep = [f"{arm} (needs {depth})" for arm, depth in coverage.too_deep.items()]
+        found.append(f"left out, as the backbone has too few layers: {_list_some(deep)}")
+    for status in ("diverged", "failed"):
+        lost = [record for record in records if record.status == status]
+        if lost:
+            names = sorted({f"{record.arm} on {name_task(record.task)}" for record in lost})
+            named = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            found.append(f"{len(lost)} run{'s' if len(lost) > 1 else ''} {status}: {named}")
+    return found
+
+
+def _plan(study: StudySpec) -> Iterator[Planned]:
+    """Every arm, task, setting and seed; a run of several tasks has the arm's own grid, as `planning.py` makes it."""
+    per_task = getattr(study, "per_task", {})
+    for name, arm in study.arms.items():
+        is_one = ARM_KINDS[arm.kind].spans_tasks
+        made: dict[str, Any] = {}
+        for task in arm.tasks:
+            own = {} if is_one else per_task.get(task, {})
+            if repr(own) not in made:
+                made[repr(own)] = arm.points(own)
+            for point in made[repr(own)]:
+                config = point.config
+                rows = (arm.kind, arm.tasks if is_one else task, arm.sample, arm.source)
+                run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
+                method = dataclasses.asdict(config.method)
+                for seed in range(arm.seeds):
+                    yield Planned((*run, seed), name, task, seed, point.axes, method, arm.min_layers)
+
+
+def _count_runs(items: Iterable[Planned]) -> int:
+    return len({item.run for item in items})
+
+
+def describe_runs(missing: Sequence[Planned], planned: Sequence[Planned]) -> list[str]:
+    """A line for all arms and tasks that lack the same, `no run with epochs 10: full on CoLA, RTE`; few, then the rest.
+
+    An arm that needs more layers than any that has run is said to.
+    """
+    wanted, absent = (_by_arm_and_task(items) for items in (planned, missing))
+    by_arm: dict[tuple[str, str], list[str]] = {}
+    for (arm, task), own in absent.items():
+        depth = f" (if the backbone has {own[0].depth} layers)" if own[0].depth > 1 else ""
+        by_arm.setdefault((_name_places(own, wanted[arm, task]), arm + depth), []).append(name_task(task))
+    by_tasks: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (what, arm), tasks in by_arm.items():
+        by_tasks.setdefault((what, tuple(tasks)), []).append(arm)
+    lines = [f"{what}: {_list_some(arms)} on {_list_some(tasks)}" for (what, tasks), arms in by_tasks.items()]
+    if len(lines) <= _MOST_LINES:
+        return lines
+    rest = dict.fromkeys(arm for arms in list(by_tasks.values())[_MOST_LINES - 1 :] for arm in arms)
+    return [*lines[: _MOST_LINES - 1], f"other runs missing: {_list_some(list(rest))}"]
+
+
+def _by_arm_and_task(items: Iterable[Planned]) -> dict[tuple[str, str], list[Planned]]:
+    groups: dict[tuple[str, str], list[Planned]] = {}
+    for item in items:
+        groups.setdefault((item.arm, item.task), []).append(item)
+    return groups
+
+
+def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
+    """What is missing of an arm on a task: all, the values that no run has, or so many runs."""
+    if len(missing) == len(planned):
+        return "not run"
+    lacking, whole = (_values(items) for items in (missing, planned))
+    if math.prod(map(len, lacking.values())) == len(missing):
+        return f"no run with {_name_values({name: own for name, own in lacking.items() if own != whole[name]})}"
+    absent = {item.place for item in missing}
+    held = _values([item for item in planned if item.place not in absent])
+    never = {name: [value for value in values if value not in held[name]] for name, values in whole.items()}
+    named = [_name_values({name: values}) for name, values in never.items() if values]
+    more = f", among them all with {' and all with '.join(named)}" if named else ""
+    return f"{len(missing)} of {len(planned)} runs missing{more}"
+
+
+def _name_values(values: Mapping[str, Sequence[Any]]) -> str:
+    """`lr 0.0001 and seeds 1, 2`."""
+    names = {name: "seeds" if name == "seed" and len(own) > 1 else name for name, own in values.items()}
+    return " and ".join(f"{names[name]} {', '.join(map(_show, own))}" for name, own in values.items())
+
+
+def _values(items: Sequence[Planned]) -> dict[str, list[Any]]:
+    """Axis, or `seed` -> the values that some of these runs have."""
+    found: dict[str, list[Any]] = {}
+    for item in items:
+        for name, value in (*item.axes.items(), ("seed", item.seed)):
+            values = found.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return found
+
+
+def _show(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _list_some(names: Sequence[str]) -> str:
+    kept = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
+    return ", ".join(kept) + (f" and {len(names) - len(kept)} more" if len(kept) < len(names) else "")

@@ -1,0 +1,115 @@
+"""What a study lacks is told by its plan: seeds and settings, not only arms and tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from inlay.research.coverage import Coverage, list_missing
+from inlay.research.study import read_study
+
+STUDIES = Path(__file__).parents[2] / "studies"
+GRID = tuple({"lr": lr, "epochs": epochs} for lr in (1e-4, 3e-4) for epochs in (3, 10))
+
+
+@pytest.fixture
+def planned():
+    """Two arms × two tasks × four settings × two seeds, all run."""
+    tasks = ("glue/rte", "glue/mrpc")
+    study, bench = synthetic.study("glue", tasks, {"full": "full", "adapters-64": "adapters"}), synthetic.Bench("glue")
+    for arm in study.arms:
+        study.arms[arm] = dataclasses.replace(study.arms[arm], grid=GRID, seeds=2)
+        for task in tasks:
+            for axes in GRID:
+                for seed in range(2):
+                    bench.add(arm, task, 0.7, axes=axes, seed=seed)
+    return study, bench.records
+
+
+def test_a_whole_study_lacks_nothing(planned):
+    assert list_missing(*planned) == []
+    assert Coverage(*planned).count == "32 of 32 planned runs"
+
+
+def test_missing_settings_and_seeds_are_named_together(planned):
+    study, records = planned
+    some = [item for item in records if item.arm != "full" or item.axes["epochs"] == 3]
+    some = [item for item in some if (item.arm, item.task, item.seed) != ("adapters-64", "glue/mrpc", 1)]
+    assert list_missing(study, some) == [
+        "20 of 32 planned runs are there",
+        "no run with epochs 10: full on RTE, MRPC",
+        "no run with seed 1: adapters-64 on MRPC",
+    ]
+    fewer = list_missing(study, some[1:])[1]
+    assert fewer == "5 of 8 runs missing, among them all with epochs 10: full on RTE", "no grid of values: a number"
+
+
+def test_a_failed_run_is_missing_and_one_that_diverged_is_not(planned):
+    study, records = planned
+    ended = [dataclasses.replace(item, status="diverged") if item is records[0] else item for item in records]
+    assert list_missing(study, ended) == ["1 run diverged: full on RTE"]
+    failed = [dataclasses.replace(item, status="failed") if item is records[0] else item for item in records]
+    first, second, third = list_missing(study, failed)
+    assert first == "31 of 32 planned runs are there"
+    assert second == "no run with lr 0.0001 and epochs 3 and seed 0: full on RTE"
+    assert third == "1 run failed: full on RTE"
+
+
+def test_many_gaps_are_a_few_lines(planned):
+    study, records = planned
+    for number in range(12):
+        own = dataclasses.replace(study.arms["full"], title=f"arm {number}", seeds=number + 1)
+        study.arms[f"arm-{number}"] = own
+        records = [*records, dataclasses.replace(records[number], arm=f"arm-{number}", seed=0)]
+    lines = list_missing(study, records)
+    assert len(lines) <= 9
+    assert lines[-1].startswith("other runs missing: arm-")
+
+
+def test_arms_that_the_backbone_is_too_shallow_for_are_in_no_plan(planned):
+    study, records = planned
+    records = [dataclasses.replace(item, backbone="of-unknown-depth") for item in records]
+    for number in (3, 9):
+        study.arms[f"top-{number}"] = dataclasses.replace(study.arms["full"], title=f"top {number}", min_layers=number)
+    missing = list_missing(study, records[1:])
+    assert "not run: top-3 (if the backbone has 3 layers), top-9 (if the backbone has 9 layers) on RTE, MRPC" in missing
+    top = [dataclasses.replace(item, arm="top-3", id=f"{item.id}3") for item in records if item.arm == "full"]
+    assert not any("3 layers" in line for line in list_missing(study, [*records, *top[1:]]))
+    assert list_missing(study, [*records, *top]) == ["left out, as the backbone has too few layers: top-9 (needs 9)"]
+    assert Coverage(study, [*records, *top]).count == "48 of 48 planned runs"
+
+
+@pytest.mark.parametrize(("backbone", "extra"), [("own", {"layers": 6}), ("/b/minilm", {}), ("minilm", {"layers": 6})])
+def test_layers_are_asked_for_only_where_the_backbone_has_fewer(planned, backbone, extra):
+    study, records = planned
+    records = [dataclasses.replace(item, backbone=backbone, extra=extra) for item in records]
+    for number in (3, 9):
+        study.arms[f"top-{number}"] = dataclasses.replace(study.arms["full"], title=f"top {number}", min_layers=number)
+    missing = list_missing(study, records[1:])
+    assert "not run: top-3 on RTE, MRPC" in missing, "it has three layers"
+    assert "left out, as the backbone has too few layers: top-9 (needs 9)" in missing
+
+
+@pytest.mark.parametrize("name", ["glue", "extra", "stream", "multitask", "fewshot", "init"])
+def test_the_plan_is_that_of_the_study(name):
+    study = read_study(STUDIES / f"{name}.toml", "tiny")
+    coverage = Coverage(study, [])
+    assert coverage.count == f"0 of {study.num_runs} planned runs"
+    row = {"glue": "adapters-64", "extra": "top", "init": "init-0.01", "fewshot": "hyperformer++-4"}.get(name, "*")
+    gap = coverage.find_gap((row,))
+    assert len(gap.planned) == len(gap.missing) > 0
+    assert row == "*" or len(gap.planned) < len(coverage.planned)
+
+
+def test_a_run_that_two_arms_ask_for_is_there_for_both():
+    study = read_study(STUDIES / "glue.toml", "tiny")
+    bench = synthetic.Bench("glue", backbone="tiny", profile="tiny")
+    for task in study.tasks:
+        for seed in range(2):
+            bench.add("adapters", task, 0.7, axes={"size": 4, "lr": 1e-2, "epochs": 1}, seed=seed)
+    coverage = Coverage(study, bench.records)
+    assert not coverage.find_gap(("adapters-64",))
+    assert not any(item.arm == "adapters-64" for item in coverage.missing)

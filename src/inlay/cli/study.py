@@ -49,7 +49,8 @@ def study(
         typer.Option("--profile", metavar="paper|device|tiny", help="the published grid, a short one, or a trial"),
     ] = "device",
     backbone: Annotated[
-        str | None, typer.Option("--backbone", metavar="NAME", help="another backbone than the profile's")
+        str | None,
+        typer.Option("--backbone", metavar="NAME", help="another than the profile's; of a report: this one only"),
     ] = None,
     arms: Annotated[
         str | None, typer.Option("--arms", metavar="A,B,…", help="these arms only; `top-*` stands for all such")
@@ -96,7 +97,8 @@ def study(
     or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part of each comes
     first. It can be stopped at any moment: the same command goes on from there, and another machine's results may be
     put beside them. At the end it draws tables, figures and what they say of the published claims: report.html and
-    report.md. `inlay study report` draws them anew, of all studies or of those named after it, and trains nothing.
+    report.md. `inlay study report` draws them anew, of all studies or of those named after it, on all backbones or on
+    that of `--backbone`, and trains nothing.
     """
     from inlay.research.study import find_study, list_studies, study_folders
 
@@ -109,7 +111,8 @@ def study(
         return
     if names[:1] == ["report"]:
         chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
-        put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), as_json=json)
+        _refuse_for_report({"--arms": arms, "--tasks": tasks, "--budget": budget, "--dry-run": dry_run or None})
+        put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), backbone, as_json=json)
         return
     check_device_name(device)
     seconds = None if budget is None else parse_budget(budget)
@@ -143,6 +146,14 @@ def _put_outcomes(reports: Sequence[dict[str, Any]], drawn: dict[str, str], *, a
         _put_outcome(said)
     if drawn:
         screen.put_pairs(drawn)
+
+
+def _refuse_for_report(given: dict[str, object]) -> None:
+    """A report shows whole studies: what chooses among runs is not silently left alone."""
+    for name, value in given.items():
+        if value is not None:
+            hint = "name the studies after `report`, and choose a backbone with `--backbone`"
+            raise BadConfig(f"`study report` has no `{name}`", hint)
 
 
 def _find_results(out: Path | None, kept: Path, profile: str) -> Path:

@@ -8,21 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.research.chart import (
-    BARS,
     INK,
     PALE_INK,
     WIDTH,
     Drawing,
+    Entry,
     Mark,
+    draw_series,
     finish,
     hold_labels,
     legend,
+    lone_entries,
     marks_for,
     new_figure,
     paper_style,
+    tell_lone,
 )
 from inlay.research.extras import Ablation, Step, read_ablations, read_steps
-from inlay.research.lineup import Scored, name_task
+from inlay.research.lineup import Scored, name_task, needs_backbone
 from inlay.research.scores import Estimate, keep_best
 
 
@@ -197,7 +200,8 @@ def growth(scored: Scored, tasks: Sequence[str]) -> dict[str, list[float]]:
     for key, row in scored.rows.items():
         if all(task in row and row[task].share < 95 for task in tasks):
             shares = [row[task].share / 100 for task in tasks]
-            lines[key] = [1 + sum(shares[: count + 1]) for count in range(len(tasks))]
+            kept = float(needs_backbone(scored, key))
+            lines[key] = [kept + sum(shares[: count + 1]) for count in range(len(tasks))]
     return lines
 
 
@@ -217,17 +221,19 @@ def draw_forgetting(scored: Scored) -> Drawing | None:
             _draw_steps(axes, steps, by_name)
             axes.set_title(scored.label(key))
         panels[0].set_ylabel("dev score (points)")
-        legend(figure, [(name_task(name), mark, False) for name, mark in by_name.items()])
-        caption = "Dev score on every task so far after each further task; a line begins where its task was learnt."
-        return finish(figure, "stream-forgetting", caption)
+        shown = [value for steps in rows.values() for step in steps for value in step.scores.values()]
+        entries: list[Entry] = [(name_task(name), mark, False) for name, mark in by_name.items()]
+        legend(figure, entries + lone_entries(shown))
+        caption = (
+            "Dev score on every task so far after each further task, ± one s.e.m. over seeds; a line begins where its "
+            "task was learnt."
+        )
+        return finish(figure, "stream-forgetting", caption + tell_lone(shown))
 
 
 def _draw_steps(axes: Any, steps: Sequence[Step], marks: dict[str, Mark]) -> None:
     for name, mark in marks.items():
-        places = [(number, step.scores[name]) for number, step in enumerate(steps) if name in step.scores]
-        if places:
-            x, y = [number for number, _ in places], [value.mean for _, value in places]
-            error = [value.margin for _, value in places]
-            axes.errorbar(x, y, yerr=error, **mark.ours(), linewidth=1.4, **BARS, zorder=3)
+        found = [(number, step.scores.get(name)) for number, step in enumerate(steps)]
+        draw_series(axes, [None if value is None else (float(number), value) for number, value in found], mark)
     axes.set_xticks(range(len(steps)), [name_task(step.task) for step in steps], rotation=30, ha="right")
     axes.set_xlabel("after learning")

@@ -120,6 +120,7 @@ class Recorder:
 
     def record(self, item: Item, task: Task, **known: Any) -> Record:
         """A record with what is `known`, and the rest as the plan has it."""
+        known["extra"] = {"layers": self.backbone.anatomy.num_layers, **known.get("extra", {})}
         usual = {
             "id": item.id,
             "study": self.plan.study.name,

@@ -92,6 +92,16 @@ class Record:
 _MEND = "results are written by `inlay study`: move the file away, or mend what was changed by hand"
 
 
+def count_layers(records: Iterable[Record]) -> int | None:
+    """Layers of the backbone that these records are of; None where none says it."""
+    said = (record.extra.get("layers", _LAYERS.get(short_name(record.backbone))) for record in records)
+    return next((layers for layers in said if layers is not None), None)
+
+
+# Of the backbones that the first records were made on, which do not say it.
+_LAYERS = {"minilm": 6, "mpnet-base": 12}
+
+
 def results_file(root: Path, study: str, backbone: str, profile: str) -> Path:
     """Where the records of a study on a backbone are kept under the folder of results."""
     return root / study / f"{short_name(backbone)}-{profile}.json"

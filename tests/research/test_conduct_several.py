@@ -158,6 +158,15 @@ def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_h
         assert record.config["joint"]["start"] == few.items[0].source.id
 
 
+def test_a_source_is_trained_in_its_cohort_and_before_what_goes_on_from_it(tmp_path, backbone):
+    plans = [make_plan(tmp_path, backbone, name) for name in ("few", "several")]
+    units = list_todo(plans, Places(tmp_path / "results", tmp_path / "runs"))
+    described = [unit.describe() for unit in units]
+    few = next(text for text in described if text.startswith("hyper-4"))
+    assert described.index("hyper on 2 tasks, 2 seeds, size 4") < described.index(few)
+    assert all(len({item.source is None for item in unit.items}) == 1 for unit in units), "in no unit of others"
+
+
 def test_an_arm_says_of_which_tasks_it_wants_more_rows_than_there_are(tmp_path, backbone):
     (left_out,) = {text.partition(" on ")[0] for text in make_plan(tmp_path, backbone, "few").left_out}
     assert left_out == "hyper-1000"

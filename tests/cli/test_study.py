@@ -85,6 +85,28 @@ def test_rows_of_several_studies_are_counted_without_a_step_each_run_once(inlay:
     assert 2 * sum(sizes["samples"].values()) == sum(alone["studies"][0]["samples"].values())
     assert counted["samples"]["copies"] == glue["samples"]["full"]
     assert sum(counted["samples"].values()) == sum(glue["samples"].values()) + sum(sizes["samples"].values())
+    # 4 copies and 8 adapters of glue, 8 of sizes, of which glue has those of CoLA
+    assert [(item["runs"], item["left"]) for item in (glue, sizes)] == [(12, 12), (8, 8)]
+    assert [sum(unit["runs"] for unit in item["units"]) for item in (glue, sizes)] == [12, 8]
+    assert (counted["left"], counted["done"]) == (16, 0)
+    said = inlay("study", "glue,sizes", "--profile", "tiny", "--dry-run", "--no-measure").out
+    assert "sizes  8 to train of 8" in said
+    assert "16 to train, 0 done: what several studies ask for is counted once" in said
+
+
+def test_a_sequence_is_forecast_with_all_its_tasks(inlay: Inlay) -> None:
+    forecast = inlay("study", "stream", "--profile", "tiny", "--dry-run", "--json").data
+    for unit in forecast["studies"][0]["units"]:
+        assert "on 2 tasks, one after another, seed 0, lr" in unit["work"]
+        assert unit["together"] == 1
+        assert unit["memory_bytes"] > 0
+
+
+def test_runs_of_several_studies_are_counted_once_when_they_are_trained(inlay: Inlay) -> None:
+    command = ("study", "sizes,ablation", "--profile", "tiny", "--no-report", "--tasks", "glue/cola")
+    late = inlay(*command, "--budget", "0.001s", "--json").data
+    assert [(item["trained"], item["left"]) for item in late["studies"]] == [(0, 4), (0, 2)]
+    assert (late["trained"], late["left"]) == (0, 4)
 
 
 def test_some_arms_and_tasks_may_be_asked_for(inlay: Inlay) -> None:

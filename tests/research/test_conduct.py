@@ -195,7 +195,7 @@ def test_studies_asked_for_together_train_what_they_share_once_and_the_first_tie
     outcome = conduct(plans, places, stage=stage)
     assert not outcome.missing
     assert len(stage.trained) == len(set(stage.trained)), "nobody's run twice"
-    assert outcome.num_trained["small"] == outcome.num_trained["other"] == 1 + 4 + 16 + 1
+    assert outcome.num_trained["small"] == outcome.num_trained["other"] == outcome.total_trained == 1 + 4 + 16 + 1
     assert {record.study for record in read_records(file_of(places, "other"))} == {"other"}
     tiers = [unit.items[0].tier for unit in stage.units]
     assert tiers == sorted(tiers)

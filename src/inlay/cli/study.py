@@ -135,15 +135,21 @@ def study(
         for plan, said in zip(plans, reports, strict=True):
             session.answer(plan, outcome, said)
         drawn = {"report": str(draw(paths, results))}
-    _put_outcomes(reports, drawn, as_json=json)
+    _put_outcomes(reports, outcome, drawn, as_json=json)
 
 
-def _put_outcomes(reports: Sequence[dict[str, Any]], drawn: dict[str, str], *, as_json: bool) -> None:
+def _put_outcomes(reports: Sequence[dict[str, Any]], outcome: Outcome, drawn: dict[str, str], *, as_json: bool) -> None:
+    num_left, seconds = len({item.id for item in outcome.missing}), round(outcome.seconds, 1)
     if as_json:
-        screen.put_json({"studies": reports, **drawn})
+        totals = {"trained": outcome.total_trained, "left": num_left, "seconds": seconds}
+        screen.put_json({"studies": reports, **totals, **drawn})
         return
     for said in reports:
-        _put_outcome(said)
+        _put_outcome(said, is_alone=len(reports) == 1)
+    if len(reports) > 1:
+        missing = f", {num_left} missing" if num_left else ""
+        trained = f"{screen.count(outcome.total_trained, 'run')} trained in {screen.duration(seconds)}{missing}"
+        screen.put_pairs({"together": f"{trained}; what several studies ask for is counted once"})
     if drawn:
         screen.put_pairs(drawn)
 
@@ -275,13 +281,14 @@ def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
 
     study = plan.study
     missing: dict[str, list[str]] = {}
-    for item in outcome.missing:
-        if item.study == study.name:
-            missing.setdefault(item.arm.name, []).append(f"{item.task} seed {item.seed}")
+    own = [item for item in outcome.missing if item.study == study.name]
+    for item in own:
+        missing.setdefault(item.arm.name, []).append(f"{', '.join(item.all_tasks)} seed {item.seed}")
     return {
         **describe(plan),
         "trained": outcome.num_trained[study.name],
         "seconds": round(outcome.seconds, 1),
+        "left": len({item.id for item in own}),
         "missing": missing,
         "failed": [
             f"{item.arm.name} on {item.task}: {said}" for item, said in outcome.failed if item.study == study.name
@@ -290,13 +297,13 @@ def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
     }
 
 
-def _put_outcome(report: dict[str, Any]) -> None:
-    num_missing = sum(map(len, report["missing"].values()))
+def _put_outcome(report: dict[str, Any], *, is_alone: bool) -> None:
+    trained = screen.count(report["trained"], "run")
     screen.put_pairs(
         {
             "study": f"{report['study']} ({report['profile']}) on {report['backbone']}",
-            "trained": f"{screen.count(report['trained'], 'run')} in {screen.duration(report['seconds'])}",
-            "missing": screen.count(num_missing, "run") if num_missing else "nothing",
+            "trained": f"{trained} in {screen.duration(report['seconds'])}" if is_alone else trained,
+            "missing": screen.count(report["left"], "run") if report["left"] else "nothing",
             "results": report["file"],
         }
     )

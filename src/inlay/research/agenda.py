@@ -80,9 +80,10 @@ class Unit:
     def describe(self) -> str:
         """Its arms, tasks and settings in a few words."""
         arms = list(dict.fromkeys(item.arm.name for item in self.items))
-        tasks = list(dict.fromkeys(task for item in self.items for task in item.tasks or (item.task,)))
+        tasks = list(dict.fromkeys(task for item in self.items for task in item.all_tasks))
         first = ", ".join(arms[:3]) + (f" … {arms[-1]}" if len(arms) > 3 else "")
         where = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+        where += ", one after another" if len(tasks) > 1 and self.items[0].sequence else ""
         seeds = sorted({item.seed for item in self.items})
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
         return f"{first} on {where}, {which}{self._settings}"
@@ -90,7 +91,7 @@ class Unit:
     @property
     def _settings(self) -> str:
         """What tells it apart from units of the same arms: sizes, where the arms do not name them, and one rate."""
-        trained = [item for item in self.items if item.run is not None]
+        trained = [item for item in self.items if item.run is not None or item.sequence]
         sizes = {item.config.method.size for item in trained if str(item.config.method.size) not in item.arm.name}
         found = sorted(size for size in sizes if size is not None)
         said = "" if not found else f", size {found[0]}" + (f" to {found[-1]}" if len(found) > 1 else "")

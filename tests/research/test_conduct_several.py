@@ -20,6 +20,7 @@ from inlay.research.planning import load_tasks, plan_study
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
 from inlay.research.work import Bench
+from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.materialize import materialize, read_joint, read_parts
 
 TINY = """
@@ -102,6 +103,11 @@ def test_a_run_of_several_tasks_has_a_record_for_each(done, backbone):
         assert len(record.curve) == 2
         assert len(record.extra["embedding"]) == 64
     item = next(item for item in plan.items if item.arm.name == "hyper")
+    (member,) = (cohort := Cohort([item.run], backbone, CohortSettings(4096, 1, 100))).members
+    fresh = member.read(cohort.bank)["cola/task.embedding"].tolist()
+    first = next(record for record in hyper if (record.id, record.task) == (item.id, "glue/cola"))
+    assert first.extra["embedding_start"] == pytest.approx(fresh, abs=1e-5)
+    assert first.extra["embedding"] != first.extra["embedding_start"]
     total = sum(spec.num_parameters for spec in item.run.layout(backbone.anatomy))
     for records in by_run.values():
         assert sorted(record.id for record in records) == [records[0].extra["joint"]["run"], f"{records[0].id[:16]}-1"]

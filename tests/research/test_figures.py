@@ -12,7 +12,7 @@ import pytest
 import synthetic
 
 from inlay.errors import UnknownName
-from inlay.research import curves
+from inlay.research import curves, maps
 from inlay.research.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
 from inlay.research.curves import common_tasks, draw_percentiles, percentiles
 from inlay.research.extras import forgotten, read_ablations, read_spans, read_steps
@@ -231,6 +231,20 @@ def test_what_is_forgotten_is_the_score_when_learnt_less_the_last():
     lost = forgotten(read_steps([record for record in records if record.arm == "sequence"], study.tasks))
     assert lost["glue/cola"].mean == pytest.approx(48.0)  # twelve points a step, four steps
     assert study.tasks[-1] not in lost
+
+
+def test_embeddings_are_drawn_beside_what_training_added_where_their_start_is_known(monkeypatch):
+    kept = lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)  # noqa: E731
+    monkeypatch.setattr(maps, "finish", kept)
+    monkeypatch.setattr(maps, "hold_labels", lambda axes, points: None)  # which takes the most of the time
+    _, records = synthetic.embeddings()
+    bare = [dataclasses.replace(item, extra={**item.extra, "embedding_start": None}) for item in records]
+    for given, num_rows in ((records, 2), (bare, 1)):
+        drawing = maps.draw_embeddings(scored_of("embeddings", given))
+        titles = [axes.get_title() for axes in drawing.figure.axes]
+        assert len(titles) == 3 * num_rows
+        assert [title.startswith("moved by") for title in titles] == [False] * 3 + [True] * 3 * (num_rows - 1)
+        assert ("what training added" in drawing.caption) is (num_rows == 2)
 
 
 def test_rows_of_a_figure_never_share_a_mark():

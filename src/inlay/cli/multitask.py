@@ -116,7 +116,7 @@ def _prepare(config: RunConfig, data: Sequence[str], store: Store, device: str, 
     backbone = open_backbone(config.backbone, device)
     start = Start()
     if config.joint.start is not None:
-        start = start_from(_find_run(config.joint.start, store), config, [task.name for task in tasks])
+        start = start_from(_find_run(config.joint.start, store), config, tasks)
     first = config.train.seed
     grid = [
         dataclasses.replace(config, train=dataclasses.replace(config.train, seed=first + number))

@@ -157,7 +157,7 @@ class TrainConfig:
     prompt: str | None = setting(
         None,
         "what stands before every text, where answers are written; default: nothing, or the task's name and a colon "
-        "where nothing else tells the tasks of a run apart (full-multi)",
+        "(that of the task it is like) where nothing else tells the tasks of a run apart (full-multi)",
         is_later=True,
     )
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
@@ -272,6 +272,9 @@ class DataConfig:
         choices=("auto", "classify", "multilabel", "regress", "tag", "span", "text"),
     )
     labels: tuple[str, ...] = setting((), "label names in order; default: those found, sorted")
+    answers: tuple[str, ...] = setting(
+        (), "what stands for a label where answers are written, if not its name: entailment=0,neutral=1 (classify)"
+    )
     metric: str = setting("auto", "metric that picks the best epoch; auto suits the kind")
     dev: str | None = setting(None, "file of dev rows")
     test: str | None = setting(None, "file of test rows")

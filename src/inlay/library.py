@@ -97,7 +97,7 @@ def make_joint_run(
         config = RunConfig(method=MethodConfig("hyperformer++"))
         config = config if folder is None else dataclasses.replace(config, method=read_method(folder))
     config = overlay(config, tree)
-    start = Start() if folder is None else start_from(folder, config, [task.name for task in tasks])
+    start = Start() if folder is None else start_from(folder, config, tasks)
     return _make_joint_run(tasks, config, backbone, start=start)
 
 

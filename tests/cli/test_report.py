@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from .conftest import Inlay
 
 STUDIES = Path(__file__).parents[2] / "studies"
+KEPT = Path(__file__).parents[2] / "results" / "glue" / "minilm-device.json"
 
 
 def test_a_study_ends_with_its_report_and_report_draws_it_anew(inlay: Inlay, tmp_path: Path) -> None:
@@ -17,6 +21,8 @@ def test_a_study_ends_with_its_report_and_report_draws_it_anew(inlay: Inlay, tmp
     assert ended.data["report"] == str(page)
     first = page.read_text()
     assert "BERT (full), published" in first
+    kept = json.loads((out / "uva" / "tiny-tiny.json").read_text())["records"]
+    assert {record["extra"]["layers"] for record in kept} == {4}
     assert "85.0" in first
     assert "backbone: tiny instead of google-bert/bert-base-uncased" in first
     assert (out / "uva" / "tiny-tiny-uva.svg").exists()
@@ -44,3 +50,21 @@ def test_a_report_of_nothing_is_refused_saying_what_to_do(inlay: Inlay, tmp_path
     assert refused.status == 9
     assert "no results in" in refused.err
     assert "`--out DIR`" in refused.err
+
+
+def test_a_report_of_a_backbone_without_results_names_those_that_have_some(inlay: Inlay, tmp_path: Path) -> None:
+    kept = tmp_path / "out" / "glue" / "minilm-device.json"
+    kept.parent.mkdir(parents=True)
+    (record,) = [line for line in KEPT.read_text().splitlines() if line.startswith("{")][1:2]
+    kept.write_text('{"study": "glue", "records": [' + record.rstrip(",") + "]}")
+    refused = inlay("study", "report", "glue", "--backbone", "mpnet", "--out", tmp_path / "out")
+    assert refused.status == 3
+    assert "named `mpnet`" in refused.err
+    assert "minilm" in refused.err
+
+
+@pytest.mark.parametrize("option", [("--arms", "full"), ("--tasks", "glue/rte"), ("--budget", "1m"), ("--dry-run",)])
+def test_a_report_refuses_what_chooses_among_runs(inlay: Inlay, option: tuple[str, ...]) -> None:
+    refused = inlay("study", "report", *option)
+    assert refused.status == 2
+    assert f"`study report` has no `{option[0]}`" in refused.err

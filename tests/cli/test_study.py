@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -85,6 +86,28 @@ def test_rows_of_several_studies_are_counted_without_a_step_each_run_once(inlay:
     assert 2 * sum(sizes["samples"].values()) == sum(alone["studies"][0]["samples"].values())
     assert counted["samples"]["copies"] == glue["samples"]["full"]
     assert sum(counted["samples"].values()) == sum(glue["samples"].values()) + sum(sizes["samples"].values())
+    # 4 copies and 8 adapters of glue, 8 of sizes, of which glue has those of CoLA
+    assert [(item["runs"], item["left"]) for item in (glue, sizes)] == [(12, 12), (8, 8)]
+    assert [sum(unit["runs"] for unit in item["units"]) for item in (glue, sizes)] == [12, 8]
+    assert (counted["left"], counted["done"]) == (16, 0)
+    said = inlay("study", "glue,sizes", "--profile", "tiny", "--dry-run", "--no-measure").out
+    assert "sizes  8 to train of 8" in said
+    assert "16 to train, 0 done: what several studies ask for is counted once" in said
+
+
+def test_a_sequence_is_forecast_with_all_its_tasks(inlay: Inlay) -> None:
+    forecast = inlay("study", "stream", "--profile", "tiny", "--dry-run", "--json").data
+    for unit in forecast["studies"][0]["units"]:
+        assert "on 2 tasks, one after another, seed 0, lr" in unit["work"]
+        assert unit["together"] == 1
+        assert unit["memory_bytes"] > 0
+
+
+def test_runs_of_several_studies_are_counted_once_when_they_are_trained(inlay: Inlay) -> None:
+    command = ("study", "sizes,ablation", "--profile", "tiny", "--no-report", "--tasks", "glue/cola")
+    late = inlay(*command, "--budget", "0.001s", "--json").data
+    assert [(item["trained"], item["left"]) for item in late["studies"]] == [(0, 4), (0, 2)]
+    assert (late["trained"], late["left"]) == (0, 4)
 
 
 def test_some_arms_and_tasks_may_be_asked_for(inlay: Inlay) -> None:
@@ -151,7 +174,9 @@ profiles.device = { backbone = "tiny", seeds = 2, fit = { token_budget = 8192 } 
 """
 
 
-def test_a_study_of_ones_own_answers_the_test_sets_in_the_official_format(inlay: Inlay, tmp_path: Path) -> None:
+@pytest.fixture
+def cola(tmp_path: Path) -> Path:
+    """CoLA in the official layout, and a study of it."""
     folder = tmp_path / "data" / "CoLA"
     folder.mkdir(parents=True)
     for side, size in (("train", 16), ("dev", 8)):
@@ -160,13 +185,50 @@ def test_a_study_of_ones_own_answers_the_test_sets_in_the_official_format(inlay:
     tests = [f"{row}\tthe cat sat {row}" for row in range(1063)]
     (folder / "test.tsv").write_text("\n".join(["index\tsentence", *tests]) + "\n")
     (tmp_path / "own.toml").write_text(OWN)
-    ended = inlay("study", "own.toml", "--data-root", tmp_path / "data", "--out", "out")
+    return folder
+
+
+def test_a_study_of_ones_own_answers_the_test_sets_in_the_official_format(
+    inlay: Inlay, tmp_path: Path, cola: Path
+) -> None:
+    (cola.parent / "WNLI").mkdir()
+    (cola.parent / "WNLI" / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    command = ("study", "own.toml", "--data-root", tmp_path / "data", "--out", "out")
+    ended = inlay(*command)
     assert ended.status == 0, ended.err
+    kept = tmp_path / "out" / "own" / "submission"
     for arm in ("full", "adapters"):
-        written = tmp_path / "out" / "own" / "submission" / f"tiny-{arm}"
+        written = kept / f"tiny-device-{arm}"
         lines = (written / "CoLA.tsv").read_text().splitlines()
         assert lines[0] == "index\tprediction"
         assert len(lines) == 1064
         assert {line.split("\t")[1] for line in lines[1:]} <= {"0", "1"}
-        assert f"submission: {arm}: " in ended.out
-    assert "without SST-2.tsv" in ended.out
+        assert f"submission: {arm}: out/own/submission/tiny-device-{arm}/submission.zip" in ended.out
+    assert "without SST-2.tsv, MRPC.tsv" in ended.out
+    assert "AX.tsv (no test file here); WNLI.tsv (no run): the server wants all" in ended.out
+
+    # Without weights, what was answered stays; what was not is said, and can be trained again.
+    (store,) = tmp_path.rglob("studies/runs")
+    shutil.rmtree(store)
+    shutil.rmtree(kept / "tiny-device-full")
+    answers = (kept / "tiny-device-adapters" / "CoLA.tsv").read_bytes()
+    gone = inlay(*command, "--json").data["studies"][0]
+    said = gone["submission"]
+    assert gone["trained"] == 0
+    assert said[0].startswith("adapters: out/own/submission/tiny-device-adapters/submission.zip, without ")
+    assert said[1].startswith("full: no weights here of the best runs glue/cola ")
+    assert said[2].startswith("put the folders of these runs into ")
+    assert "`--retrain`" in said[2]
+    again = inlay(*command, "--retrain")
+    assert again.status == 0, again.err
+    assert "1 run without weights" in again.err
+    assert "no weights" not in again.out
+    assert len((kept / "tiny-device-full" / "CoLA.tsv").read_text().splitlines()) == 1064
+    assert (kept / "tiny-device-adapters" / "CoLA.tsv").read_bytes() == answers
+
+
+def test_answers_of_a_test_file_that_is_not_the_official_one_are_refused_in_words(inlay: Inlay, cola: Path) -> None:
+    (cola / "test.tsv").write_text("index\tsentence\n0\tthe cat sat\n")
+    ended = inlay("study", "own.toml", "--data-root", cola.parent, "--out", "out", "--arms", "adapters")
+    assert ended.status == 0, ended.err
+    assert "adapters, glue/cola: 1 answers for glue/cola, whose test file has 1063 rows" in ended.out

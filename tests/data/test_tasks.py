@@ -14,7 +14,7 @@ from inlay.config import DataConfig
 from inlay.data import load_task, make_task, read_split
 from inlay.data.splits import group_keys
 from inlay.data.tasks import cut_task, take_sample
-from inlay.errors import BadConfig, BadData, Missing
+from inlay.errors import BadConfig, BadData, Missing, UnknownName
 
 SPAM = [f"win prize number {n},spam" for n in range(10)] + [f"see you at {n},ham" for n in range(30)]
 
@@ -391,3 +391,25 @@ def test_what_settings_draw_is_what_a_study_draws(tmp_path):
     expected = take_sample(cut_task(load_task(config, "rows"), {"dev": 5, "test": 6}), 9, 4)
     assert drawn.digest == expected.digest
     assert (len(drawn.train), len(drawn.dev), len(drawn.test)) == (9, 5, 6)
+
+
+def test_what_is_written_for_labels_is_part_of_what_a_task_learns_and_not_of_what_judges_it(tmp_path):
+    path = write(tmp_path, "sms.csv", SPAM)
+    plain, named = load(path), load(path, answers=("spam=1", "ham=0"))
+    assert (plain.written, named.written) == (("ham", "spam"), ("0", "1"))
+    assert named.digest != plain.digest
+    assert named.dev_digest == plain.dev_digest
+    assert take_sample(named, 4, 0).written == ("0", "1")
+    assert take_sample(named, 4, 0).digest != take_sample(plain, 4, 0).digest
+    assert load(path, answers=("spam=spam",)).digest == plain.digest
+    assert load(path, answers=("spam=junk",)).written == ("ham", "junk")
+
+
+def test_answers_that_cannot_be_told_apart_or_are_of_no_label_are_refused(tmp_path):
+    path = write(tmp_path, "sms.csv", SPAM)
+    assert "writes `ham` for 2 of the labels ham, spam" in refuse(path, BadConfig, answers=("spam=ham",)).message
+    assert "`sapm`" in refuse(path, UnknownName, answers=("sapm=1",)).message
+    numbers = write(tmp_path, "numbers.csv", [f"text {n},{n / 7}" for n in range(40)])
+    assert "for a `regress` task" in refuse(numbers, BadConfig, answers=("1=2",)).message
+    odd = write(tmp_path, "odd.csv", [f"text {n},{'a=b' if n % 2 else 'a'}" for n in range(40)])
+    assert load(odd, answers=("a=x", "a=b=y")).written == ("x", "y")

@@ -383,7 +383,9 @@ def _fill_joint(bench: Bench, arm: str, tasks: Any, shift: float, **more: Any) -
             if arm.startswith("single"):
                 joint = {"run": f"{arm}-{task}-{seed}", "tasks": [task]}
             extra: dict[str, Any] = {"joint": joint | {"is_copy": more.get("is_copy", False)}}
-            extra |= {"embedding": vector} if embeds else {}
+            drawn = random.Random(f"{arm}/{seed}/{task}")
+            start = [drawn.gauss(0, 0.02) + (place == number) for place in range(8)]
+            extra |= {"embedding": vector, "embedding_start": start} if embeds else {}
             dev = {metric: score, **others.get(task, {})}
             count = round(total / len(tasks))
             own = {key: value for key, value in more.items() if key != "is_copy"}

@@ -23,7 +23,7 @@ from inlay.research.estimate import estimate_units
 from inlay.research.ledger import Ledger
 from inlay.research.planning import load_tasks, plan_study
 from inlay.research.recording import Origin, Recorder
-from inlay.research.records import read_records
+from inlay.research.records import add_records, read_records
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
 from inlay.training.cohort import Watcher
@@ -195,7 +195,7 @@ def test_studies_asked_for_together_train_what_they_share_once_and_the_first_tie
     outcome = conduct(plans, places, stage=stage)
     assert not outcome.missing
     assert len(stage.trained) == len(set(stage.trained)), "nobody's run twice"
-    assert outcome.num_trained["small"] == outcome.num_trained["other"] == 1 + 4 + 16 + 1
+    assert outcome.num_trained["small"] == outcome.num_trained["other"] == outcome.total_trained == 1 + 4 + 16 + 1
     assert {record.study for record in read_records(file_of(places, "other"))} == {"other"}
     tiers = [unit.items[0].tier for unit in stage.units]
     assert tiers == sorted(tiers)
@@ -207,6 +207,30 @@ def test_with_records_and_no_store_nothing_is_trained(tmp_path, backbone, places
     assert list_todo([make_plan(tmp_path, backbone)], places) == []
     assert not conduct([make_plan(tmp_path, backbone)], places).missing
     assert not places.runs.exists()
+
+
+def test_a_file_of_another_machine_put_beside_ours_is_not_trained_again(tmp_path, backbone, places, done):
+    plan, known = make_plan(tmp_path, backbone), read_records(file_of(done.places))
+    known.sort(key=lambda record: record.arm != "full")  # no other arm asks for these
+    elsewhere = [dataclasses.replace(record, hardware="another GPU") for record in known[1:]]
+    add_records(places.results / "small" / "from-the-cluster.json", "small", elsewhere)
+    (left,) = list_todo([plan], places)
+    assert [item.id for item in left.items] == [known[0].id]
+    ledger = Ledger([plan], places)
+    ledger.keep(known[:1])
+    assert all(map(ledger.is_known, plan.items)), "what is beside counts also after ours was written"
+    assert [record.key for record in read_records(file_of(places))] == [known[0].key], "and stays where it is"
+
+
+def test_records_of_another_profile_and_of_a_backbone_by_another_name_are_lent(tmp_path, backbone, places, done):
+    known = read_records(file_of(done.places))
+    other = [dataclasses.replace(record, profile="device", backbone="copy", fingerprint="") for record in known]
+    add_records(places.results / "small" / "copy-device.json", "small", other)
+    plan = make_plan(tmp_path, backbone)
+    lent = conduct([plan], places).records
+    assert {record.key for record in lent} == {record.key for record in known}
+    assert {(record.profile, record.backbone) for record in lent} == {("tiny", "tiny")}
+    assert {record.fingerprint for record in lent} == {backbone.fingerprint}
 
 
 def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backbone, places, monkeypatch):

@@ -20,6 +20,7 @@ from inlay.research.planning import load_tasks, plan_study
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
 from inlay.research.work import Bench
+from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.materialize import read_materialized, read_parts
 
 TINY = """
@@ -102,6 +103,11 @@ def test_a_run_of_several_tasks_has_a_record_for_each(done, backbone):
         assert len(record.curve) == 2
         assert len(record.extra["embedding"]) == 64
     item = next(item for item in plan.items if item.arm.name == "hyper")
+    (member,) = (cohort := Cohort([item.run], backbone, CohortSettings(4096, 1, 100))).members
+    fresh = member.read(cohort.bank)["cola/task.embedding"].tolist()
+    first = next(record for record in hyper if (record.id, record.task) == (item.id, "glue/cola"))
+    assert first.extra["embedding_start"] == pytest.approx(fresh, abs=1e-5)
+    assert first.extra["embedding"] != first.extra["embedding_start"]
     total = sum(spec.num_parameters for spec in item.run.layout(backbone.anatomy))
     for records in by_run.values():
         assert sorted(record.id for record in records) == [records[0].extra["joint"]["run"], f"{records[0].id[:16]}-1"]
@@ -156,6 +162,15 @@ def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_h
         assert record.num_train == int(record.arm.rpartition("-")[2])
         assert set(record.test) >= {"accuracy"}
         assert record.config["joint"]["start"] == few.items[0].source.id
+
+
+def test_a_source_is_trained_in_its_cohort_and_before_what_goes_on_from_it(tmp_path, backbone):
+    plans = [make_plan(tmp_path, backbone, name) for name in ("few", "several")]
+    units = list_todo(plans, Places(tmp_path / "results", tmp_path / "runs"))
+    described = [unit.describe() for unit in units]
+    few = next(text for text in described if text.startswith("hyper-4"))
+    assert described.index("hyper on 2 tasks, 2 seeds, size 4") < described.index(few)
+    assert all(len({item.source is None for item in unit.items}) == 1 for unit in units), "in no unit of others"
 
 
 def test_an_arm_says_of_which_tasks_it_wants_more_rows_than_there_are(tmp_path, backbone):

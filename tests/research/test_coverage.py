@@ -71,6 +71,7 @@ def test_many_gaps_are_a_few_lines(planned):
 
 def test_arms_that_the_backbone_is_too_shallow_for_are_in_no_plan(planned):
     study, records = planned
+    records = [dataclasses.replace(item, backbone="of-unknown-depth") for item in records]
     for number in (3, 9):
         study.arms[f"top-{number}"] = dataclasses.replace(study.arms["full"], title=f"top {number}", min_layers=number)
     missing = list_missing(study, records[1:])
@@ -79,6 +80,17 @@ def test_arms_that_the_backbone_is_too_shallow_for_are_in_no_plan(planned):
     assert not any("3 layers" in line for line in list_missing(study, [*records, *top[1:]]))
     assert list_missing(study, [*records, *top]) == ["left out, as the backbone has too few layers: top-9 (needs 9)"]
     assert Coverage(study, [*records, *top]).count == "48 of 48 planned runs"
+
+
+@pytest.mark.parametrize(("backbone", "extra"), [("own", {"layers": 6}), ("/b/minilm", {}), ("minilm", {"layers": 6})])
+def test_layers_are_asked_for_only_where_the_backbone_has_fewer(planned, backbone, extra):
+    study, records = planned
+    records = [dataclasses.replace(item, backbone=backbone, extra=extra) for item in records]
+    for number in (3, 9):
+        study.arms[f"top-{number}"] = dataclasses.replace(study.arms["full"], title=f"top {number}", min_layers=number)
+    missing = list_missing(study, records[1:])
+    assert "not run: top-3 on RTE, MRPC" in missing, "it has three layers"
+    assert "left out, as the backbone has too few layers: top-9 (needs 9)" in missing
 
 
 @pytest.mark.parametrize("name", ["glue", "extra", "stream", "multitask", "fewshot", "init"])

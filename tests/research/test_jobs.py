@@ -212,6 +212,16 @@ def test_a_run_that_others_go_on_from_is_trained_by_one_process(tmp_path, backbo
     assert foreman._may_begin(halves[1]), "its weights are there"
 
 
+def test_what_goes_on_from_a_run_waits_for_the_cohort_that_trains_it(tmp_path, backbone):
+    plans, places = [make_several(tmp_path, backbone, name) for name in ("several", "few")], places_in(tmp_path)
+    recipe = Recipe({}, {}, "cpu", None, False, places.runs, None, 2)
+    foreman = jobs._Foreman(Sitting(plans, places), places, recipe, Stage(), Pace(None))
+    source, few = (next(unit for unit in foreman._waiting if bool(unit.items[0].source) is it) for it in (False, True))
+    assert not foreman._may_begin(few)
+    foreman._waiting.remove(source)
+    assert foreman._may_begin(few), "nobody else will train it"
+
+
 def make_foreman(tmp_path, backbone, stage=None, text=STUDY):
     """A foreman whose processes are dealt to over pipes whose other ends are ours, and never started."""
     plan, places = make_plan(tmp_path, backbone, text), places_in(tmp_path)

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import synthetic
 
+from inlay.research import gather
+from inlay.research.gather import draw_report, gather_chapter, order_studies
 from inlay.research.page import Folded, Heading, Points, Text, write_html, write_markdown
 from inlay.research.published import read_published
-from inlay.research.report import Chapter, group_records, make_report, write_report
+from inlay.research.records import add_records, results_file
+from inlay.research.report import Chapter, Report, group_records, make_report, write_report
 from inlay.research.tables import Table
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
@@ -81,6 +84,27 @@ def test_backbones_and_profiles_are_never_mixed_and_the_largest_comes_first(repo
     bench = synthetic.Bench("glue")
     records = [bench.add("full", "glue/rte", 0.7, profile=profile) for profile in ("tiny", "paper")]
     assert list(group_records(records)) == [("mpnet-base", "paper"), ("mpnet-base", "tiny")]
+
+
+def test_studies_come_in_the_order_of_the_papers_and_ones_own_last():
+    paths = [*(PUBLISHED.parent).glob("*.toml"), Path("/own/beside.toml"), Path("/own/aside.toml")]
+    found = [path.stem for path in order_studies(sorted(paths))]
+    assert found == [*synthetic.STUDIES, "aside", "beside"]
+
+
+def test_a_report_may_be_of_one_backbone(tmp_path, monkeypatch):
+    _, records = synthetic.uva()
+    small = [dataclasses.replace(item, id=f"small{item.id}", backbone="/b/minilm") for item in records]
+    add_records(results_file(tmp_path, "uva", "mpnet-base", "device"), "uva", records)
+    add_records(results_file(tmp_path, "uva", "minilm", "device"), "uva", small)
+    path = PUBLISHED.parent / "uva.toml"
+    assert list(gather_chapter(path, tmp_path).variants) == [("minilm", "device"), ("mpnet-base", "device")]
+    assert list(gather_chapter(path, tmp_path, "/elsewhere/minilm").variants) == [("minilm", "device")]
+    drawn = []
+    monkeypatch.setattr(gather, "make_report", lambda chapters, *title: drawn.append(chapters) or Report("", "", {}))
+    page = draw_report([path, PUBLISHED.parent / "glue.toml"], tmp_path, "minilm")
+    assert page == tmp_path / "report.html", "as of several, though one has results"
+    assert [(chapter.study.name, len(chapter.records)) for chapter in drawn[0]] == [("uva", len(small))]
 
 
 def test_it_says_what_differs_what_is_missing_and_what_was_not_run(report):

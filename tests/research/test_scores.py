@@ -143,6 +143,31 @@ def test_a_single_lucky_seed_does_not_beat_settings_with_more():
     assert choose(bench.records)["glue/rte"].setting == {"lr": 1e-4}
 
 
+def test_settings_with_fewer_seeds_compete_from_two_on():
+    # The first one's third seed came to nothing, which the second could not show: it has two.
+    bench = fill({5e-4: [0.316, 0.304, 0.0], 1e-3: [0.30, 0.292], 3e-3: [0.35]})
+    cell = choose(bench.records)["glue/rte"]
+    assert cell.setting == {"lr": 1e-3}
+    assert (cell.num_settings, cell.num_waiting) == (2, 1)
+    # A seed that only one has says nothing for it either: on the shared ones it is behind.
+    bench = fill({5e-4: [0.28, 0.29, 0.40], 1e-3: [0.30, 0.292]})
+    assert choose(bench.records)["glue/rte"].setting == {"lr": 1e-3}
+    bench = fill({5e-4: [0.31, 0.30, 0.29], 1e-3: [0.30, 0.292]})
+    assert choose(bench.records)["glue/rte"].setting == {"lr": 5e-4}
+
+
+def test_a_setting_of_whose_runs_one_diverged_does_not_win_by_the_others():
+    bench = fill({1e-4: [0.70, 0.72, 0.71], 1e-3: [0.80, 0.80, 0.80]})
+    lost = [
+        dataclasses.replace(item, status="diverged") if item.axes["lr"] == 1e-3 and item.seed == 2 else item
+        for item in bench.records
+    ]
+    assert choose(lost)["glue/rte"].setting == {"lr": 1e-4}
+    assert {item.axes["lr"] for item in keep_best(lost)} == {1e-4}
+    only = [item for item in lost if item.axes["lr"] == 1e-3]
+    assert choose(only)["glue/rte"].estimate.num == 2, "better than nothing"
+
+
 def test_a_run_that_diverged_has_no_score_and_is_counted():
     bench = fill({1e-4: [0.70, 0.72], 1e-3: [0.80, 0.80]})
     records = [
@@ -215,6 +240,7 @@ def test_total_parameters_are_a_copy_each_or_one_backbone_and_parts():
     assert total_parameters(rows["full"]) == pytest.approx(3.0)
     assert total_parameters(rows["adapters-64"]) == pytest.approx(1.06)
     assert total_parameters({}) is None
+    assert total_parameters(rows["adapters-64"], needs_backbone=False) == pytest.approx(0.06), "TF-IDF has none"
     turns = [dataclasses.replace(record, id=f"one-{number}") for number, record in enumerate(bench.records[::2])]
     assert total_parameters(choose(turns)) == pytest.approx(1.0), "one network went through all three tasks"
 

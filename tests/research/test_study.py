@@ -170,15 +170,25 @@ def test_every_method_of_one_task_is_an_arm_of_methods():
 @pytest.mark.parametrize("backbone", [None, "minilm"])
 @pytest.mark.parametrize("name", SEVERAL_TASKS)
 def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
-    """At least 3 seeds (2 of a copy of the backbone), one number of steps for all arms that share their tasks."""
+    """Seeds, rates and numbers of samples are the same for all arms, and so are the steps of those that share tasks."""
     study = read_study(STUDIES[name], "device", backbone)
-    for arm, _, point in study.points():
-        assert arm.seeds >= (2 if point.config.method.name in ("full-multi", "pal-published") else 3), arm.name
+    assert {arm.seeds for arm in study.arms.values()} == {5 if name == "fewshot" else 3}
+    assert len({len(arm.axes["lr"]) for arm in study.arms.values()}) == 1
+    assert len(set(samples_by_method(study).values())) == 1
+    for _, _, point in study.points():
         assert point.config.train.epochs <= 4, "that often dev rows are scored"
     steps = {arm.kind: {point.config.joint.steps for point in arm.points()} for arm in study.arms.values()}
     totals = {number * (len(study.tasks) if kind == "single" else 1) for kind, own in steps.items() for number in own}
-    assert max(totals) <= 2000
+    assert max(totals) <= 1500
     assert name != "multitask" or max(totals) - min(totals) < len(study.tasks), totals
+
+
+def samples_by_method(study):
+    """Method -> every task and number of samples it has; none where there are no samples."""
+    found = {}
+    for arm, task, point in study.points():
+        found.setdefault(point.config.method.name, set()).add((task, arm.sample))
+    return {method: frozenset(sizes) for method, sizes in found.items()}
 
 
 SAME = [*((each, None) for each in PROFILES), ("device", "minilm"), *(("paper", f"google-t5/t5-{size}") for size in
@@ -193,6 +203,7 @@ def test_studies_of_the_same_trained_models_have_the_same_settings(profile, back
         on = read_study(STUDIES[name], profile, backbone).backbone  # the ablation is published for the small model
         own = study_points("multitask", profile, arm, on)
         assert all(config in own for config in found), name
+        assert read_study(STUDIES[name], profile, backbone).data == read_study(STUDIES["multitask"], profile, on).data
 
 
 @pytest.mark.parametrize(
@@ -225,6 +236,13 @@ def test_sizes_of_the_small_model_are_those_of_its_rows_in_every_study(name):
     for size, model in ((16, "google-t5/t5-small"), (24, "google-t5/t5-base")):
         study = read_study(STUDIES[name], "paper", model)
         assert {point.config.method.size for _, _, point in study.points()} <= {size, None}
+
+
+@pytest.mark.parametrize(("backbone", "size"), [("flan-t5-small", 16), ("minilm", 12), ("mpnet-base", 24)])
+@pytest.mark.parametrize("name", SEVERAL_TASKS)
+def test_sizes_on_the_device_are_a_thirty_second_of_the_width(name, backbone, size):
+    study = read_study(STUDIES[name], "device", backbone)
+    assert {point.config.method.size for _, _, point in study.points()} <= {size, None}
 
 
 @pytest.mark.parametrize("name", ["multitask", "hyper-ablation", "embeddings"])
@@ -302,10 +320,10 @@ def test_pals_are_a_row_of_encoders_as_published(backbone):
     """All tasks train one backbone together and draw annealed, with the steps and rate of full fine-tuning."""
     assert "pals" not in read_study(STUDIES["multitask"], "device").arms, "they stand beside an encoder's blocks"
     study = read_study(STUDIES["multitask"], "device", backbone)
-    (point,), (full,) = (study.arms[name].points() for name in ("pals", "multi-full"))
-    assert resolve_method(point.config.method).name == "pal-published"
-    assert point.config.joint == dataclasses.replace(full.config.joint, sampling="annealed")
-    assert point.config.train == full.config.train
+    for point, full in zip(*(study.arms[name].points() for name in ("pals", "multi-full")), strict=True):
+        assert resolve_method(point.config.method).name == "pal-published"
+        assert point.config.joint == dataclasses.replace(full.config.joint, sampling="annealed")
+        assert point.config.train == full.config.train
     assert study.arms["pals"].tasks == study.tasks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from inlay.data import load_task
 from inlay.errors import BadData, Missing, UnknownName
 from inlay.model.bank import Bank
 from inlay.model.inference import infer
+from inlay.research.entries import Entry, list_gone
 from inlay.research.submission import SUBMISSION, answer_test, pack_submission, read_test, write_submission
 from inlay.training import fit, make_run
 from inlay.training.evaluate import encode_rows
@@ -102,3 +104,16 @@ def test_a_set_without_a_test_file_is_missing(root, tiny_bert):
     (root / "WNLI" / "test.tsv").unlink()
     with pytest.raises(Missing, match="no test rows"):
         read_test("glue/wnli", DataConfig(root=str(root)))
+
+
+def test_an_entry_knows_whose_answers_are_there(tmp_path):
+    """Of a run that was the best before, until the weights of the new one are there."""
+    entry = Entry("full", "glue/wnli", Mock(), Mock(id="b2"), tmp_path / "best.safetensors", tmp_path)
+    assert list_gone([entry]) == [entry]
+    assert entry.describe_gone() == "glue/wnli b2"
+    write_submission("glue/wnli", ["0"] * 146, tmp_path)
+    (tmp_path / "runs.json").write_text('{"WNLI.tsv": {"run": "a1"}}')
+    assert entry.describe_gone() == "glue/wnli b2 (a1 answers)"
+    (tmp_path / "runs.json").write_text('{"WNLI.tsv": {"run": "b2"}}')
+    assert entry.is_written
+    assert not list_gone([entry])

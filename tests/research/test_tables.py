@@ -13,8 +13,8 @@ from inlay.research.coverage import list_missing
 from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study, way_of
 from inlay.research.other_metrics import other_metric_tables
 from inlay.research.published import Published, read_published
-from inlay.research.scores import Estimate, estimate
-from inlay.research.tables import score_tables, settings_table, show, study_tables
+from inlay.research.scores import Estimate, estimate, pair
+from inlay.research.tables import find_gaps, score_tables, settings_table, show, study_tables
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 
@@ -45,6 +45,72 @@ def test_wnli_has_a_column_and_is_not_in_the_mean():
     assert "glue/wnli" not in mean_tasks(scored)
     (table,) = score_tables(scored)
     assert "not in the mean: WNLI" in table.notes
+
+
+def test_wnli_is_not_in_shares_and_totals_and_a_published_total_says_how_many_tasks_it_is_of():
+    _, records = synthetic.glue()
+    wide = [
+        dataclasses.replace(record, trained_parameters=record.trained_parameters * 9) if record.task == "glue/wnli"
+        else record
+        for record in records
+    ]  # fmt: skip
+    (table,) = score_tables(scored_of("glue", wide))
+    own = line_of(table, "adapters (64)")
+    share = synthetic.adapter_parameters(64) / synthetic.BACKBONE
+    assert own["% of backbone"] == f"{100 * share:.2f}"
+    assert own["total, 6 tasks"] == f"{1 + 6 * share:.2f}×"
+    assert own["trained"] == "2.42M"
+    assert line_of(table, "BERT-large, full, published")["total, 6 tasks"] == "9× (9 tasks)"
+    assert "not in trained parameters, their share and total: WNLI" in table.notes
+
+
+def test_a_row_without_a_backbone_counts_none_in_its_total():
+    scored = scored_of("extra")
+    table = score_tables(scored)[0]
+    total = next(line for line in table.lines if line[0] == "total, 13 tasks")
+    whole = dict(zip(table.columns, total, strict=True))
+    assert whole["TF-IDF, no transformer"] == f"{13 * 29_388 / synthetic.BACKBONE:.2f}×" == "0.00×"
+    assert whole["`none` (not shared)"] == "1.36×"
+
+
+def test_our_difference_stands_over_the_tasks_of_the_published_one():
+    scored = scored_of("tradeoff")
+    (table,) = score_tables(scored)
+    mnli, full = (scored.rows[key]["glue/mnli"].scores for key in ("adapters-64", "full"))
+    alone = show(estimate(mnli[seed] - full[seed] for seed in full), signed=True)
+    found = line_of(table, "adapters (64)")
+    assert found["less full fine-tuning, MNLI-m"] == alone
+    one = line_of(table, "adapters (1)")
+    assert one["less full fine-tuning, MNLI-m"] != one["less full fine-tuning"]
+    printed = line_of(table, "adapters, m = 64, published")
+    assert (printed["less full fine-tuning"], printed["less full fine-tuning, MNLI-m"]) == ("–", "−0.7")
+    gaps = find_gaps(scored, "adapters-64")
+    assert (show(gaps.ours.estimate, signed=True), gaps.over) == (alone, "MNLI-m")
+    extra = scored_of("extra")
+    gaps = find_gaps(extra, "none")
+    assert gaps.over == "9 tasks"
+    assert len(gaps.ours.by_task) == 9
+    table = score_tables(extra)[0]
+    line = next(line for line in table.lines if line[0] == "less full fine-tuning, 9 published")
+    cells = dict(zip(table.columns, line, strict=True))
+    assert cells["`none` (not shared)"] == show(gaps.ours.estimate, signed=True)
+    assert cells["`none` (TF-Adapter-BERT), published"] == show(gaps.published, signed=True)
+
+
+def test_differences_are_over_the_tasks_that_all_rows_have():
+    _, records = synthetic.tradeoff()
+    some = [record for record in records if not record.arm.startswith("top") or record.task == "glue/mnli"]
+    scored = scored_of("tradeoff", some)
+    (table,) = score_tables(scored)
+    assert "less full fine-tuning" not in table.columns, "of one row over one task, of another over six"
+    found = line_of(table, "adapters (64)")
+    assert found["less full fine-tuning, MNLI-m"] == show(
+        pair(scored.rows["adapters-64"], scored.rows["full"], ["glue/mnli"]).estimate, signed=True
+    )
+    none = [record for record in some if record.arm != "full" or record.task == "glue/rte"]
+    (table,) = score_tables(scored_of("tradeoff", none))
+    assert not any(column.startswith("less") for column in table.columns)
+    assert "less full fine-tuning: not shown, as no task is in all rows" in table.notes
 
 
 def test_differences_say_how_many_pairs_they_are_of():
@@ -279,7 +345,7 @@ def test_a_run_of_several_tasks_has_one_setting_for_all_of_them():
     study, records = synthetic.multitask()
     other = [
         dataclasses.replace(
-            item, id=f"b{item.id[1:]}", axes={"lr": 1.0}, config={"method": {}, "train": {"lr": 1.0}},
+            item, id=f"other{item.id}", axes={"lr": 1.0}, config={"method": {}, "train": {"lr": 1.0}},
             dev={**item.dev, item.metric: item.dev[item.metric] + (0.1 if item.task == "glue/rte" else -0.1)},
         )
         for item in records

@@ -101,11 +101,11 @@ def test_a_task_of_a_finished_run_is_found_again_by_its_own_rows_alone(tiny_bert
         read_materialized(folder, tasks[:1], tiny_bert)
 
 
-def new_run(backbone, toy_task, folder, source, **joint):
-    task = toy_task("new", num_labels=3, num_rows=24, seed=5)
+def new_run(backbone, toy_task, folder, source, task=None, **joint):
+    task = task or toy_task("new", num_labels=3, num_rows=24, seed=5)
     joint = dataclasses.replace(source.config.joint, start=source.id, steps=4, **joint)
     config = dataclasses.replace(source.config, joint=joint)
-    start = start_from(folder / source.id, config, [task.name])
+    start = start_from(folder / source.id, config, [task])
     return make_joint_run([task], config, backbone, "new", start=start)
 
 
@@ -144,8 +144,30 @@ def test_a_new_task_goes_on_from_a_network_whose_tasks_have_nothing_of_their_own
     run = new_run(t5, toy_task, tmp_path, source, like=("new=five",))
     start = run.start.of("new")
     assert all(torch.equal(start[name], tensor) for name, tensor in before.tensors.items())
+    assert run.parts[0].reading.prompt == "five: ", "all that tells the task it is like from the others"
+    assert new_run(t5, toy_task, tmp_path, source).parts[0].reading.prompt == "new: "
     with pytest.raises(UnknownName, match="seven"):
         new_run(t5, toy_task, tmp_path, source, like=("new=seven",))
+
+
+def test_a_head_begins_as_that_of_the_task_it_is_like_by_what_labels_mean(tiny_bert, toy_task, tmp_path):
+    source, before = train(tiny_bert, toy_task, tmp_path, "full-multi")
+    task = toy_task("new", num_labels=3, num_rows=24, seed=5)
+    weight, bias = (before.tensors[f"five/head.{name}"] for name in ("weight", "bias"))
+    for answers, rows in [(("label-4", "label-0", "label-3"), [4, 0, 3]), ((), [0, 1, 2])]:
+        named = dataclasses.replace(task, answers=answers)
+        run = new_run(tiny_bert, toy_task, tmp_path, source, named, like=("new=five",))
+        start = run.start.of("new")
+        assert torch.equal(start["head.weight"], weight[rows])
+        assert torch.equal(start["head.bias"], bias[rows])
+        assert run.start.notes[-1] == "the head of `new` starts as that of `five`, label by label"
+        (member,) = (cohort := Cohort([run], tiny_bert, SETTINGS)).members
+        assert torch.equal(member.read(cohort.bank)["new/head.weight"], weight[rows])
+    others = dataclasses.replace(task, labels=("label-0", "label-1", "another"))
+    for unlike, old in [(others, "five"), (task, "two"), (task, "number")]:
+        run = new_run(tiny_bert, toy_task, tmp_path, source, unlike, like=(f"new={old}",))
+        assert not any(name.startswith("head.") for name in run.start.of("new"))
+        assert run.start.notes[-1] == f"the head of `new` starts fresh: its labels are not those of `{old}`"
 
 
 def test_ordinary_adapters_may_start_from_those_that_were_written(tiny_bert, toy_task, tmp_path):
@@ -165,14 +187,14 @@ def test_a_start_of_another_method_or_of_an_unknown_task_is_refused(tiny_bert, t
     source, _ = train(tiny_bert, toy_task, tmp_path, "hyperformer++")
     other = make_joint(tiny_bert, toy_task, "hyperformer").config
     with pytest.raises(BadConfig, match="has `hyperformer\\+\\+`"):
-        start_from(tmp_path / source.id, other, ["new"])
+        start_from(tmp_path / source.id, other, [])
     with pytest.raises(UnknownName, match="seven"):
         new_run(tiny_bert, toy_task, tmp_path, source, like=("new=seven",))
     with pytest.raises(BadConfig, match=r"`joint\.like` is `new`"):
         new_run(tiny_bert, toy_task, tmp_path, source, like=("new",))
     wider = dataclasses.replace(source.config, method=dataclasses.replace(source.config.method, size=8))
     with pytest.raises(BadConfig, match=r"`method\.size` is `8`, but run `\w+` has `4`"):
-        start_from(tmp_path / source.id, wider, ["new"])
+        start_from(tmp_path / source.id, wider, [])
 
 
 def test_what_a_task_trains_alone_has_a_learning_rate_of_its_own(backbone_of, toy_task, tmp_path):

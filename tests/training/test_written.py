@@ -16,7 +16,7 @@ from inlay.serving.verify import verify
 from inlay.store import Store
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import score_split
-from inlay.training.fit import fit
+from inlay.training.fit import FitSettings, fit
 from inlay.training.publish import publish
 from inlay.training.run import make_run
 
@@ -105,6 +105,18 @@ def test_a_steps_loss_is_the_mean_over_the_tokens_of_its_answers(backbone_of, to
             total -= float(0.8 * log[int(token)] + 0.2 * log.mean())
             num_tokens += 1
     assert float(losses_S[0]) == pytest.approx(total / num_tokens, rel=1e-4)
+
+
+def test_labels_are_scored_by_what_is_written_for_them_and_answered_by_their_names(backbone_of, toy_task, tmp_path):
+    backbone, store = backbone_of("t5"), Store(tmp_path / "store")
+    run = make(backbone, dataclasses.replace(toy_task("label"), answers=("no", "yes")), epochs=1)
+    assert run.spec.head.texts == ("no", "yes")
+    assert run.config.data.answers == ("label-0=no", "label-1=yes")
+    (result,) = fit([run], backbone, tmp_path / "runs", FitSettings(draw_curves=False))
+    publish(run, result, backbone, store)
+    (answer,) = Engine(backbone, store).predict([Request("label", "the movie")])
+    assert answer.outcome.label in run.task.labels
+    assert make(backbone, toy_task("label")).config.data.answers == ()
 
 
 def test_numbers_are_written_in_steps_of_a_fifth(backbone_of, toy_task):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inlay.cli import screen
@@ -17,27 +17,34 @@ if TYPE_CHECKING:
 
 def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: bool) -> None:
     """Put the work that is left of several studies, each run once, and the rows of every arm."""
-    from inlay.research.conduct import list_todo
+    from inlay.research.agenda import make_agenda
     from inlay.research.estimate import estimate_units
+    from inlay.research.ledger import Ledger
 
-    units = list_todo(plans, places)
+    ledger = Ledger(plans, places)
+    units = make_agenda(plans, ledger, places.runs)
     with screen.working("measuring a step of each kind" if measured else "counting"):
         estimates = estimate_units(units, plans, measured=measured)
-    rows = _join_alone(units, estimates)
+    left = {plan.study.name: {item.id for item in plan.items if not ledger.is_known(item)} for plan in plans}
+    rows = _join_alone(units, estimates, left)
     if not measured:
         for row in rows:
             row["seconds"] = None
+    num_left = len(set().union(*left.values()))
     totals = {
+        "left": num_left,
+        "done": len({item.id for plan in plans for item in plan.items}) - num_left,
         "seconds": round(sum(found.seconds for found in estimates), 1) if measured else None,
         "samples": {
             "cohorts": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if not unit.is_solo),
             "copies": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if unit.is_solo),
         },
     }
+    studies = [_describe_left(plan, units, rows, len(left[plan.study.name])) for plan in plans]
     if as_json:
-        screen.put_json({"studies": [_describe_left(plan, units, rows) for plan in plans], **totals})
+        screen.put_json({"studies": studies, **totals})
     else:
-        _put(plans, rows, totals)
+        _put(plans, studies, rows, totals)
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -51,16 +58,26 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _describe_left(plan: Plan, units: Sequence[Unit], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A plan with its units; of a run that several studies ask for, the rows are the first one's."""
+def _describe_left(plan: Plan, units: Sequence[Unit], rows: Sequence[dict[str, Any]], num_left: int) -> dict[str, Any]:
+    """A plan with what is left of it: in each unit its own runs; time and memory are the whole unit's.
+
+    The rows of a run that several studies ask for are counted for the first of them.
+    """
+    name = plan.study.name
     samples: dict[str, int] = {}
-    for item in (item for unit in units for item in unit.items if item.study == plan.study.name):
+    for item in (item for unit in units for item in unit.items if item.study == name):
         samples[item.arm.name] = samples.get(item.arm.name, 0) + item.num_samples
-    return {**describe(plan), "units": [row for row in rows if row["study"] == plan.study.name], "samples": samples}
+    own = [{**row, "runs": row["studies"][name]} for row in rows if name in row["studies"]]
+    return {**describe(plan), "left": num_left, "units": own, "samples": samples}
 
 
-def _join_alone(units: Sequence[Unit], estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
-    """A row for each unit of work; neighbours that train alone, of one arm and seed, have one together."""
+def _join_alone(
+    units: Sequence[Unit], estimates: Sequence[Estimate], left: Mapping[str, set[str]]
+) -> list[dict[str, Any]]:
+    """A row for each unit of work; neighbours that train alone, of one arm and seed, have one together.
+
+    `left` has the runs that each study lacks: a unit is of all that ask for one of its runs.
+    """
     groups: list[tuple[Unit, list[Estimate]]] = []
     for unit, found in zip(units, estimates, strict=True):
         before = groups[-1][0] if groups else None
@@ -70,7 +87,7 @@ def _join_alone(units: Sequence[Unit], estimates: Sequence[Estimate]) -> list[di
             groups.append((unit, [found]))
     return [
         {
-            "study": unit.items[0].study,
+            "studies": _count_runs(unit, left),
             "work": unit.describe(),
             "runs": unit.num_runs,
             "together": max(item.num_slots for item in found),
@@ -82,15 +99,23 @@ def _join_alone(units: Sequence[Unit], estimates: Sequence[Estimate]) -> list[di
     ]
 
 
+def _count_runs(unit: Unit, left: Mapping[str, set[str]]) -> dict[str, int]:
+    """How many of a unit's runs each study asks for."""
+    ids = {item.id for item in unit.items}
+    return {study: len(ids & wanted) for study, wanted in left.items() if ids & wanted}
+
+
 def _key(unit: Unit) -> tuple[str, str, int]:
     return (unit.items[0].study, unit.items[0].arm.name, unit.items[0].seed)
 
 
-def _put(plans: Sequence[Plan], rows: Sequence[dict[str, Any]], totals: dict[str, Any]) -> None:
+def _put(
+    plans: Sequence[Plan], studies: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], totals: dict[str, Any]
+) -> None:
     numbers = [Column(name, is_number=True) for name in ("runs", "together", "rows", "time", "memory")]
     cells = [
         [
-            row["study"],
+            _name_studies(list(row["studies"])),
             row["work"],
             str(row["runs"]),
             str(row["together"]),
@@ -102,16 +127,22 @@ def _put(plans: Sequence[Plan], rows: Sequence[dict[str, Any]], totals: dict[str
     ]
     screen.put_table([Column("study"), Column("work, in this order", is_flexible=True), *numbers], cells)
     screen.put()
-    num_left = sum(row["runs"] for row in rows)
-    num_done = len({item.id for plan in plans for item in plan.items}) - num_left
     devices = ", ".join(dict.fromkeys(str(plan.backbone.device) for plan in plans))
     samples = totals["samples"]
+    several = {said["study"]: f"{said['left']} to train of {said['runs']}" for said in studies}
+    is_shared = sum(said["left"] for said in studies) > totals["left"]
     screen.put_pairs(
         {
-            "runs": f"{num_left} to train, {max(0, num_done)} done",
+            **(several if len(studies) > 1 else {}),
+            "runs": f"{totals['left']} to train, {totals['done']} done"
+            + (": what several studies ask for is counted once" if is_shared else ""),
             "rows": f"{samples['cohorts']:,} in cohorts, {samples['copies']:,} for copies of the backbone",
             "time": "not measured"
             if totals["seconds"] is None
             else f"about {screen.duration(totals['seconds'])} on {devices}, from a measured step of each kind",
         }
     )
+
+
+def _name_studies(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"

@@ -133,7 +133,7 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
     backbone = open_backbone(config.backbone, device)
     start = Start()
     if config.joint.start is not None:
-        start = start_from(_find_run(config.joint.start, store), config, [task.name for task in tasks])
+        start = start_from(_find_run(config.joint.start, store), config, tasks)
     first = config.train.seed
     grid = [
         dataclasses.replace(config, train=dataclasses.replace(config.train, seed=first + number))

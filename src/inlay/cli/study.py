@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.research.conduct import Outcome
+    from inlay.research.entries import Entry
     from inlay.research.ledger import Places
     from inlay.research.planning import Plan
     from inlay.research.study import Study
@@ -49,7 +51,8 @@ def study(
         typer.Option("--profile", metavar="paper|device|tiny", help="the published grid, a short one, or a trial"),
     ] = "device",
     backbone: Annotated[
-        str | None, typer.Option("--backbone", metavar="NAME", help="another backbone than the profile's")
+        str | None,
+        typer.Option("--backbone", metavar="NAME", help="another than the profile's; of a report: this one only"),
     ] = None,
     arms: Annotated[
         str | None, typer.Option("--arms", metavar="A,B,…", help="these arms only; `top-*` stands for all such")
@@ -73,6 +76,13 @@ def study(
         bool,
         typer.Option("--report/--no-report", help="draw the report, and answer GLUE's test sets, at the end"),
     ] = True,
+    retrain: Annotated[
+        bool,
+        typer.Option(
+            "--retrain",
+            help="train the best runs again whose weights are gone, to answer GLUE's test sets; no budget holds it",
+        ),
+    ] = False,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="leave out the columns of data sets that are not there")
     ] = False,
@@ -96,7 +106,8 @@ def study(
     or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part of each comes
     first. It can be stopped at any moment: the same command goes on from there, and another machine's results may be
     put beside them. At the end it draws tables, figures and what they say of the published claims: report.html and
-    report.md. `inlay study report` draws them anew, of all studies or of those named after it, and trains nothing.
+    report.md. `inlay study report` draws them anew, of all studies or of those named after it, on all backbones or on
+    that of `--backbone`, and trains nothing.
     """
     from inlay.research.study import find_study, list_studies, study_folders
 
@@ -109,7 +120,8 @@ def study(
         return
     if names[:1] == ["report"]:
         chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
-        put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), as_json=json)
+        _refuse_for_report({"--arms": arms, "--tasks": tasks, "--budget": budget, "--dry-run": dry_run or None})
+        put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), backbone, as_json=json)
         return
     check_device_name(device)
     seconds = None if budget is None else parse_budget(budget)
@@ -120,7 +132,7 @@ def study(
     studies = [dataclasses.replace(item, fit={**item.fit, **changes(effort)}) for item in studies]
     kept = open_store(store).root / "studies"
     results = _find_results(out, kept, profile)
-    session = _Session(kept, results, data_root, device, skip_missing, commit)
+    session = _Session(kept, results, data_root, device, skip_missing, commit, retrain)
     plans = [session.prepare(item) for item in studies]
     if dry_run:
         forecast(plans, session.places, measured=measure, as_json=json)
@@ -132,17 +144,31 @@ def study(
         for plan, said in zip(plans, reports, strict=True):
             session.answer(plan, outcome, said)
         drawn = {"report": str(draw(paths, results))}
-    _put_outcomes(reports, drawn, as_json=json)
+    _put_outcomes(reports, outcome, drawn, as_json=json)
 
 
-def _put_outcomes(reports: Sequence[dict[str, Any]], drawn: dict[str, str], *, as_json: bool) -> None:
+def _put_outcomes(reports: Sequence[dict[str, Any]], outcome: Outcome, drawn: dict[str, str], *, as_json: bool) -> None:
+    num_left, seconds = len({item.id for item in outcome.missing}), round(outcome.seconds, 1)
     if as_json:
-        screen.put_json({"studies": reports, **drawn})
+        totals = {"trained": outcome.total_trained, "left": num_left, "seconds": seconds}
+        screen.put_json({"studies": reports, **totals, **drawn})
         return
     for said in reports:
-        _put_outcome(said)
+        _put_outcome(said, is_alone=len(reports) == 1)
+    if len(reports) > 1:
+        missing = f", {num_left} missing" if num_left else ""
+        trained = f"{screen.count(outcome.total_trained, 'run')} trained in {screen.duration(seconds)}{missing}"
+        screen.put_pairs({"together": f"{trained}; what several studies ask for is counted once"})
     if drawn:
         screen.put_pairs(drawn)
+
+
+def _refuse_for_report(given: dict[str, object]) -> None:
+    """A report shows whole studies: what chooses among runs is not silently left alone."""
+    for name, value in given.items():
+        if value is not None:
+            hint = "name the studies after `report`, and choose a backbone with `--backbone`"
+            raise BadConfig(f"`study report` has no `{name}`", hint)
 
 
 def _find_results(out: Path | None, kept: Path, profile: str) -> Path:
@@ -181,6 +207,14 @@ def _choose(given: str, known: Sequence[str], kind: str) -> list[str]:
     return [name for name in known if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
+
+
 @dataclass
 class _Session:
     """What the studies of one command share."""
@@ -191,6 +225,7 @@ class _Session:
     device: str
     skip_missing: bool
     commit: str | None
+    retrain: bool = False
 
     def __post_init__(self) -> None:
         self._backbones: dict[str, Backbone] = {}
@@ -232,20 +267,30 @@ class _Session:
 
     def conduct(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> Outcome:
         """Train what is missing."""
-        try:
+        with _resumable():
             return self._work(plans, deadline, num_jobs)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
 
     def answer(self, plan: Plan, outcome: Outcome, report: dict[str, Any]) -> None:
         """Answer the test sets of a study that has a server for them, and put into its report where."""
         if not plan.study.submission or plan.study.is_toy:
             return
-        from inlay.research.entries import write_entries
+        from inlay.research.entries import choose_entries, list_gone, write_entries
 
         own = [record for record in outcome.records if record.study == plan.study.name]
+        entries = choose_entries(plan, own, self.places, self.data_root)
+        if self.retrain and (gone := list_gone(entries)):
+            self._train_again(plan, gone)
+        missing = [item for item in outcome.missing if item.study == plan.study.name]
         with screen.working("answering the test sets"):
-            report["submission"] = write_entries(plan, own, self.places, self.data_root)
+            report["submission"] = write_entries(plan, entries, self.places, self.data_root, missing)
+
+    def _train_again(self, plan: Plan, gone: Sequence[Entry]) -> None:
+        from inlay.cli.watch import ScreenWatcher
+        from inlay.research.entries import train_again
+
+        screen.say(f"training again, to answer the test sets: {screen.count(len(gone), 'run')} without weights")
+        with _resumable(), screen.Meter("training") as meter:
+            train_again(plan, gone, self.places, ScreenWatcher(meter, num_runs=len(gone)))
 
     def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> Outcome:
         from inlay.cli.stage import CrewStage, ScreenStage
@@ -264,13 +309,14 @@ def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
 
     study = plan.study
     missing: dict[str, list[str]] = {}
-    for item in outcome.missing:
-        if item.study == study.name:
-            missing.setdefault(item.arm.name, []).append(f"{item.task} seed {item.seed}")
+    own = [item for item in outcome.missing if item.study == study.name]
+    for item in own:
+        missing.setdefault(item.arm.name, []).append(f"{', '.join(item.all_tasks)} seed {item.seed}")
     return {
         **describe(plan),
         "trained": outcome.num_trained[study.name],
         "seconds": round(outcome.seconds, 1),
+        "left": len({item.id for item in own}),
         "missing": missing,
         "failed": [
             f"{item.arm.name} on {item.task}: {said}" for item, said in outcome.failed if item.study == study.name
@@ -279,13 +325,13 @@ def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
     }
 
 
-def _put_outcome(report: dict[str, Any]) -> None:
-    num_missing = sum(map(len, report["missing"].values()))
+def _put_outcome(report: dict[str, Any], *, is_alone: bool) -> None:
+    trained = screen.count(report["trained"], "run")
     screen.put_pairs(
         {
             "study": f"{report['study']} ({report['profile']}) on {report['backbone']}",
-            "trained": f"{screen.count(report['trained'], 'run')} in {screen.duration(report['seconds'])}",
-            "missing": screen.count(num_missing, "run") if num_missing else "nothing",
+            "trained": f"{trained} in {screen.duration(report['seconds'])}" if is_alone else trained,
+            "missing": screen.count(report["left"], "run") if report["left"] else "nothing",
             "results": report["file"],
         }
     )

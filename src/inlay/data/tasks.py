@@ -25,7 +25,7 @@ from inlay.data.shapes import shape_table
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_repeats, find_strata, group_keys
 from inlay.data.tags import entity_types
-from inlay.errors import BadConfig, BadData, Missing
+from inlay.errors import BadConfig, BadData, Missing, UnknownName
 
 if TYPE_CHECKING:
     import pandas
@@ -73,6 +73,12 @@ class Task:
     digest: str
     dev_digest: str
     bounds: tuple[float, float] | None = None  # of a set's numbers, where known: a few rows may not have the ends
+    answers: tuple[str, ...] = ()  # what is written for each label; (): its name
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """What stands for each label where answers are written."""
+        return self.answers or self.labels
 
 
 def load_task(config: DataConfig, name: str) -> Task:
@@ -169,13 +175,33 @@ def _build_task(source: Source, name: str) -> Task:
         train = train.take(np.sort(order[: config.limit]))
     has_entities = bool(entity_types(scheme.labels))
     metric = resolve_metric(config.metric, scheme.kind, len(scheme.labels), has_entities=has_entities)
-    head = [scheme.kind, *scheme.labels, metric]
-    digest = _digest_rows(head, {"train": train, "dev": dev} | ({"test": test} if test else {}))
-    dev_digest = _digest_rows(head, {"dev": dev})
     notes += bad.notes()
-    return Task(
-        name, scheme.kind, scheme.labels, metric, train, dev, test, tuple(notes), digest, dev_digest, source.bounds
-    )
+    answers = _find_answers(scheme, config.answers)
+    whole = (train, dev, test, tuple(notes), "", "", source.bounds, answers)
+    return _with_digests(Task(name, scheme.kind, scheme.labels, metric, *whole))
+
+
+def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
+    """What is written for each label, in their order; none where that is its name. Refuses what cannot be told apart.
+
+    `given` has `label=text`; of labels that both begin an item the longer one is meant.
+    """
+    if given and scheme.kind != "classify":
+        raise BadConfig(f"`data.answers` is given for a `{scheme.kind}` task", "leave it out: it is for `classify`")
+    found = {label: label for label in scheme.labels}
+    for item in given:
+        label = max((each for each in scheme.labels if item.startswith(f"{each}=")), key=len, default=None)
+        if label is None:
+            raise UnknownName("label in `data.answers`", item.partition("=")[0], scheme.labels)
+        found[label] = item[len(label) + 1 :].strip()
+    texts = tuple(found.values())
+    twice = next((text for text in texts if texts.count(text) > 1 or not text), None)
+    if twice is not None:
+        raise BadConfig(
+            f"`data.answers` writes `{twice}` for {texts.count(twice)} of the labels {', '.join(scheme.labels)}",
+            "give each label a text of its own",
+        )
+    return () if texts == scheme.labels else texts
 
 
 def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[str, Rows], str | None]:
@@ -308,11 +334,16 @@ def _with_sides(task: Task, sides: Mapping[str, Split | None], note: str) -> Tas
     train, dev, test = sides["train"], sides["dev"], sides["test"]
     assert train is not None
     assert dev is not None
+    return _with_digests(replace(task, train=train, dev=dev, test=test, notes=(*task.notes, note)))
+
+
+def _with_digests(task: Task) -> Task:
+    """The task with the digests of its rows. What is written for its labels trains it, and does not judge it."""
     head = [task.kind, *task.labels, task.metric]
-    digest = _digest_rows(head, {"train": train, "dev": dev} | ({"test": test} if test else {}))
-    dev_digest = _digest_rows(head, {"dev": dev})
-    notes = (*task.notes, note)
-    return replace(task, train=train, dev=dev, test=test, digest=digest, dev_digest=dev_digest, notes=notes)
+    written = ["written", *task.answers] if task.answers else []
+    sides = {"train": task.train, "dev": task.dev} | ({"test": task.test} if task.test else {})
+    digest = _digest_rows([*head, *written], sides)
+    return replace(task, digest=digest, dev_digest=_digest_rows(head, {"dev": task.dev}))
 
 
 def _describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:

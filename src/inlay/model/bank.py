@@ -376,23 +376,7 @@ class Bank:
         return views, renumber(route, slots)
 
     def _initial(self, item: TensorSpec, seed: int, task: str) -> Tensor:
-        if item.start == "backbone":
-            return self.backbone.own_tensor(item.name)
-        if item.start in ("zeros", "ones"):
-            return torch.full(item.shape, float(item.start == "ones"))
-        words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}" + (f"/{task}" if task else "")
-        generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
-        tensor = torch.zeros(item.shape)
-        if item.start == "uniform":
-            bound = 1 / math.sqrt(item.shape[0])
-            return tensor.uniform_(-bound, bound, generator=generator)
-        if item.start == "gaussian":
-            return tensor.normal_(0.0, item.std, generator=generator)
-        # A normal cut off at two standard deviations, by the inverse of its distribution: the same in every version of
-        # torch, and faster than drawing again what falls outside.
-        share = math.erf(math.sqrt(2.0))
-        drawn = tensor.uniform_(-share, share, generator=generator).erfinv_()
-        return drawn.mul_(math.sqrt(2.0) * item.std).clamp_(-2 * item.std, 2 * item.std)
+        return self.backbone.own_tensor(item.name) if item.start == "backbone" else draw_tensor(item, seed, task)
 
     def _places(self, spec: SlotSpec, name: str) -> list[str]:
         """The stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""
@@ -475,3 +459,25 @@ def _check_tensors(expected: Mapping[str, TensorSpec], tensors: Mapping[str, Ten
                 f"tensor `{name}` has the shape {tuple(tensors[name].shape)}, not {item.shape}",
                 "run `inlay verify`, or publish the task again",
             )
+
+
+def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
+    """The values that a tensor of a slot begins with, if they are not the backbone's: by the seed, and the task's name.
+
+    What tasks of a run share is drawn without a name.
+    """
+    if item.start in ("zeros", "ones"):
+        return torch.full(item.shape, float(item.start == "ones"))
+    words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}" + (f"/{task}" if task else "")
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
+    tensor = torch.zeros(item.shape)
+    if item.start == "uniform":
+        bound = 1 / math.sqrt(item.shape[0])
+        return tensor.uniform_(-bound, bound, generator=generator)
+    if item.start == "gaussian":
+        return tensor.normal_(0.0, item.std, generator=generator)
+    # A normal cut off at two standard deviations, by the inverse of its distribution: the same in every version of
+    # torch, and faster than drawing again what falls outside.
+    share = math.erf(math.sqrt(2.0))
+    drawn = tensor.uniform_(-share, share, generator=generator).erfinv_()
+    return drawn.mul_(math.sqrt(2.0) * item.std).clamp_(-2 * item.std, 2 * item.std)

@@ -2,7 +2,8 @@
 
 The most valuable work comes first: of every study the first seed of everything with its best-known learning rates, then
 the next tier, so that studies that are cut short have whole tables of fewer seeds. Of two units of a tier that of the
-study named first comes first. A cohort that was stopped goes on before anything is begun.
+study named first comes first. Runs that go on from others come after the cohort that trains those. A cohort that was
+stopped goes on before anything is begun.
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ class Unit:
     def describe(self) -> str:
         """Its arms, tasks and settings in a few words."""
         arms = list(dict.fromkeys(item.arm.name for item in self.items))
-        tasks = list(dict.fromkeys(task for item in self.items for task in item.tasks or (item.task,)))
+        tasks = list(dict.fromkeys(task for item in self.items for task in item.all_tasks))
         first = ", ".join(arms[:3]) + (f" … {arms[-1]}" if len(arms) > 3 else "")
         where = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+        where += ", one after another" if len(tasks) > 1 and self.items[0].sequence else ""
         seeds = sorted({item.seed for item in self.items})
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
         return f"{first} on {where}, {which}{self._settings}"
@@ -89,7 +91,7 @@ class Unit:
     @property
     def _settings(self) -> str:
         """What tells it apart from units of the same arms: sizes, where the arms do not name them, and one rate."""
-        trained = [item for item in self.items if item.run is not None]
+        trained = [item for item in self.items if item.run is not None or item.sequence]
         sizes = {item.config.method.size for item in trained if str(item.config.method.size) not in item.arm.name}
         found = sorted(size for size in sizes if size is not None)
         said = "" if not found else f", size {found[0]}" + (f" to {found[-1]}" if len(found) > 1 else "")
@@ -115,7 +117,20 @@ def make_agenda(
         groups.setdefault(_key(item, by_study[item.study]), []).append(item)
     units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, in_pieces=in_pieces)]
     order = {name: number for number, name in enumerate(by_study)}
-    return begun + sorted(units, key=lambda unit: (unit.items[0].tier, order[unit.items[0].study]))
+    return begun + _after_sources(sorted(units, key=lambda unit: (unit.items[0].tier, order[unit.items[0].study])))
+
+
+def _after_sources(units: Sequence[Unit]) -> list[Unit]:
+    """The same order, but what goes on from runs comes after the unit that trains them: alone they would take as long
+    as their cohort does."""
+    trained = {item.id: unit for unit in units for item in unit.items}
+    placed: dict[int, Unit] = {}
+    for unit in units:
+        sources = [trained.get(item.source.id) for item in unit.items if item.source is not None]
+        for each in (*sources, unit):
+            if each is not None:
+                placed.setdefault(id(each), each)
+    return list(placed.values())
 
 
 def _by_run(plans: Sequence[Plan], ledger: Ledger) -> list[list[Item]]:
@@ -160,7 +175,7 @@ def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
         return (item.arm.kind, item.id)
     width = max(_PADDED_TO, item.config.method.size or 0)
     structure = (*structure_of(item.run), trains_apart(item.run, plan.backbone))
-    return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure, width)
+    return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure, width, item.source is None)
 
 
 def _slice(kind: str, group: list[Item], lengths: Mapping[int, int], *, in_pieces: bool) -> list[Unit]:

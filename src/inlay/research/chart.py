@@ -1,16 +1,18 @@
 """How the figures of studies look: one style, one colour per kind of tuning, and pictures as bytes.
 
 Colours are Okabe and Ito's, which colour-blind readers tell apart, and every series has a marker of its own besides.
-Ours is filled, what was published is hollow. Legends stand outside of the data. The same records give the same bytes.
+Ours is filled, what was published is hollow, and a point of a single seed, which has no error, is pale. Lines break
+where a planned point is missing. Legends stand outside of the data. The same records give the same bytes.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from inlay.research.scores import Estimate
 from inlay.research.tables import name_count
@@ -85,6 +87,13 @@ class Mark:
 
     colour: str
     shape: str
+    is_lone: bool = False
+    """of one seed; a legend shows it so, a point by its estimate"""
+
+    @property
+    def pale(self) -> tuple[float, ...]:
+        """The colour, thinned with white."""
+        return tuple(1 - 0.35 * (1 - int(self.colour[place : place + 2], 16) / 255) for place in (1, 3, 5))
 
     def ours(self) -> dict[str, Any]:
         """A filled marker."""
@@ -94,6 +103,10 @@ class Mark:
             "markersize": _SIZES.get(self.shape, 5),
             "markeredgecolor": "none",
         }
+
+    def lone(self) -> dict[str, Any]:
+        """A pale one, for what has one seed."""
+        return {**self.ours(), "markerfacecolor": self.pale, "markeredgecolor": self.colour, "markeredgewidth": 0.8}
 
     def theirs(self) -> dict[str, Any]:
         """A hollow one, for what was published."""
@@ -159,7 +172,46 @@ def error_bar(axes: Any, x: float, y: Estimate, mark: Mark, *, across: bool = Fa
     """A point with ± one standard error, upright or across."""
     place = {"xerr": y.sem} if across else {"yerr": y.sem}
     spot = (y.mean, x) if across else (x, y.mean)
-    axes.errorbar(*spot, **place, **mark.ours(), linestyle="none", **BARS, zorder=4)
+    style = mark.ours() if y.sem is not None else mark.lone()
+    axes.errorbar(*spot, **place, **style, linestyle="none", **BARS, zorder=4)
+
+
+T = TypeVar("T")
+Place = tuple[float, Estimate]
+"""x and y of a point"""
+
+
+def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> None:
+    """Points with their errors and a line through them, which breaks where a planned point is missing (None)."""
+    for part in split_runs(places):
+        if len(part) > 1:
+            axes.plot([x for x, _ in part], [y.mean for _, y in part], color=mark.colour, linewidth=1.4, zorder=3)
+        for x, y in part:
+            error_bar(axes, x, y, mark)
+
+
+def split_runs(items: Iterable[T | None]) -> list[list[T]]:
+    """The runs of items between those that are missing."""
+    parts: list[list[T]] = [[]]
+    for item in items:
+        if item is None:
+            parts.append([])
+        else:
+            parts[-1].append(item)
+    return [part for part in parts if part]
+
+
+def lone_entries(shown: Iterable[Estimate], shape: str = "o") -> list[Entry]:
+    """What a legend says of points of one seed, if there are any."""
+    return [("one seed, no error", Mark(PALE_INK, shape, is_lone=True), False)] * any(y.sem is None for y in shown)
+
+
+def tell_lone(shown: Iterable[Estimate]) -> str:
+    """What a caption says of them; begins with a space."""
+    lone = [y.sem is None for y in shown]
+    if not any(lone):
+        return ""
+    return f" {'All (pale) are' if all(lone) else 'Pale:'} of one seed, so that no error is known."
 
 
 Entry = tuple[str, "Mark | None", bool]
@@ -175,7 +227,8 @@ def legend(figure: Any, entries: Sequence[Entry]) -> None:
         if mark is None:
             handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 2)), linewidth=1.1, label=label))
         else:
-            style = mark.theirs() if is_hollow else {**mark.ours(), "linestyle": "none"}
+            own = mark.lone() if mark.is_lone else mark.ours()
+            style = mark.theirs() if is_hollow else {**own, "linestyle": "none"}
             handles.append(Line2D([], [], label=label, **style))
     if handles:
         columns = _fit_columns([len(label) for label, _, _ in entries], figure.get_figwidth())
@@ -185,8 +238,9 @@ def legend(figure: Any, entries: Sequence[Entry]) -> None:
 def _fit_columns(lengths: Sequence[int], width: float) -> int:
     """The most columns whose widest labels lie side by side; entries fill column by column."""
     for columns in range(len(lengths), 1, -1):
-        rows = -(-len(lengths) // columns)
-        widest = [max(lengths[i : i + rows]) for i in range(0, len(lengths), rows)]
+        few, rest = divmod(len(lengths), columns)  # as Matplotlib fills them: the first ones have one more
+        ends = [few * place + min(place, rest) for place in range(columns + 1)]
+        widest = [max(lengths[first:last]) for first, last in itertools.pairwise(ends)]
         # 8 point letters are some 0.07 inches wide; marker and gap take half an inch.
         if sum(0.07 * length + 0.5 for length in widest) <= width:
             return columns

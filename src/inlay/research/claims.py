@@ -398,7 +398,7 @@ def describe_agreement(scored: Scored) -> list[str]:
         gap = coverage.find_gap((key, scored.reference or ""))
         does = f"open while {gap.count}" if gap else does
         sentences.append(
-            f"{scored.label(key)} less {scored.label(scored.reference or '')}: ours "
+            f"{scored.label(key)} less {scored.label(scored.reference or '')} ({gaps.over}): ours "
             f"{show(ours.estimate, signed=True)}, published {show(theirs, signed=True)}: {does} "
             f"({distance:.1f} points apart)"
         )

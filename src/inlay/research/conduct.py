@@ -36,6 +36,8 @@ class Outcome:
     """what could not be done, and why; it is tried again next time"""
     num_trained: dict[str, int] = field(default_factory=dict)
     """study -> runs that got their record in this sitting, be it lent by another study"""
+    total_trained: int = 0
+    """those of all studies, each run once"""
     seconds: float = 0.0
 
 
@@ -107,16 +109,18 @@ class Sitting:
         self.ledger = Ledger(plans, places)
         self.ledger.write_borrowed()
         self.failed: list[tuple[Item, str]] = []
-        self._before = {name: len(self.ledger.run_ids(name)) for name in self.plans}
+        self._before = {name: self.ledger.run_ids(name) for name in self.plans}
 
     def sum_up(self) -> Outcome:
         """What it came to."""
         items = [item for plan in self.plans.values() for item in plan.items]
+        new = {name: self.ledger.run_ids(name) - before for name, before in self._before.items()}
         return Outcome(
             records=[record for name in self.plans for record in self.ledger.records(name)],
             missing=[item for item in items if not self.ledger.is_known(item)],
             failed=self.failed,
-            num_trained={name: len(self.ledger.run_ids(name)) - before for name, before in self._before.items()},
+            num_trained={name: len(ids) for name, ids in new.items()},
+            total_trained=len(set().union(*new.values())),
             seconds=time.monotonic() - self._began,
         )
 

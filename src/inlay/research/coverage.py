@@ -17,7 +17,7 @@ from typing import Any
 
 from inlay.research.arms import ARM_KINDS
 from inlay.research.lineup import NOT_AVERAGED, Scored, list_rows, name_task
-from inlay.research.records import FAILED, Record
+from inlay.research.records import FAILED, Record, count_layers
 from inlay.research.scores import StudySpec
 
 _MOST_LINES, _MOST_NAMES = 8, 8
@@ -79,7 +79,7 @@ class Gap:
 class Coverage:
     """A study's plan held against its records, which are of one backbone and profile."""
 
-    def __init__(self, study: StudySpec, records: Iterable[Record]) -> None:
+    def __init__(self, study: StudySpec, records: Sequence[Record]) -> None:
         self._study = study
         found: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
         for record in records:
@@ -92,13 +92,15 @@ class Coverage:
             if any(map(item.is_met_by, found.get((item.arm, item.task, item.seed), ())))
         }
         missing = [item for item in planned if (item.run, item.task) not in done]
-        deepest = max((item.depth for item in planned if (item.run, item.task) in done), default=1)
-        # All is there but arms of more layers than any that ran: the backbone is too shallow, and they are in no plan.
+        layers = count_layers(records)
+        deepest = layers or max((item.depth for item in planned if (item.run, item.task) in done), default=1)
+        # Where records do not say how many layers the backbone has, it is too shallow for arms of more layers than any
+        # that ran once all else is there; what it is too shallow for is in no plan.
         self.too_deep: dict[str, int] = {}
         """arm -> layers that it needs and the backbone has not"""
-        if done and all(item.depth > deepest for item in missing):
-            self.too_deep = {item.arm: item.depth for item in missing}
-            planned, missing = [item for item in planned if item.depth <= deepest], []
+        if layers is not None or (done and all(item.depth > deepest for item in missing)):
+            self.too_deep = {item.arm: item.depth for item in missing if item.depth > deepest}
+            planned, missing = ([item for item in items if item.depth <= deepest] for items in (planned, missing))
         tried = {task for _, task in done}
         self.left_out = [task for task in dict.fromkeys(item.task for item in planned) if tried and task not in tried]
         """tasks of which nothing was run beside others, as where a data set is not at hand"""

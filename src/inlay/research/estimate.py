@@ -10,7 +10,8 @@ import numpy as np
 
 from inlay.research.agenda import Unit
 from inlay.research.planning import Item, Plan
-from inlay.training.joint import JointRun
+from inlay.training import make_run
+from inlay.training.joint import AnyRun, JointRun
 from inlay.training.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes
 from inlay.training.plan import Pace, measure_pace
 
@@ -35,8 +36,9 @@ class Estimate:
 def estimate_units(units: Sequence[Unit], plans: Sequence[Plan], *, measured: bool = True) -> list[Estimate]:
     """Time and memory of each unit: a step of the cheapest run of a kind is measured, the others follow by their texts.
 
-    The kinds are few: adapters or a copy of the backbone, of one task or of several, on each backbone. Time that no
-    training takes (a baseline) is not counted. Unless `measured`, nothing is computed and no time is known.
+    The kinds are few: adapters or a copy of the backbone, of one task or of several, on each backbone. A sequence of
+    tasks takes what their runs would. Time that no training takes (a baseline) is not counted. Unless `measured`,
+    nothing is computed and no time is known.
     """
     by_study = {plan.study.name: plan for plan in plans}
     measure = _Measure(units, by_study)
@@ -44,9 +46,9 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[Plan], *, measured: bo
     for unit in units:
         backbone = by_study[unit.items[0].study].backbone
         num_samples = sum(item.num_samples for item in unit.items)
-        trained = [item.run for item in unit.items if item.run is not None]
+        trained = [run for item in unit.items if (run := _find_run(item, by_study[item.study])) is not None]
         slot_bytes = count_slot_bytes(trained, backbone) if trained else 0
-        most = 1 if unit.is_solo else min(MAX_COHORT, unit.num_runs)
+        most = 1 if unit.is_solo or unit.kind == "sequence" else min(MAX_COHORT, unit.num_runs)
         num_slots = choose_slots(most, slot_bytes, available_bytes(backbone.device)) if trained else 0
         known = _GAIN[backbone.device.type]
         gain = float(np.interp(math.log(max(1, num_slots)), [math.log(size) for size in known], list(known.values())))
@@ -58,13 +60,20 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[Plan], *, measured: bo
     return estimates
 
 
+def _find_run(item: Item, plan: Plan) -> AnyRun | None:
+    """What an item trains; of a sequence, the first of its tasks. None where nothing is."""
+    if item.run is not None or not item.sequence:
+        return item.run
+    return make_run(item.sequence[0], item.config, plan.backbone)
+
+
 class _Measure:
     """The pace of the cheapest run of a kind; each kind once."""
 
     def __init__(self, units: Sequence[Unit], plans: Mapping[str, Plan]) -> None:
         self._plans = plans
         self._cheapest: dict[tuple[str, bool, bool], Item] = {}
-        for item in (item for unit in units for item in unit.items if item.run is not None):
+        for item in (item for unit in units for item in unit.items if item.run is not None or item.sequence):
             other = self._cheapest.setdefault(self._kind(item), item)
             if item.cost < other.cost:
                 self._cheapest[self._kind(item)] = item
@@ -77,9 +86,9 @@ class _Measure:
         """What an item takes; nothing where no run like it is trained."""
         kind = self._kind(item)
         if kind not in self._known and kind in self._cheapest:
-            cheapest = self._cheapest[kind]
-            assert cheapest.run is not None
-            plan = self._plans[cheapest.study]
+            plan = self._plans[self._cheapest[kind].study]
+            run = _find_run(self._cheapest[kind], plan)
+            assert run is not None
             is_checkpointed = plan.study.fit.get("checkpointing", False)
-            self._known[kind] = measure_pace(cheapest.run, plan.backbone, checkpointing=is_checkpointed)
+            self._known[kind] = measure_pace(run, plan.backbone, checkpointing=is_checkpointed)
         return self._known.get(kind, _STILL)

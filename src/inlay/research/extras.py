@@ -1,6 +1,7 @@
 """What single studies keep beyond scores: the spans of an ablation, the steps of a sequence of tasks.
 
-Both are read from a record's `extra`. Scores are in points, means over the seeds of a task.
+Both are read from a record's `extra`. Scores are in points, means over the seeds of a task; a run that was repeated on
+other hardware counts once, as the mean of its repeats.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inlay.research.records import Record
-from inlay.research.scores import Estimate, estimate, keep_best
+from inlay.research.scores import Estimate, average_repeats, estimate, keep_best
 
 Span = tuple[int, int]
 
@@ -67,16 +68,17 @@ def read_ablations(records: Iterable[Record], tasks: Sequence[str]) -> list[Abla
 
 
 def _read_ablation(task: str, records: Sequence[Record]) -> Ablation:
-    whole: dict[int, float] = {}
-    spans: dict[Span, dict[int, float]] = {}
+    whole: list[tuple[Record, float]] = []
+    spans: dict[Span, list[tuple[Record, float]]] = {}
     for record in records:
         found = read_spans(record.extra["spans"])
-        whole[record.seed] = 100 * found.pop(None, record.dev.get("accuracy", record.dev[record.metric]))
+        whole.append((record, 100 * found.pop(None, record.dev.get("accuracy", record.dev[record.metric]))))
         for span, value in found.items():
             assert span is not None
-            spans.setdefault(span, {})[record.seed] = 100 * value
+            spans.setdefault(span, []).append((record, 100 * value))
     majority = records[0].majority
-    return Ablation(task, whole, spans, None if majority is None else 100 * majority)
+    by_span = {span: average_repeats(values) for span, values in spans.items()}
+    return Ablation(task, average_repeats(whole), by_span, None if majority is None else 100 * majority)
 
 
 def read_spans(content: Mapping[str, float] | Sequence[Sequence[float]]) -> dict[Span | None, float]:
@@ -102,13 +104,16 @@ def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
 
     One setting goes through the whole sequence: the one whose tasks were best on dev, each when it was learnt.
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, list[tuple[Record, float]]]] = {}
     sequences = [record for record in records if isinstance(record.extra.get("after"), Mapping)]
     for record in keep_best(sequences, over_tasks=True):
         for task, value in record.extra["after"].items():
-            found.setdefault(record.task, {}).setdefault(task, []).append(100 * float(value))
+            found.setdefault(record.task, {}).setdefault(task, []).append((record, 100 * float(value)))
     order = [task for task in dict.fromkeys([*tasks, *found]) if task in found]
-    return [Step(task, {name: estimate(values) for name, values in found[task].items()}) for task in order]
+    return [
+        Step(task, {name: estimate(average_repeats(values).values()) for name, values in found[task].items()})
+        for task in order
+    ]
 
 
 def forgotten(steps: Sequence[Step]) -> dict[str, Estimate]:

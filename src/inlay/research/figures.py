@@ -20,9 +20,11 @@ from inlay.research.chart import (
     error_bar,
     finish,
     legend,
+    lone_entries,
     marks_for,
     new_figure,
     paper_style,
+    tell_lone,
 )
 from inlay.research.curves import draw_init, draw_methods, draw_panels, draw_percentiles, draw_samples, draw_sizes
 from inlay.research.lineup import Scored, group_tasks, mean_tasks, name_column, name_task, shape_of
@@ -82,14 +84,16 @@ def _draw_differences(scored: Scored, name: str) -> Drawing | None:
         axes.set_xlim(*limits)
         _name_lines(axes, [label for label, _, _ in lines], has_mean=len(lines) > 1)
         axes.set_xlabel(f"difference to {_plain(scored.label(reference))} (points)")
+        shown = [value for _, ours, _ in lines for value in ours.values()]
         entries: list[Entry] = [(_plain(scored.label(key)), marks[key], False) for key in keys]
+        entries += lone_entries(shown)
         entries += [("published", Mark(PALE_INK, "o"), True)] if hollow else []
         legend(figure, entries)
         caption = (
             f"Differences to {scored.label(reference)} on each task, paired by seed, ± one s.e.m.; below the line the "
             "mean over tasks." + (" Hollow: the published differences, on another backbone." if hollow else "")
         )
-        return finish(figure, name, caption)
+        return finish(figure, name, caption + tell_lone(shown))
 
 
 _Line = tuple[str, dict[str, Estimate], dict[str, float]]
@@ -197,12 +201,13 @@ def draw_extensions(scored: Scored) -> Drawing | None:
         axes.set_xlabel(f"difference to {_plain(scored.label(reference))} (points)")
         entries: list[Entry] = [("mean over tasks ± s.e.m.", mark, False)]
         entries += [(name_task(task), Mark(PALE_INK, small[task]), False) for task in mean_tasks(scored)]
-        legend(figure, entries)
+        means = [paired.estimate for paired in shown.values()]
+        legend(figure, entries + lone_entries(means))
         caption = (
             f"Each row less {scored.label(reference)}, paired by task and seed: mean over tasks ± one s.e.m., and each "
             "task."
         )
-        return finish(figure, name, caption)
+        return finish(figure, name, caption + tell_lone(means))
 
 
 _SMALL = ("v", "s", "^", "D", "P", "X", "<", ">")
@@ -218,7 +223,7 @@ def draw_bars(scored: Scored) -> Drawing | None:
     with paper_style(name):
         figure = new_figure(WIDTH * 0.8, 3.0)
         axes = figure.add_subplot()
-        width, values = 0.8 / (2 * len(keys)), []
+        width, values, shown = 0.8 / (2 * len(keys)), [], []
         for place, task in enumerate(scored.tasks):
             for number, key in enumerate(keys):
                 x = place + (2 * number + 0.5) * width - 0.4
@@ -226,6 +231,7 @@ def draw_bars(scored: Scored) -> Drawing | None:
                 printed = scored.published.value(key, scored.column(task))
                 if cell is not None:
                     values.append(cell.estimate.mean)
+                    shown.append(cell.estimate)
                     _bar(axes, x, cell.estimate, width, marks[key], is_hollow=False)
                 if printed is not None:
                     values.append(printed)
@@ -240,13 +246,13 @@ def draw_bars(scored: Scored) -> Drawing | None:
         for key in keys:
             entries.append((_plain(scored.label(key)), Mark(marks[key].colour, "s"), False))
             entries.append((f"{_plain(scored.label(key))}, published", Mark(marks[key].colour, "s"), True))
-        legend(figure, entries)
+        legend(figure, entries + lone_entries(shown, "s"))
         caption = "Ours, ± one s.e.m. over seeds, beside the published scores (hollow; one run each)."
-        return finish(figure, name, caption)
+        return finish(figure, name, caption + tell_lone(shown))
 
 
 def _bar(axes: Any, x: float, value: Estimate, width: float, mark: Mark, *, is_hollow: bool) -> None:
-    face = "white" if is_hollow else mark.colour
+    face = "white" if is_hollow else mark.colour if value.sem is not None else mark.pale
     axes.bar(x, value.mean, width * 0.9, facecolor=face, edgecolor=mark.colour, linewidth=1.2, zorder=3)
     if value.sem:
         axes.errorbar(x, value.mean, yerr=value.sem, color=INK, elinewidth=1.1, capsize=3, zorder=4)

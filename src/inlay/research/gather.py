@@ -6,32 +6,53 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inlay.config import read_tree
+from inlay.errors import UnknownName
 from inlay.research.differences import list_differences
 from inlay.research.published import Published, read_published
 from inlay.research.records import read_study as read_results
+from inlay.research.records import short_name
 from inlay.research.report import Chapter, group_records, make_report, write_report
 from inlay.research.study import read_study, study_folders
 
+# The order of a report: the papers' main tables first, then the studies of several tasks as one run.
+ORDER = (
+    "glue", "extra", "tradeoff", "squad", "ablation", "init", "sizes", "extensions", "sharing", "stream", "methods",
+    "features", "uva", "multitask", "fewshot", "lowresource", "hyper-ablation", "embeddings",
+)  # fmt: skip
 
-def draw_report(paths: Sequence[Path], results: Path) -> Path:
+
+def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
     """Write one report of the studies of these files over what lies under `results`; returns the page's path.
 
     The report of a single study lies in its own folder of results, with its figures; that of several beside their
-    folders, and their figures in them.
+    folders, and their figures in them, in the order of the papers. That of one `backbone` has the studies with records
+    of it.
     """
-    chapters = [gather_chapter(path, results) for path in paths]
-    if len(chapters) == 1:
+    chapters = [gather_chapter(path, results, backbone) for path in order_studies(paths)]
+    if backbone is not None:
+        chapters = [chapter for chapter in chapters if chapter.records]
+        if not chapters:
+            held = {short_name(item.backbone) for path in paths for item in read_results(results, path.stem)}
+            raise UnknownName(f"backbone of the results in `{results}`", short_name(backbone), sorted(held))
+    if len(paths) == 1:
         report = make_report(chapters, chapters[0].study.title)
         return write_report(report.beside(chapters[0].study.name), results / chapters[0].study.name)[0]
     return write_report(make_report(chapters), results)[0]
 
 
-def gather_chapter(path: Path, results: Path) -> Chapter:
+def order_studies(paths: Sequence[Path]) -> list[Path]:
+    """Studies in the order of a report; a user's own come last, by name."""
+    known = {name: number for number, name in enumerate(ORDER)}
+    return sorted(paths, key=lambda path: (known.get(path.stem, len(known)), path.stem))
+
+
+def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Chapter:
     """A study's file and its records, each group of which is held against the study as its profile has it.
 
     A study of one's own may have no profile `paper`: it is then its own first one, and differs from nothing.
     """
-    records = read_results(results, path.stem)
+    found = read_results(results, path.stem)
+    records = [item for item in found if backbone is None or short_name(item.backbone) == short_name(backbone)]
     profiles = read_tree(path).get("profiles", {})
     paper = read_study(path, "paper" if "paper" in profiles else next(iter(profiles), "paper"))
     groups = group_records(records)

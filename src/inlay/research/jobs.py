@@ -201,7 +201,8 @@ class _Foreman:
         )
 
     def _may_begin(self, unit: Unit) -> bool:
-        """Whether there is room, and no other process compiles the same, or is at its runs or what they go on from."""
+        """Whether there is room, no other process compiles the same, or is at its runs or what they go on from, and
+        no other unit is to train that."""
         in_hand = [job.unit for job in self._busy if job.unit is not None]
         if _is_cohort(unit) and sum(map(_is_cohort, in_hand)) >= self._limits.most_cohorts:
             return False
@@ -209,7 +210,9 @@ class _Foreman:
         if is_new and any(other.likeness == unit.likeness for other in in_hand):
             return False
         held = {item.id for other in in_hand for item in other.items} | set().union(*map(self._needs, in_hand))
-        return not held & ({item.id for item in unit.items} | self._needs(unit))
+        needs = self._needs(unit)
+        to_train = {item.id for other in self._waiting if other is not unit for item in other.items} if needs else set()
+        return not held & ({item.id for item in unit.items} | needs) and not to_train & needs
 
     def _compiles(self, unit: Unit) -> bool:
         """Whether a unit's steps are compiled: not where no backbone is trained on, nor on one that writes."""

@@ -1,17 +1,29 @@
 """What is known of the runs that several plans ask for, and the files it is kept in.
 
 A run that has a record, of whatever study, sitting or machine, has one for all who ask for it: it is lent to every arm
-of every plan. One process writes: those that train hand their records over (`jobs.py`).
+of every plan. A study's folder may hold files of other machines, whatever their names: what they have of its backbone
+and profile counts as its own. One process writes: those that train hand their records over (`jobs.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from inlay.research.planning import Item, Plan
-from inlay.research.records import FAILED, FINISHED, Record, add_records, read_records, results_file
+from inlay.research.records import (
+    FAILED,
+    FINISHED,
+    Record,
+    add_records,
+    list_files,
+    merge_records,
+    read_records,
+    results_file,
+    short_name,
+)
 from inlay.training.joint import JointRun
 
 
@@ -35,6 +47,7 @@ class Ledger:
         self._known: dict[tuple[str, str, str], list[Record]] = {}
         for item in (item for plan in plans for item in plan.items):
             self._asking.setdefault(item.id, []).append(item)
+        self._beside = {name: self._read_beside(name) for name in self._plans}
         for name in self._plans:
             self._note(name, read_records(self.file_of(name)))
         self._borrowed = self._borrow()
@@ -43,6 +56,20 @@ class Ledger:
         """Where a study's records are kept."""
         plan = self._plans[study]
         return results_file(self._places.results, study, plan.backbone.name, plan.study.profile)
+
+    def _read_beside(self, study: str) -> list[Record]:
+        """What other files of a study's folder have of its plan's backbone and profile."""
+        others = [path for path in list_files(self._places.results, study) if path != self.file_of(study)]
+        found = (record for path in others for record in read_records(path))
+        return [record for record in found if self._group_of(record) == self._group_of_plan(study)]
+
+    @staticmethod
+    def _group_of(record: Record) -> tuple[str, str, str]:
+        return (record.study, record.profile, record.backbone)
+
+    def _group_of_plan(self, study: str) -> tuple[str, str, str]:
+        plan = self._plans[study]
+        return (study, plan.study.profile, short_name(plan.backbone.name))
 
     def is_known(self, item: Item) -> bool:
         """Whether an item has its record; one that says it failed does not count."""
@@ -81,7 +108,7 @@ class Ledger:
 
     def _note(self, study: str, records: Iterable[Record]) -> None:
         self._known = {key: value for key, value in self._known.items() if key[0] != study}
-        for record in records:
+        for record in merge_records(records, self._beside[study]):
             if record.status != FAILED:
                 self._known.setdefault((study, record.id, record.arm), []).append(record)
 
@@ -90,9 +117,8 @@ class Ledger:
         if all(self.is_known(item) for items in self._asking.values() for item in items):
             return []
         borrowed = []
-        for path in sorted(self._places.results.glob("*/*.json")):
-            if '"records"' in path.read_text(encoding="utf8", errors="replace"):
-                borrowed += [copy for record in read_records(path) for copy in self._lend(record)]
+        for path in list_files(self._places.results):
+            borrowed += [copy for record in read_records(path) for copy in self._lend(record)]
         for record in borrowed:
             self._known.setdefault((record.study, record.id, record.arm), []).append(record)
         return borrowed
@@ -105,7 +131,7 @@ class Ledger:
         return [
             _copy(record, item, self._plans[item.study])
             for item in asking
-            if (item.study, item.arm.name) != (record.study, record.arm)
+            if (self._group_of_plan(item.study), item.arm.name) != (self._group_of(record), record.arm)
             and (item.study, record.id, item.arm.name) not in self._known
             and (item.arm.kind != "spans" or "spans" in record.extra)
         ]
@@ -136,5 +162,14 @@ class Ledger:
 
 
 def _copy(record: Record, item: Item, plan: Plan) -> Record:
-    own = {"study": item.study, "arm": item.arm.name, "profile": plan.study.profile, "axes": dict(item.axes)}
-    return Record.from_json({**record.to_json(), **own})
+    return dataclasses.replace(
+        record,
+        study=item.study,
+        arm=item.arm.name,
+        profile=plan.study.profile,
+        axes=dict(item.axes),
+        # The same weights may have another name elsewhere, and a baseline has no backbone: here it is beside this one.
+        backbone=short_name(plan.backbone.name),
+        fingerprint=plan.backbone.fingerprint,
+        backbone_parameters=plan.backbone.num_parameters,
+    )

@@ -311,9 +311,10 @@ def score_row(study: StudySpec, spec: RowSpec, split: str) -> Row:
     chosen = _choose(study, found, split)
     if len(found) < len(spec.records):
         tried = _choose(study, spec.records, split)
-        counts = {task: (cell.num_settings, cell.num_lost) for task, cell in tried.items()}
+        counted = ("num_settings", "num_waiting", "num_lost")
         chosen = {
-            task: replace(cell, num_settings=counts[task][0], num_lost=counts[task][1]) for task, cell in chosen.items()
+            task: replace(cell, **{name: getattr(tried[task], name) for name in counted})
+            for task, cell in chosen.items()
         }
     untested = [record for record in found if split == "test" and record.task not in chosen]
     return chosen | _choose(study, untested, "dev")
@@ -334,13 +335,19 @@ def _choose(study: StudySpec, records: Sequence[Record], split: str) -> Row:
 
 
 def _is_fixed(study: StudySpec, arm: str) -> bool:
-    """Whether an arm comes out the same with every seed: what has no backbone draws nothing."""
-    return not ARM_KINDS[getattr(study.arms.get(arm), "kind", "runs")].needs_backbone
+    """Whether an arm comes out the same with every seed: what has no backbone (TF-IDF) draws nothing."""
+    kind = getattr(study.arms.get(arm), "kind", None) or (read_way(arm) or Way("runs")).kind
+    return kind in ARM_KINDS and not ARM_KINDS[kind].needs_backbone
 
 
 def has_joint_runs(spec: RowSpec) -> bool:
     """Whether runs of a row have several tasks."""
     return any(len(joint_of(record).get("tasks", ())) > 1 for record in spec.records)
+
+
+def needs_backbone(scored: Scored, key: str) -> bool:
+    """Whether a row's tasks are answered with the backbone; TF-IDF does without."""
+    return not all(cell.is_fixed for cell in scored.rows[key].values())
 
 
 def mean_tasks(scored: Scored) -> list[str]:

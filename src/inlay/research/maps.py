@@ -8,21 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.research.chart import (
-    BARS,
     INK,
     PALE_INK,
     WIDTH,
     Drawing,
+    Entry,
     Mark,
+    draw_series,
     finish,
     hold_labels,
     legend,
+    lone_entries,
     marks_for,
     new_figure,
     paper_style,
+    tell_lone,
 )
 from inlay.research.extras import Ablation, Step, read_ablations, read_steps
-from inlay.research.lineup import Scored, name_task
+from inlay.research.lineup import Scored, name_task, needs_backbone
+from inlay.research.records import Record
 from inlay.research.scores import Estimate, keep_best
 
 
@@ -82,77 +86,125 @@ class Embeddings:
     tasks: tuple[str, ...]
     vectors: Any
     """[tasks, width]"""
+    starts: Any = None
+    """[tasks, width] before they were trained; None where that is not known"""
 
     def alike(self, kinds: Mapping[str, str]) -> tuple[list[Likeness], list[Likeness]]:
         """The cosine of every pair of tasks: of those of one kind, and of the others."""
+        return _find_alike(self.tasks, self.vectors, kinds)
+
+    def gap(self, kinds: Mapping[str, str]) -> float | None:
+        """The mean cosine within kinds less that between them; None where there are no pairs of both."""
+        return _find_gap(self.tasks, self.vectors, kinds)
+
+    def first_gap(self, kinds: Mapping[str, str]) -> float | None:
+        """The same before training: of a draw by chance."""
+        return None if self.starts is None else _find_gap(self.tasks, self.starts, kinds)
+
+    @property
+    def movement(self) -> float | None:
+        """How far training took the embeddings, as a share of the length they began with; None: not known."""
         import numpy
 
-        unit = self.vectors / numpy.linalg.norm(self.vectors, axis=1, keepdims=True)
-        groups: tuple[list[Likeness], list[Likeness]] = ([], [])
-        for (i, a), (j, b) in itertools.combinations(enumerate(self.tasks), 2):
-            is_one_kind = kinds.get(a, a) == kinds.get(b, b)
-            groups[0 if is_one_kind else 1].append(((a, b), float(unit[i] @ unit[j])))
-        return groups
-
-    def flat(self) -> tuple[Any, float]:
-        """Their two main directions [tasks, 2], and the share of the spread that these show."""
-        import numpy
-
-        centred = self.vectors - self.vectors.mean(0)
-        left, spread, _ = numpy.linalg.svd(centred, full_matrices=False)
-        points = left[:, :2] * spread[:2]
-        # A direction's sign means nothing: the first task lies at the right and above.
-        points = points * numpy.where(points[0] < 0, -1.0, 1.0)
-        return points, float((spread[:2] ** 2).sum() / max((spread**2).sum(), 1e-12))
+        if self.starts is None:
+            return None
+        norm = numpy.linalg.norm
+        return float((norm(self.vectors - self.starts, axis=1) / norm(self.starts, axis=1)).mean())
 
 
 Likeness = tuple[tuple[str, str], float]
 """two tasks, and how alike they are"""
 
 
-def read_embeddings(scored: Scored) -> dict[int, Embeddings]:
-    """Seed -> the embeddings of the run that is best on dev, of the first row that has any with two tasks or more."""
+def _find_alike(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> tuple[list[Likeness], list[Likeness]]:
     import numpy
 
+    unit = vectors / numpy.linalg.norm(vectors, axis=1, keepdims=True)
+    groups: tuple[list[Likeness], list[Likeness]] = ([], [])
+    for (i, a), (j, b) in itertools.combinations(enumerate(tasks), 2):
+        is_one_kind = kinds.get(a, a) == kinds.get(b, b)
+        groups[0 if is_one_kind else 1].append(((a, b), float(unit[i] @ unit[j])))
+    return groups
+
+
+def _find_gap(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> float | None:
+    groups = _find_alike(tasks, vectors, kinds)
+    if not all(groups):
+        return None
+    within, between = (sum(value for _, value in pairs) / len(pairs) for pairs in groups)
+    return within - between
+
+
+def read_embeddings(scored: Scored) -> dict[int, Embeddings]:
+    """Seed -> the embeddings of the run that is best on dev, of the first row that has any with two tasks or more."""
     for spec in scored.specs:
         known = [record for record in spec.records if record.extra.get("embedding")]
-        by_seed: dict[int, dict[str, list[float]]] = {}
+        by_seed: dict[int, dict[str, Record]] = {}
         for record in keep_best(known, over_tasks=True):
-            by_seed.setdefault(record.seed, {})[record.task] = record.extra["embedding"]
+            by_seed.setdefault(record.seed, {})[record.task] = record
         found = {seed: own for seed, own in sorted(by_seed.items()) if len(own) > 1}
         if found:
             order = {task: place for place, task in enumerate(scored.study.tasks)}
-            ordered = {seed: sorted(own, key=lambda task: order.get(task, len(order))) for seed, own in found.items()}
             return {
-                seed: Embeddings(tuple(tasks), numpy.array([found[seed][task] for task in tasks]))
-                for seed, tasks in ordered.items()
+                seed: _stack([own[task] for task in sorted(own, key=lambda task: order.get(task, len(order)))])
+                for seed, own in found.items()
             }
     return {}
 
 
+def _stack(records: Sequence[Record]) -> Embeddings:
+    import numpy
+
+    starts = [record.extra.get("embedding_start") for record in records]
+    vectors = numpy.array([record.extra["embedding"] for record in records])
+    return Embeddings(tuple(record.task for record in records), vectors, numpy.array(starts) if all(starts) else None)
+
+
 def draw_embeddings(scored: Scored) -> Drawing | None:
-    """The embeddings of tasks along their two main directions, a panel for each seed."""
+    """The embeddings of tasks along their two main directions, a panel for each seed; below, what training added."""
     found = read_embeddings(scored)
     if not found:
         return None
-    name = scored.study.name
+    name, has_starts = scored.study.name, all(item.starts is not None for item in found.values())
     with paper_style(name):
-        figure = new_figure(WIDTH, 0.6 + WIDTH / max(len(found), 2))
-        for axes, (seed, item) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
-            points, share = item.flat()
-            marks = marks_for(item.tasks)
-            for task, (x, y) in zip(item.tasks, points, strict=True):
-                axes.plot(x, y, **marks[task].ours(), linestyle="none", zorder=4)
-            axes.margins(0.2)
-            hold_labels(
-                axes, [(x, Estimate(y), name_task(task)) for task, (x, y) in zip(item.tasks, points, strict=True)]
-            )
-            axes.set_title(f"seed {seed} ({100 * share:.0f}% of the spread)")
+        height = WIDTH / max(len(found), 2)
+        figure = new_figure(WIDTH, 0.6 + height * (1 + has_starts))
+        panels = figure.subplots(1 + has_starts, len(found), squeeze=False)
+        for column, (seed, item) in enumerate(found.items()):
+            _draw_points(panels[0, column], item.tasks, item.vectors, f"seed {seed}")
+            if has_starts:
+                moved = f"moved by {100 * (item.movement or 0.0):.0f}%"
+                _draw_points(panels[1, column], item.tasks, item.vectors - item.starts, moved)
         caption = (
             "The learnt embeddings of tasks along their two main directions (principal components), for each seed, and "
             "the share of their spread that is seen."
         )
-        return finish(figure, name, caption)
+        below = (
+            " Below: the same of what training added to the draw by chance that each began with, and how far it moved "
+            "them, as a share of the draw's length. While that is little, the panels above show the draw."
+        )
+        return finish(figure, name, caption + below * has_starts)
+
+
+def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> None:
+    points, share = _flatten(vectors)
+    marks = marks_for(tasks)
+    for task, (x, y) in zip(tasks, points, strict=True):
+        axes.plot(x, y, **marks[task].ours(), linestyle="none", zorder=4)
+    axes.margins(0.2)
+    hold_labels(axes, [(x, Estimate(y), name_task(task)) for task, (x, y) in zip(tasks, points, strict=True)])
+    axes.set_title(f"{title} ({100 * share:.0f}% seen)")
+
+
+def _flatten(vectors: Any) -> tuple[Any, float]:
+    """Their two main directions [tasks, 2], and the share of the spread that these show."""
+    import numpy
+
+    left, spread, _ = numpy.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
+    points = left[:, :2] * spread[:2]
+    # A direction's sign means nothing: the first task lies at the right and above.
+    points = points * numpy.where(points[0] < 0, -1.0, 1.0)
+    return points, float((spread[:2] ** 2).sum() / max((spread**2).sum(), 1e-12))
 
 
 def draw_growth(scored: Scored) -> Drawing | None:
@@ -197,7 +249,8 @@ def growth(scored: Scored, tasks: Sequence[str]) -> dict[str, list[float]]:
     for key, row in scored.rows.items():
         if all(task in row and row[task].share < 95 for task in tasks):
             shares = [row[task].share / 100 for task in tasks]
-            lines[key] = [1 + sum(shares[: count + 1]) for count in range(len(tasks))]
+            kept = float(needs_backbone(scored, key))
+            lines[key] = [kept + sum(shares[: count + 1]) for count in range(len(tasks))]
     return lines
 
 
@@ -217,17 +270,19 @@ def draw_forgetting(scored: Scored) -> Drawing | None:
             _draw_steps(axes, steps, by_name)
             axes.set_title(scored.label(key))
         panels[0].set_ylabel("dev score (points)")
-        legend(figure, [(name_task(name), mark, False) for name, mark in by_name.items()])
-        caption = "Dev score on every task so far after each further task; a line begins where its task was learnt."
-        return finish(figure, "stream-forgetting", caption)
+        shown = [value for steps in rows.values() for step in steps for value in step.scores.values()]
+        entries: list[Entry] = [(name_task(name), mark, False) for name, mark in by_name.items()]
+        legend(figure, entries + lone_entries(shown))
+        caption = (
+            "Dev score on every task so far after each further task, ± one s.e.m. over seeds; a line begins where its "
+            "task was learnt."
+        )
+        return finish(figure, "stream-forgetting", caption + tell_lone(shown))
 
 
 def _draw_steps(axes: Any, steps: Sequence[Step], marks: dict[str, Mark]) -> None:
     for name, mark in marks.items():
-        places = [(number, step.scores[name]) for number, step in enumerate(steps) if name in step.scores]
-        if places:
-            x, y = [number for number, _ in places], [value.mean for _, value in places]
-            error = [value.margin for _, value in places]
-            axes.errorbar(x, y, yerr=error, **mark.ours(), linewidth=1.4, **BARS, zorder=3)
+        found = [(number, step.scores.get(name)) for number, step in enumerate(steps)]
+        draw_series(axes, [None if value is None else (float(number), value) for number, value in found], mark)
     axes.set_xticks(range(len(steps)), [name_task(step.task) for step in steps], rotation=30, ha="right")
     axes.set_xlabel("after learning")

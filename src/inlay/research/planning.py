@@ -63,6 +63,11 @@ class Item:
         return (self.study, self.id, self.arm.name)
 
     @property
+    def all_tasks(self) -> tuple[str, ...]:
+        """Every task it is trained on, as the study names them."""
+        return self.tasks or tuple(task.name for task in self.sequence) or (self.task,)
+
+    @property
     def tier(self) -> int:
         """How soon it is wanted: the first seed with the arm's first learning rate, its best-known one, before all."""
         rates = list(self.arm.axes.get("lr", ()))

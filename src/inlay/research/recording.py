@@ -15,6 +15,7 @@ import torch
 
 from inlay.data.tasks import Task
 from inlay.errors import Diverged, InlayError
+from inlay.model.bank import draw_tensor
 from inlay.research.planning import Item, Plan
 from inlay.research.records import DIVERGED, FAILED, FINISHED, Record, short_name
 from inlay.training import Result, Run
@@ -27,6 +28,7 @@ from inlay.training.run import Trained
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
+    from inlay.model.sites import Anatomy
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Recorder:
             own = written[number] if written else None
             more = {"best_epoch": result.best_epoch, "steps": run.num_steps, "notes": list_notes(part.task)}
             more |= {"joint": about, "embedding": read_embedding(result, part.name)}
+            more |= {"embedding_start": draw_embedding(run, part, self.backbone.anatomy)}
             curve = [[line["epoch"], line["dev"][f"{part.name}/{part.metric}"]] for line in result.history]
             record = self.record(
                 item,
@@ -120,6 +123,7 @@ class Recorder:
 
     def record(self, item: Item, task: Task, **known: Any) -> Record:
         """A record with what is `known`, and the rest as the plan has it."""
+        known["extra"] = {"layers": self.backbone.anatomy.num_layers, **known.get("extra", {})}
         usual = {
             "id": item.id,
             "study": self.plan.study.name,
@@ -158,6 +162,14 @@ def read_embedding(result: Result, task: str) -> list[float] | None:
     """What a hypernetwork reads of a task; None where there is none."""
     found = result.tensors.get(f"{task}/task.embedding")
     return None if found is None else [round(float(value), 5) for value in found]
+
+
+def draw_embedding(run: JointRun, part: Run, anatomy: Anatomy) -> list[float] | None:
+    """What an embedding was before it was trained; None where there is none, or it was not drawn."""
+    found = next((item for item in part.spec.layout(anatomy) if item.name == "task.embedding"), None)
+    if found is None or run.start.lineage:
+        return None
+    return [round(float(value), 5) for value in draw_tensor(found, run.config.train.seed, part.name)]
 
 
 def list_notes(task: Task) -> list[str]:

@@ -70,17 +70,16 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """The record as data; a number that is none (NaN, infinite) is null, as JSON has no word for it."""
-        return _plain(dataclasses.asdict(self))
+        return {name: _plain(getattr(self, name)) for name in _FIELDS}
 
     @classmethod
     def from_json(cls, content: Any, path: Path | None = None) -> Self:
         """The record that `to_json` gave; what does not look like one is a `BadData` that says why."""
-        names = {item.name for item in dataclasses.fields(cls)}
         if not isinstance(content, Mapping):
             raise BadData("a record is no object", _MEND, path=path)
         known = dict(content)
         known.setdefault("extra", {})
-        wrong = sorted(names ^ known.keys())
+        wrong = sorted(_FIELDS ^ known.keys())
         if wrong:
             has = "an unknown" if wrong[0] in known else "no"
             raise BadData(f"record `{known.get('id')}` has {has} field `{wrong[0]}`", _MEND, path=path)
@@ -89,7 +88,19 @@ class Record:
         return cls(**known)
 
 
+# Not `dataclasses.asdict`: it copies what is copied anyway, and a file's records are written whenever one is added.
+_FIELDS = dict.fromkeys(item.name for item in dataclasses.fields(Record)).keys()
 _MEND = "results are written by `inlay study`: move the file away, or mend what was changed by hand"
+
+
+def count_layers(records: Iterable[Record]) -> int | None:
+    """Layers of the backbone that these records are of; None where none says it."""
+    said = (record.extra.get("layers", _LAYERS.get(short_name(record.backbone))) for record in records)
+    return next((layers for layers in said if layers is not None), None)
+
+
+# Of the backbones that the first records were made on, which do not say it.
+_LAYERS = {"minilm": 6, "mpnet-base": 12}
 
 
 def results_file(root: Path, study: str, backbone: str, profile: str) -> Path:
@@ -117,11 +128,13 @@ def read_records(path: Path) -> list[Record]:
 
 def read_study(root: Path, study: str) -> list[Record]:
     """All records of a study, of every backbone and profile. Other JSON files of the folder are left alone."""
-    found = []
-    for path in sorted((root / study).glob("*.json")):
-        if '"records"' in path.read_text(encoding="utf8", errors="replace"):
-            found += read_records(path)
-    return merge_records(found)
+    return merge_records(record for path in list_files(root, study) for record in read_records(path))
+
+
+def list_files(root: Path, study: str = "*") -> list[Path]:
+    """The files of records under the folder of results: of one study, or of all."""
+    found = sorted(root.glob(f"{study}/*.json"))
+    return [path for path in found if '"records"' in path.read_text(encoding="utf8", errors="replace")]
 
 
 def merge_records(*groups: Iterable[Record]) -> list[Record]:

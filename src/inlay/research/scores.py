@@ -1,9 +1,11 @@
 """From records to numbers: settings chosen on dev, means and s.e.m. over seeds, differences pair by pair.
 
 Everything shown about a study goes through here, so that one rule holds everywhere. A **setting** is an arm with values
-on its axes. Of the settings of a row the one with the best mean dev score is chosen for each task; among settings with
-fewer finished seeds than another, a lucky seed could win, so only those with the most seeds are candidates. Test scores
-are never looked at before that. Numbers here are in points (× 100).
+on its axes. Of the settings of a row the one with the best mean dev score is chosen for each task. While a grid is not
+complete, settings have unlike numbers of seeds: one seed among settings of more is no candidate, as a lucky one could
+win, nor is one of whose runs some diverged, as its others were lucky; and a candidate counts by the lower of two means,
+over its own seeds and over those that all candidates have. Test scores are never looked at before that. Numbers here
+are in points (× 100).
 
 What one network scored is one draw, in however many columns it stands: columns that share networks (the tasks of a
 joint run, two metrics of a task) are averaged seed by seed before their spread over seeds is taken.
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from inlay.research.records import FINISHED, Record
+from inlay.research.records import DIVERGED, FINISHED, Record
 
 
 class StudySpec(Protocol):
@@ -73,6 +75,9 @@ class Cell:
     majority: float | None
     """in points"""
     num_settings: int
+    """settings it was chosen from"""
+    num_waiting: int
+    """settings that had too few seeds to be among them"""
     num_lost: int
     """runs of the row on this task that diverged or failed"""
     by_metric: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
@@ -191,7 +196,7 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
             settings.setdefault(_setting(record), []).append(record)
     if not settings:
         return None
-    chosen = _pick(list(settings.values()), metric)
+    chosen, num_candidates = _pick(settings, metric, _diverged(records))
     first = chosen[0]
     return Cell(
         task=first.task,
@@ -204,7 +209,8 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         backbone_parameters=first.backbone_parameters,
         num_train=first.num_train,
         majority=None if first.majority is None else 100 * first.majority,
-        num_settings=len({_setting(record) for record in records}),
+        num_settings=num_candidates,
+        num_waiting=len({_setting(record) for record in records}) - num_candidates,
         num_lost=sum(record.status != FINISHED for record in records),
         by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
         is_copy=bool(joint_of(first).get("is_copy")),
@@ -222,28 +228,58 @@ def joint_of(record: Record) -> Mapping[str, Any]:
     return record.extra.get("joint") or {}
 
 
-def _pick(settings: Sequence[Sequence[Record]], metric: str | None) -> Sequence[Record]:
-    """Of groups of runs the one with the best mean dev score, among those with the most tasks and seeds."""
-    found = [_by_task_and_seed(group, metric) for group in settings]
-    most = max(map(len, found))
-    means = [statistics.fmean(scores.values()) if len(scores) == most else -math.inf for scores in found]
-    return settings[means.index(max(means))]
+def _pick(
+    settings: Mapping[str, Sequence[Record]], metric: str | None, diverged: frozenset[str]
+) -> tuple[Sequence[Record], int]:
+    """Of settings the runs of the one that is best on dev, and how many could have been."""
+    found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
+    # A seed counts once it has all tasks; before any has, that with the most of them.
+    tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
+    whole = {name: {seed: mean for seed, (n, mean) in seeds.items() if n == tasks} for name, seeds in found.items()}
+    steady = {name: seeds for name, seeds in whole.items() if name not in diverged and seeds} or whole
+    fewest = min(ENOUGH_SEEDS, max(map(len, steady.values())))
+    candidates = {name: seeds for name, seeds in steady.items() if len(seeds) >= fewest}
+    shared = set.intersection(*map(set, candidates.values()))
+
+    def worth(name: str) -> tuple[float, int]:
+        seeds = candidates[name]
+        means = [statistics.fmean(seeds.values())]
+        means += [statistics.fmean(seeds[seed] for seed in shared)] if shared else []
+        return min(means), len(seeds)
+
+    return settings[max(candidates, key=worth)], len(candidates)
 
 
-def _by_task_and_seed(records: Sequence[Record], metric: str | None) -> dict[tuple[str, int], float]:
-    tasks = {record.task for record in records}
-    by_task = {task: _by_seed([item for item in records if item.task == task], "dev", metric) for task in tasks}
-    return {(task, seed): score for task, scores in by_task.items() for seed, score in scores.items()}
+def _diverged(records: Iterable[Record]) -> frozenset[str]:
+    return frozenset(_setting(record) for record in records if record.status == DIVERGED)
+
+
+ENOUGH_SEEDS = 2
+"""seeds that make a setting a candidate, though others have more"""
+
+
+def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tuple[int, float]]:
+    """Seed -> how many tasks have a dev score, and their mean."""
+    found: dict[int, list[float]] = {}
+    for task in dict.fromkeys(record.task for record in records):
+        for seed, score in _by_seed([item for item in records if item.task == task], "dev", metric).items():
+            found.setdefault(seed, []).append(score)
+    return {seed: (len(scores), statistics.fmean(scores)) for seed, scores in found.items()}
 
 
 def keep_best(records: Iterable[Record], metric: str | None = None, *, over_tasks: bool = False) -> list[Record]:
     """The finished runs of the setting that is best on dev: for each task, or one for all tasks together."""
-    groups: dict[str, dict[str, list[Record]]] = {}
+    by_task: dict[str, list[Record]] = {}
     for record in records:
-        if record.status == FINISHED and _score(record, "dev", metric) is not None:
-            settings = groups.setdefault("" if over_tasks else record.task, {})
-            settings.setdefault(_setting(record), []).append(record)
-    return [record for settings in groups.values() for record in _pick(list(settings.values()), metric)]
+        by_task.setdefault("" if over_tasks else record.task, []).append(record)
+    kept: list[Record] = []
+    for group in by_task.values():
+        settings: dict[str, list[Record]] = {}
+        for record in group:
+            if record.status == FINISHED and _score(record, "dev", metric) is not None:
+                settings.setdefault(_setting(record), []).append(record)
+        kept += _pick(settings, metric, _diverged(group))[0] if settings else []
+    return kept
 
 
 def _setting(record: Record) -> str:
@@ -260,12 +296,16 @@ def _setting(record: Record) -> str:
 
 def _by_seed(records: Sequence[Record], split: str, metric: str | None) -> dict[int, float]:
     """seed -> score in points; repeats of a run on other hardware count once, as their mean."""
+    scores = ((record, _score(record, split, metric)) for record in records)
+    return average_repeats((record, 100 * score) for record, score in scores if score is not None)
+
+
+def average_repeats(values: Iterable[tuple[Record, float]]) -> dict[int, float]:
+    """Seed -> value, from what single records say: those of one seed on other hardware count once, as their mean."""
     found: dict[int, dict[str, float]] = {}
-    for record in records:
-        score = _score(record, split, metric)
-        if score is not None:
-            # A run that stands in two arms is one run; on two machines it is two measurements of one seed.
-            found.setdefault(record.seed, {})[record.hardware] = 100 * score
+    for record, value in values:
+        # A run that stands in two arms is one run; on two machines it is two measurements of one seed.
+        found.setdefault(record.seed, {})[record.hardware] = value
     return {seed: statistics.fmean(scores.values()) for seed, scores in sorted(found.items())}
 
 
@@ -334,12 +374,17 @@ def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list
     return list(found.values())
 
 
-def total_parameters(row: Row) -> float | None:
-    """What all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each."""
+def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
+    """What all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each.
+
+    A row that has no use for the backbone (TF-IDF) takes its parts alone.
+    """
     if not row:
         return None
     cells = list(row.values())
     backbone = cells[0].backbone_parameters
+    if not needs_backbone:
+        return sum(cell.trained_parameters for cell in cells) / backbone
     # Its own network for each task, or one for all of them: the backbone is not kept.
     if not all(cell.share > 95 or cell.is_copy for cell in cells):
         return 1 + sum(cell.trained_parameters for cell in cells) / backbone

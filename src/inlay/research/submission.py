@@ -17,6 +17,7 @@ import numpy as np
 from inlay.config import DataConfig
 from inlay.data.glue import open_glue
 from inlay.data.metrics import decide
+from inlay.data.sources import Source
 from inlay.data.tasks import Split, Task
 from inlay.errors import BadData, Missing, UnknownName
 from inlay.model.backbone import Backbone
@@ -69,16 +70,26 @@ def answer_test(backbone: Backbone, run_folder: Path, task: Task, config: DataCo
 
 def read_test(task: str, config: DataConfig) -> Split:
     """The rows of a GLUE set's test file, in order, without labels."""
-    name = _glue_name(task)
-    source = open_glue(name, replace(config, source=f"glue/{name}"))
-    table = source.read("test")
+    table = _open(_find_name(task), config).read("test")
     pairs = table.column("pair") if "pair" in table.header.names else None
     return Split(table.column("text"), pairs, None, table.lines, table.header.path)
 
 
+def has_test(name: str, config: DataConfig) -> bool:
+    """Whether the test file of a GLUE set is at hand."""
+    try:
+        return "test" in _open(name, config).sides
+    except (Missing, UnknownName):
+        return False
+
+
+def _open(name: str, config: DataConfig) -> Source:
+    return open_glue(name, replace(config, source=f"glue/{name}"))
+
+
 def write_submission(task: Task | str, answers: Sequence[str | float], folder: Path) -> Path:
     """Write a task's file of the submission; refuses answers that the server would: too few, or no label of its."""
-    name = _glue_name(task if isinstance(task, str) else task.name)
+    name = _find_name(task if isinstance(task, str) else task.name)
     entry = SUBMISSION[name]
     if len(answers) != entry.num_rows:
         raise BadData(
@@ -106,8 +117,13 @@ def pack_submission(folder: Path) -> tuple[Path, list[str]]:
     return path, [entry.name for entry in SUBMISSION.values() if entry.name not in there]
 
 
-def _glue_name(task: str) -> str:
-    name = task.removeprefix("glue/").lower()
+def glue_name(task: str) -> str:
+    """The name under which the server knows a study's task, if it does."""
+    return task.removeprefix("glue/").lower()
+
+
+def _find_name(task: str) -> str:
+    name = glue_name(task)
     if name not in SUBMISSION:
         raise UnknownName("GLUE set", task, SUBMISSION)
     return name

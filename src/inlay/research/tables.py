@@ -2,27 +2,30 @@
 
 A table of scores has a line for each row of `lineup.py` and, under the same columns, a line for what was published.
 Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
-last columns compare with full fine-tuning pair by pair. What a half-done study lacks is left out and named in a note.
+last columns compare with full fine-tuning pair by pair, over the same columns as the means; where fewer of them were
+published, a second comparison is over these. What a half-done study lacks is left out and named in a note.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inlay.research.extras import read_ablations, read_steps
 from inlay.research.lineup import (
     WIDE,
     Scored,
+    averaged_tasks,
     group_tasks,
     has_joint_runs,
     mean_tasks,
     name_column,
     name_task,
+    needs_backbone,
     published_tasks,
     shape_of,
 )
-from inlay.research.published import PublishedTable
+from inlay.research.published import PublishedRow, PublishedTable
 from inlay.research.scores import (
     Estimate,
     Paired,
@@ -79,32 +82,37 @@ class _Layout:
 
     tasks: tuple[str, ...]
     averaged: tuple[str, ...]
-    """tasks of the first mean; none where there is but one task"""
+    """tasks that all rows have: of the first mean and of the differences"""
     compared: tuple[str, ...]
-    """tasks of a second mean, over what was published; none where that is the first, or a single task"""
+    """those of them that were published, for a second mean and second differences; none where they are the same"""
+    counted: tuple[str, ...]
+    """tasks whose parameters are added up"""
     reference: str | None
+    """the row that others are compared with; none where no task is in all rows"""
 
     @property
     def means(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(tasks for tasks in (self.averaged, self.compared) if tasks)
+        return tuple(tasks for tasks in (self.averaged, self.compared) if len(tasks) > 1)
+
+    @property
+    def differences(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(tasks for tasks in (self.averaged, self.compared) if tasks and self.reference)
 
 
 def _lay_out(scored: Scored) -> _Layout:
-    averaged, compared = mean_tasks(scored), published_tasks(scored)
-    is_second = 1 < len(compared) < len(averaged)
-    reference = scored.reference if len(scored.rows) > 1 else None
-    return _Layout(
-        scored.tasks, tuple(averaged) if len(averaged) > 1 else (), tuple(compared) if is_second else (), reference
-    )
+    averaged, compared = tuple(mean_tasks(scored)), tuple(published_tasks(scored))
+    reference = scored.reference if len(scored.rows) > 1 and averaged else None
+    compared = compared if len(compared) < len(averaged) else ()
+    return _Layout(scored.tasks, averaged, compared, tuple(averaged_tasks(scored)), reference)
 
 
 def _score_table(scored: Scored, group: str) -> Table:
     layout = _lay_out(scored)
     columns = ["", *(name_column(task, scored.metric(task)) for task in scored.tasks)]
-    columns += [f"mean of {len(layout.averaged)}"] * bool(layout.averaged)
-    columns += [f"mean of {len(layout.compared)} published"] * bool(layout.compared)
-    columns += [f"less {scored.label(layout.reference)}", "pairs"] if layout.reference else []
-    columns += ["trained", "% of backbone"] + [f"total, {len(scored.tasks)} tasks"] * (len(scored.tasks) > 1)
+    names = [f"mean of {len(layout.averaged)}", f"mean of {len(layout.compared)} published"]
+    columns += [name for name, tasks in zip(names, (layout.averaged, layout.compared), strict=True) if len(tasks) > 1]
+    columns += [name for tasks in layout.differences for name in (_name_difference(scored, layout, tasks), "pairs")]
+    columns += ["trained", "% of backbone"] + [f"total, {len(layout.counted)} tasks"] * (len(layout.counted) > 1)
     lines, is_published = [], set()
     for key in [*scored.rows, *_unmatched(scored)]:
         if key in scored.rows:
@@ -115,6 +123,16 @@ def _score_table(scored: Scored, group: str) -> Table:
     title = f"{group}, {_split_name(scored)}" if group else _split_name(scored)
     table = Table(title, tuple(columns), tuple(lines), tuple(_notes(scored, layout)), frozenset(is_published))
     return table.turned() if len(scored.tasks) > WIDE else table
+
+
+def _name_difference(scored: Scored, layout: _Layout, tasks: Sequence[str]) -> str:
+    """What stands over differences; which tasks they are over, where these are not all of the table."""
+    less = f"less {scored.label(layout.reference or '')}"
+    if len(tasks) == 1 < len(layout.counted):
+        return f"{less}, {name_task(tasks[0])}"
+    if tasks == layout.compared:
+        return f"{less}, {len(tasks)} published"
+    return less if len(tasks) == len(layout.counted) else f"{less}, {len(tasks)} tasks"
 
 
 def _unmatched(scored: Scored) -> list[str]:
@@ -128,24 +146,26 @@ def _own_line(scored: Scored, key: str, layout: _Layout) -> tuple[str, ...]:
     row = scored.rows[key]
     line = [scored.label(key), *(show(row[task].estimate) if task in row else ABSENT for task in layout.tasks)]
     line += [show(mean_of(row, tasks)) for tasks in layout.means]
-    if layout.reference:
-        difference = (
-            None
-            if key == layout.reference
-            else pair(row, scored.rows[layout.reference], layout.averaged or layout.tasks)
-        )
+    for tasks in layout.differences:
+        is_compared = layout.reference is not None and key != layout.reference
+        difference = pair(row, scored.rows[layout.reference or key], tasks) if is_compared else None
         line += [show(difference.estimate if difference else None, signed=True)]
         line += [str(difference.num_pairs) if difference else ABSENT]
-    return (*line, *_count(row, len(layout.tasks)))
+    return (*line, *_count(scored, key, layout))
 
 
-def _count(row: Row, num_tasks: int) -> list[str]:
-    counts = sorted(cell.trained_parameters for cell in row.values())
+def _count(scored: Scored, key: str, layout: _Layout) -> list[str]:
+    """Parameters of a row: a task's, their share over the tasks of the mean, and those of all tasks together."""
+    row = scored.rows[key]
+    counted = {task: row[task] for task in layout.counted if task in row} or row
+    counts = sorted(cell.trained_parameters for cell in counted.values())
     few, many = name_count(counts[0]), name_count(counts[-1])
-    share = sum(cell.share for cell in row.values()) / len(row)
-    total = total_parameters(row) if len(row) == num_tasks else None
+    shares = [row[task].share for task in layout.averaged] or [cell.share for cell in counted.values()]
+    share = sum(shares) / len(shares)
+    is_whole = len(counted) == len(layout.counted)
+    total = total_parameters(counted, needs_backbone=needs_backbone(scored, key)) if is_whole else None
     texts = [few if few == many else f"{few}–{many}", f"{share:.{0 if share > 95 else 2}f}"]
-    return texts + [f"{total:.2f}×" if total else ABSENT] * (num_tasks > 1)
+    return texts + [f"{total:.2f}×" if total else ABSENT] * (len(layout.counted) > 1)
 
 
 def name_count(number: float) -> str:
@@ -168,13 +188,22 @@ def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[st
         if not any(value is not None for value in (*values, *means)):
             continue
         line = [f"{row.label}, published", *map(show, (*values, *means))]
-        line += [show(_table_gap(scored, table, key), signed=True), ABSENT] if layout.reference else []
-        share, total = row.printed.get("trained %"), row.printed.get("total ×")
+        for tasks in layout.differences:
+            line += [show(_table_gap(scored, table, key, tasks), signed=True), ABSENT]
+        share = row.printed.get("trained %")
         line += [ABSENT if row.trained_parameters is None else name_count(row.trained_parameters)]
         line += [ABSENT if share is None else f"{share:g}"]
-        line += [ABSENT if total is None else f"{total:g}×"] * (len(layout.tasks) > 1)
+        line += [_published_total(row, len(layout.counted))] * (len(layout.counted) > 1)
         lines.append(tuple(line))
     return lines
+
+
+def _published_total(row: PublishedRow, num_tasks: int) -> str:
+    """What all tasks of a source take together, with their number where ours is another."""
+    total, tasks = row.printed.get("total ×"), row.printed.get("tasks")
+    if total is None:
+        return ABSENT
+    return f"{total:g}×" if tasks in (None, num_tasks) else f"{total:g}× ({tasks:g} tasks)"
 
 
 @dataclass(frozen=True)
@@ -183,30 +212,45 @@ class Gaps:
 
     ours: Paired
     published: float
+    over: str
+    """the tasks that both are over, in words"""
 
 
 def find_gaps(scored: Scored, key: str) -> Gaps | None:
-    """Both, from the first published table that has the two rows, over the columns it means; None where none has."""
-    for table in scored.published.tables:
-        theirs, reference = _table_gap(scored, table, key), scored.reference
-        rows = _averaged_rows(scored, table)[0] if theirs is not None else {}
+    """Both over the same tasks, from the first published table that has the two rows; None where none has."""
+    reference = scored.reference
+    for table in scored.published.tables if reference is not None and key != reference else ():
+        assert reference is not None
+        if table.over:
+            rows, what, _ = _averaged_rows(scored, table)
+            tasks, over = list(rows.get(key, ())), f"{what}, published of {table.over}"
+        else:
+            rows, tasks = dict(scored.rows), _gap_tasks(scored, table, key)
+            over = f"{len(tasks)} tasks" if len(tasks) > 1 else name_task("".join(tasks))
+        theirs = _table_gap(scored, table, key, tasks)
         if theirs is not None and reference in rows and key in rows:
-            ours = pair(rows[key], rows[reference])
-            return Gaps(ours, theirs) if ours is not None else None
+            ours = pair(rows[key], rows[reference], tasks)
+            return Gaps(ours, theirs, over) if ours is not None else None
     return None
 
 
-def _table_gap(scored: Scored, table: PublishedTable, key: str) -> float | None:
-    """The row less the reference, over the columns that both have, or over the source's own tasks."""
+def _gap_tasks(scored: Scored, table: PublishedTable, key: str) -> list[str]:
+    """The tasks on which a row can be held against the reference, both ours and as this table has them."""
+    arms = (key, scored.reference or "")
+    return [
+        task
+        for task in averaged_tasks(scored)
+        if all(task in scored.rows.get(arm, {}) and table.value(arm, scored.column(task)) is not None for arm in arms)
+    ]
+
+
+def _table_gap(scored: Scored, table: PublishedTable, key: str, tasks: Sequence[str]) -> float | None:
+    """The row less the reference as published: over exactly these tasks, or over the source's own."""
     row, reference = table.row(key), scored.reference
     if row is None or row.is_difference or reference is None or key == reference:
         return None
-    if table.over:
-        found = [_own_mean(table, arm) for arm in (key, reference)]
-    else:
-        columns = [scored.column(task) for task in published_tasks(scored)]
-        shared = [column for column in columns if table.value(key, column) is not None]
-        found = [table.mean(arm, shared) for arm in (key, reference)]
+    columns = [scored.column(task) for task in tasks] if not table.over else []
+    found = [_own_mean(table, arm) if table.over else table.mean(arm, columns) for arm in (key, reference)]
     return None if found[0] is None or found[1] is None else found[0] - found[1]
 
 
@@ -227,7 +271,7 @@ def _mean_table(scored: Scored, table: PublishedTable) -> Table:
         is_compared = reference in rows and key != reference
         gap = pair(rows[key], rows[reference]) if is_compared and reference else None
         ours = [show(mean_of(rows[key], rows[key])), show(gap.estimate if gap else None, signed=True)]
-        printed = [show(_own_mean(table, key)), show(_table_gap(scored, table, key), signed=True)]
+        printed = [show(_own_mean(table, key)), show(_table_gap(scored, table, key, ()), signed=True)]
         lines.append((scored.label(key), *ours, *printed))
     less = f"less {scored.label(reference)}" if reference else "difference"
     columns = ("", f"ours, {what}", less, f"published, mean of its {table.over}", f"{less}, published")
@@ -263,7 +307,7 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
         f"settings are chosen {_chosen_for(scored)}, by the mean over seeds"
     ]
     left_out = [name_task(task) for task in layout.tasks if task not in layout.averaged]
-    if layout.averaged and left_out:
+    if layout.means and left_out:
         notes.append(f"not in the mean: {', '.join(left_out)}")
     if layout.reference:
         notes.append(
@@ -271,6 +315,11 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
             "and seed, each at its own chosen settings; ± s.e.m. over seeds; `pairs` is their number, where a run of "
             "several tasks counts once, by the mean of its tasks"
         )
+    elif scored.reference and len(scored.rows) > 1:
+        notes.append(f"less {scored.label(scored.reference)}: not shown, as no task is in all rows")
+    uncounted = [name_task(task) for task in layout.tasks if task not in layout.counted]
+    if uncounted:
+        notes.append(f"not in trained parameters, their share and total: {', '.join(uncounted)}")
     untested = [name_task(task) for task in layout.tasks if scored.split == "test" and not scored.is_tested(task)]
     return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
 
@@ -376,10 +425,15 @@ def settings_table(scored: Scored) -> Table:
             setting = ", ".join(f"{name} {_value(value)}" for name, value in cell.setting.items()) if cell else ""
             lost = f" ({cell.num_lost} lost)" if cell and cell.num_lost else ""
             cells.append((setting or ABSENT) + lost)
-        tried = max(cell.num_settings for cell in row.values())
-        lines.append((scored.label(key), str(tried), *cells))
+        tried = sorted({cell.num_settings for cell in row.values()})
+        lines.append((scored.label(key), "–".join(map(str, dict.fromkeys((tried[0], tried[-1])))), *cells))
     columns = ("chosen on dev", "of", *map(name_task, scored.tasks))
-    table = Table("settings", columns, tuple(lines))
+    waits = any(cell.num_waiting for row in scored.rows.values() for cell in row.values())
+    note = (
+        "`of`: settings that were compared, fewest and most of a task; others have one seed where these have more, or "
+    )
+    note += "a run that diverged"
+    table = Table("settings", columns, tuple(lines), (note,) * waits)
     return table.turned() if len(scored.tasks) > WIDE else table
 
 

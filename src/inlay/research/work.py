@@ -113,8 +113,8 @@ class Bench:
         assert item.run is not None
         if item.source is None or not isinstance(item.run, JointRun):
             return item.run
-        names = [part.name for part in item.run.parts]
-        start = start_from(self._runs / item.source.id, item.run.config, names)
+        tasks = [part.task for part in item.run.parts]
+        start = start_from(self._runs / item.source.id, item.run.config, tasks)
         return dataclasses.replace(item.run, start=start)
 
     def _forget_bare(self, run_id: str) -> None:

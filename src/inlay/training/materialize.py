@@ -33,7 +33,7 @@ from inlay.training.run import (
     read_fingerprint,
     read_result,
 )
-from inlay.training.start import Start
+from inlay.training.start import Start, reads_alike, take_head
 
 
 def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
@@ -154,24 +154,32 @@ def find_joint_runs(runs: Path) -> list[str]:
     return sorted(path.parent.parent.name for path in runs.glob(f"*/{JOINT_TASKS}/000-*.toml"))
 
 
-def start_from(folder: Path, config: RunConfig, tasks: Sequence[str]) -> Start:
-    """What new tasks begin with on what a finished run's tasks share: fresh embeddings, or those they resemble."""
+def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
+    """What new tasks begin with on what a finished run's tasks share: fresh embeddings, or those they resemble.
+
+    The head of a task goes along where the new one's labels are among its own.
+    """
     result, source = read_result(folder), read_toml(folder / "config.toml")
     if result is None or not result.tensors:
         raise Missing(f"no trained weights in `{folder}`", "give a run that finished")
     _check_method(config.method, source.method, folder.name)
     shared = {name: tensor for name, tensor in result.tensors.items() if "/" not in name}
     # Not by their tensors: tasks that share every weight of a backbone that writes have none of their own.
-    known = [part.task for part in read_parts(folder)]
+    known, by_name = {part.task: part for part in read_parts(folder)}, {task.name: task for task in tasks}
+    notes = [f"starts from what the tasks of run `{folder.name}` share"]
     for new, old in config.joint.resemblances().items():
         if old not in known:
             raise UnknownName("task of the run", old, known)
-        if new not in tasks:
-            raise UnknownName("task", new, tasks)
-        own = Start(result.tensors).of(old)
-        shared |= {f"{new}/{name}": own[name] for name in own if name not in shared and not name.startswith("head.")}
-    note = f"starts from what the tasks of run `{folder.name}` share"
-    return Start(shared, ({"run": folder.name},), (note,), source.backbone, read_fingerprint(folder))
+        if new not in by_name:
+            raise UnknownName("task", new, by_name)
+        own = {name: tensor for name, tensor in Start(result.tensors).of(old).items() if name not in shared}
+        head = take_head(own, known[old].data, by_name[new]) if reads_alike(config.train, source.train) else {}
+        body = {name: tensor for name, tensor in own.items() if not name.startswith("head.")}
+        shared |= {f"{new}/{name}": tensor for name, tensor in (body | head).items()}
+        if len(body) < len(own):
+            how = f"as that of `{old}`, label by label" if head else f"fresh: its labels are not those of `{old}`"
+            notes.append(f"the head of `{new}` starts {how}")
+    return Start(shared, ({"run": folder.name},), tuple(notes), source.backbone, read_fingerprint(folder))
 
 
 def _check_method(method: MethodConfig, its: MethodConfig, run_id: str) -> None:

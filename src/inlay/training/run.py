@@ -177,9 +177,10 @@ def make_part(task: Task, config: RunConfig, backbone: Backbone, store: Store | 
     known: dict[str, Any] = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
     writing = _resolve_writing(task, config.train, backbone)
     if backbone.writes and config.train.prompt is None and find_method(config.method.name).shares_all:
-        writing["prompt"] = f"{task.name}: "
+        writing["prompt"] = f"{config.joint.resemblances().get(task.name, task.name)}: "
     train = dataclasses.replace(config.train, **known, **writing)
-    data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, metric=task.metric)
+    answers = tuple(f"{label}={text}" for label, text in zip(task.labels, task.answers, strict=bool(task.answers)))
+    data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, answers=answers, metric=task.metric)
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
     )
@@ -228,7 +229,7 @@ def _spell_numbers(task: Task) -> tuple[str, ...]:
 
 # Kind -> the texts that are scored where answers are written; none: they are free.
 _TEXTS: dict[str, Callable[[Task], tuple[str, ...]]] = {
-    "classify": lambda task: task.labels,
+    "classify": lambda task: task.written,
     "regress": _spell_numbers,
     "text": lambda task: (),
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.model.backbone import Backbone
@@ -122,6 +122,32 @@ def make_start(sources: Sequence[Source], spec: SlotSpec, task: Task, backbone: 
     tensors = {name: torch.stack([part[name].double() for part in parts]).mean(0).float() for name in names}
     lineage = tuple({"reference": item.version.reference, "digest": item.version.digest} for item in sources)
     return Start(tensors, lineage, (_describe(sources, reason),))
+
+
+def reads_alike(mine: TrainConfig, its: TrainConfig) -> bool:
+    """Whether heads of two runs read the backbone in the same way, as far as settings say it."""
+    return all(getattr(mine, name) == getattr(its, name) for name in _INHERITED)
+
+
+def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[str, Tensor]:
+    """The head of a trained task for a new one, row by row: a label begins as the one that means the same.
+
+    `own` has the tensors of the trained task and `its` its labels, as it was resolved. Labels mean the same where the
+    same is written for them, their names or what `data.answers` says. Nothing, if one of the new task has no such row.
+    """
+    known = [
+        answer.removeprefix(f"{label}=") for label, answer in zip(its.labels, its.answers or its.labels, strict=True)
+    ]
+    is_known = task.kind == its.kind == "classify" and set(task.written) <= set(known)
+    if not is_known or "head.weight" not in own:
+        return {}
+    rows = [known.index(text) for text in task.written]
+    by_label = ("head.weight", "head.bias")
+    return {
+        name: tensor[rows].clone() if name in by_label else tensor
+        for name, tensor in own.items()
+        if name.startswith("head.")
+    }
 
 
 def _read_spec(manifest: Manifest) -> SlotSpec:

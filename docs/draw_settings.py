@@ -7,7 +7,7 @@ from pathlib import Path
 
 from inlay.config import DataConfig, JointConfig, MethodConfig, TrainConfig
 from inlay.model.families import FAMILIES
-from inlay.model.methods import JOINT_METHODS, METHODS
+from inlay.model.methods import JOINT_METHODS, METHODS, Method
 
 SECTIONS = {
     "method": (
@@ -16,7 +16,11 @@ SECTIONS = {
     ),
     "train": (TrainConfig, "How a run is trained."),
     "joint": (JointConfig, "How several tasks are trained as one run (`inlay multitask`)."),
-    "data": (DataConfig, "Where rows are and how they are read."),
+    "data": (
+        DataConfig,
+        "Where rows are and how they are read. In a run of several tasks these are the settings of all; "
+        "`--set data.NAME.dev=dev.csv`, or `[data.NAME]` in the file, sets one task's.",
+    ),
 }
 
 
@@ -46,16 +50,31 @@ def render() -> str:
         lines += [f"## {title}", "", "| method | | size | lr | takes |", "|---|---|---|---|---|"]
         for name, method in methods.items():
             takes = ", ".join(f"`{setting}`" for setting in sorted(method.settings)) or "nothing"
-            lines.append(f"| `{name}` | {method.summary} | {method.size or '–'} | {method.lr:g} | {takes} |")
+            lines.append(f"| `{name}` | {method.summary} | {method.size or '–'} | {show_lr(method)} | {takes} |")
         lines.append("")
     names = ", ".join(f"`{name}`" for name in FAMILIES["bert"].linears)
     lines += [
+        "Some methods have another learning rate on text-to-text backbones (T5), and where nothing is trained but "
+        "what a task has of its own (`joint.trained` `task`): an embedding begins with numbers of size one, and at the "
+        "rate of weights it stays where it was.",
+        "",
+        "At the start an adapter adds next to nothing, except where a layer norm stands behind it (`mahabadi`, "
+        "`mahabadi-multi`, `method.inner_norm` `output`): then noise of size one, as published. `hyperformer++` adds a "
+        "little, `hyperformer` hardly any.",
+        "",
         f"`method.layers` is written as Python slices are: `all`, `6:` (from the seventh on), `-3:` (the last three), "
         f"`2:5`, `0,2,5`. Layers are counted from 0. `method.linears` names linear layers of a block: {names} "
         "(`project` ends the attention, `expand` and `contract` are the feed-forward layers).",
         "",
     ]
     return "\n".join(lines)
+
+
+def show_lr(method: Method) -> str:
+    """The default learning rate, and where it is another."""
+    others = {"T5": method.lr_writing, "`trained=task`": method.lr_alone}
+    given = [f"{where}: {lr:g}" for where, lr in others.items() if lr is not None]
+    return f"{method.lr:g}" + (f" ({', '.join(given)})" if given else "")
 
 
 def show(value: object) -> str:

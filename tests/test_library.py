@@ -9,7 +9,7 @@ import pandas
 import pytest
 
 import inlay
-from inlay.errors import BadConfig
+from inlay.errors import BadConfig, UnknownName
 
 
 @pytest.fixture
@@ -31,6 +31,26 @@ def test_a_script_trains_publishes_and_predicts(tiny_bert, frame, tmp_path, monk
     (check,) = inlay.verify(tiny_bert)
     assert check.stands
     assert check.version == version
+
+
+def test_a_script_trains_several_tasks_as_one_run_and_a_new_one_on_what_they_share(tiny_bert, toy_task, tmp_path):
+    store = inlay.Store(tmp_path)
+    tasks = [toy_task("a", num_rows=24), toy_task("b", num_rows=24, seed=1)]
+    quick = {"max_length": 32, "epochs": 1, "batch_size": 8}
+    run = inlay.make_joint_run(tasks, tiny_bert, size=4, batches="mixed", steps=2, **quick)
+    assert (run.config.method.name, run.config.method.size, run.config.joint.steps) == ("hyperformer++", 4, 2)
+    (result,) = inlay.fit([run], tiny_bert, store)
+    first, second = inlay.materialize(run, result, tiny_bert)
+    assert inlay.publish(second.run, second.result, tiny_bert, store).reference == "b@1"
+    more = {"like": ("new=a",), "trained": "task", "steps": 2, "store": store, **quick}
+    new = inlay.make_joint_run([toy_task("new", num_rows=24)], tiny_bert, start=run.id, **more)
+    assert new.config.method == run.config.method
+    assert new.start.of("new")["task.embedding"].equal(result.tensors["a/task.embedding"])
+    assert first.run.name == "a"
+    with pytest.raises(UnknownName, match="no run of several tasks named `abc`"):
+        inlay.make_joint_run(tasks, tiny_bert, start="abc", store=store)
+    with pytest.raises(BadConfig, match=r"train\.batchs"):
+        inlay.make_joint_run(tasks, tiny_bert, batchs="mixed")
 
 
 def test_a_file_is_read_as_the_command_line_reads_it(frame, tmp_path):

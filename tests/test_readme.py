@@ -75,6 +75,7 @@ def run(elsewhere, capsys, tiny_bert_folder):
         trains = words[1] in ("train", "sweep", "stream", "plan")
         small = ["--backbone", str(tiny_bert_folder), *SMALL] if trains else []
         small += ["--backbone", str(tiny_bert_folder)] if words[1] == "suggest" else []
+        small += ["--backbone", str(tiny_bert_folder), *SMALL, "--steps", "2"] if words[1] == "multitask" else []
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             main([*words[1:], *small])
@@ -94,7 +95,7 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert re.search(r"^test +accuracy [01]\.\d+", printed["quickstart", "train"], re.MULTILINE)
     assert re.findall(r"^(?:spam|ham) ", printed["quickstart", "predict"], re.MULTILINE)
 
-    tour, more, studies = [block for block in blocks(README, "sh") if "inlay" in block]
+    tour, more, several, studies = [block for block in blocks(README, "sh") if "inlay" in block]
     for words, content in read_commands(tour):
         if words[0] == "cat":
             (elsewhere / words[1]).write_text(content)
@@ -119,6 +120,13 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert "sms-spam" in printed["more", "suggest"]
     assert (elsewhere / "graph" / "model.onnx").is_file()
 
+    found = [run(words) for words, _ in read_commands(several)]
+    assert all("sms-joint" in each and "desk-joint" in each for each in found[:2])
+    assert "about" in found[0]
+    assert "desk-joint@1" in found[1]
+    assert "sms-few@1" in found[2]
+    assert "desk-written@1" in found[3]
+
     found = [run(words) for words, _ in read_commands(studies)]
     assert all(name in found[0] for name in ("glue", "tradeoff", "stream"))
     assert "report.html" in found[1]
@@ -126,7 +134,7 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
 
 
 def test_python_example_runs_and_is_the_shipped_script(elsewhere, tiny_bert, monkeypatch, capsys):
-    (example,) = blocks(README, "python")
+    example = blocks(README, "python")[0]
     path = ROOT / "examples" / "python_quickstart.py"
     assert example == path.read_text(encoding="utf8")
     assert len(example.splitlines()) < 20
@@ -139,6 +147,21 @@ def test_python_example_runs_and_is_the_shipped_script(elsewhere, tiny_bert, mon
     assert lines[0].startswith("sms@1 {'accuracy':")
     assert [line.split()[0] for line in lines[1:3]] == ["sms@1", "sms@1"]
     assert lines[3] == "all versions stand: True"
+
+
+def test_python_example_of_several_tasks_runs(elsewhere, tiny_bert, monkeypatch, capsys):
+    _, example = blocks(README, "python")
+    tour = next(block for block in blocks(README, "sh") if "inlay" in block)
+    (elsewhere / "desk.csv").write_text(next(content for words, content in read_commands(tour) if "desk.csv" in words))
+    make_joint_run = inlay.make_joint_run
+    monkeypatch.setattr(inlay, "load_backbone", lambda name: tiny_bert)
+    monkeypatch.setattr(
+        inlay,
+        "make_joint_run",
+        lambda *given, **settings: make_joint_run(*given, **{**settings, "steps": 2, "max_length": 32, "epochs": 1}),
+    )
+    exec(compile(example, "README.md", "exec"), {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["sms-joint@1", "desk-joint@1"]
 
 
 def test_the_two_commands_do_what_the_readme_says():

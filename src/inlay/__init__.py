@@ -7,6 +7,8 @@
     version = inlay.publish(run, result, backbone)
     answers = inlay.Engine(backbone).predict([inlay.Request("reviews", "Well made.")])
 
+Several tasks as one run: `make_joint_run`, `fit`, `materialize`, and `publish` for each of them.
+
 Names are imported when they are first used, so that `import inlay` costs nothing.
 """
 
@@ -16,24 +18,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
+    from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
     from inlay.errors import InlayError
     from inlay.fit_settings import FitSettings
-    from inlay.library import Engine, fit, load_task, make_run, publish, verify
+    from inlay.library import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
     from inlay.model import Backbone, load_backbone
     from inlay.serving import Answer, Request
     from inlay.store import Store, Version
     from inlay.training import Result, Run
+    from inlay.training.joint import JointRun
+    from inlay.training.run import Trained
 
 _HOMES = {
-    "inlay.config": ("DataConfig", "MethodConfig", "RunConfig", "TrainConfig"),
+    "inlay.config": ("DataConfig", "JointConfig", "MethodConfig", "RunConfig", "TrainConfig"),
     "inlay.errors": ("InlayError",),
     "inlay.fit_settings": ("FitSettings",),
-    "inlay.library": ("Engine", "fit", "load_task", "make_run", "publish", "verify"),
+    "inlay.library": ("Engine", "fit", "load_task", "make_joint_run", "make_run", "materialize", "publish", "verify"),
     "inlay.model": ("Backbone", "load_backbone"),
     "inlay.serving": ("Answer", "Request"),
     "inlay.store": ("Store", "Version"),
     "inlay.training": ("Result", "Run"),
+    "inlay.training.joint": ("JointRun",),
+    "inlay.training.run": ("Trained",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -44,6 +50,8 @@ __all__ = [
     "Engine",
     "FitSettings",
     "InlayError",
+    "JointConfig",
+    "JointRun",
     "MethodConfig",
     "Request",
     "Result",
@@ -51,11 +59,14 @@ __all__ = [
     "RunConfig",
     "Store",
     "TrainConfig",
+    "Trained",
     "Version",
     "fit",
     "load_backbone",
     "load_task",
+    "make_joint_run",
     "make_run",
+    "materialize",
     "publish",
     "verify",
 ]

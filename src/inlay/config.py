@@ -103,7 +103,7 @@ class TrainConfig:
     lr: float | None = setting(
         None,
         "peak learning rate; default: the method's own, such as 5e-4 for houlsby, 3e-4 for mahabadi, 1e-4 for "
-        "hyperformer, 5e-5 for full",
+        "hyperformer, 5e-5 for full; on T5 3e-4 for the last two; 0.03 for hyperformer with joint.trained task",
     )
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")
@@ -205,9 +205,13 @@ class JointConfig:
         None, "steps in all, cut into `train.epochs` equal parts; default: as many as rows need"
     )
     trained: str = setting(
-        "all", "all, or task: nothing but what a task has of its own, all else as it started", choices=("all", "task")
+        "all",
+        "all, or task: nothing but what a task has of its own, all else as it started; the default lr is then another",
+        choices=("all", "task"),
     )
-    start: str | None = setting(None, "run (of several tasks) whose shared parameters this one starts from")
+    start: str | None = setting(
+        None, "run (of several tasks; `--from-run` takes a task of it too) whose shared parameters this one starts from"
+    )
     like: tuple[str, ...] = setting((), "tasks whose own parameters start as those of one of that run: new=old")
 
     def __post_init__(self) -> None:

@@ -32,6 +32,12 @@ class InlayError(Exception):
         same.__dict__ |= self.__dict__ | {"message": f"{path}:{line}: {self.message}"}
         return same
 
+    def of(self, task: str) -> InlayError:
+        """The same error, saying which of several tasks it is about."""
+        same = type(self).__new__(type(self))
+        same.__dict__ |= self.__dict__ | {"message": f"task `{task}`: {self.message}"}
+        return same
+
     def to_json(self) -> dict[str, str | None]:
         """The error as data, for `--json` and for answers in a batch."""
         return {"code": self.code, "message": self.message, "hint": self.hint}

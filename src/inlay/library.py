@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.config import DataConfig, MethodConfig, RunConfig, from_tree, overlay
+from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, from_tree, overlay
 from inlay.data import Task, make_task
 from inlay.data import load_task as _load_task
 from inlay.model import Backbone
@@ -24,7 +24,12 @@ from inlay.training import fit as _fit
 from inlay.training import make_run as _make_run
 from inlay.training import publish as _publish
 from inlay.training.cohort import Watcher
-from inlay.training.start import inherit
+from inlay.training.joint import JointRun
+from inlay.training.joint import make_joint_run as _make_joint_run
+from inlay.training.materialize import materialize as _materialize
+from inlay.training.materialize import read_method, start_from
+from inlay.training.run import Trained
+from inlay.training.start import Start, inherit
 
 if TYPE_CHECKING:
     import pandas
@@ -67,8 +72,42 @@ def make_run(
     return _make_run(task, overlay(config, tree), backbone, store)
 
 
+def make_joint_run(
+    tasks: Sequence[Task],
+    backbone: Backbone,
+    config: RunConfig | None = None,
+    *,
+    store: Store | None = None,
+    **settings: Any,
+) -> JointRun:
+    """A run of several tasks that share parameters, by default with `hyperformer++`.
+
+    `settings` are those of the method, of training and of `JointConfig` by name: `size=12, batches="mixed", steps=500`
+    … `start` names the finished run of `store` that this one goes on from, whose method it then has. Train it with
+    `fit`, make its tasks ordinary ones with `materialize`, and publish those.
+    """
+    store, own = store or Store(), {field.name for field in dataclasses.fields(MethodConfig)}
+    shared = {field.name for field in dataclasses.fields(JointConfig)}
+    tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}, "joint": {}}
+    for key, value in settings.items():
+        key = "name" if key == "method" else key
+        tree["joint" if key in shared else "method" if key in own else "train"][key] = value
+    folder = store.run_folder(tree["joint"]["start"]) if tree["joint"].get("start") else None
+    if config is None:
+        config = RunConfig(method=MethodConfig("hyperformer++"))
+        config = config if folder is None else dataclasses.replace(config, method=read_method(folder))
+    config = overlay(config, tree)
+    start = Start() if folder is None else start_from(folder, config, tasks)
+    return _make_joint_run(tasks, config, backbone, start=start)
+
+
+def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
+    """Every task of a finished run as an ordinary one, in order: `publish(item.run, item.result, backbone)` each."""
+    return _materialize(run, result, backbone)
+
+
 def fit(
-    runs: Sequence[Run],
+    runs: Sequence[Run | JointRun],
     backbone: Backbone,
     store: Store | None = None,
     settings: FitSettings | None = None,

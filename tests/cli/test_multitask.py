@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def test_every_task_is_published_as_an_ordinary_one(inlay: Inlay, trained) -> No
     assert trained.data["mean"] == max(item["mean"] for item in trained.data["seeds"])
     shown = inlay("show", "post", "--json").data
     assert shown["method"]["name"] == "mahabadi"
+    assert "came from a run of 2 tasks with hyperformer++: mail, post" in " ".join(inlay("show", "post").out.split())
     assert inlay("predict", "post", "free prize", "--json").status == 0
     assert inlay("verify").status == 0
 
@@ -41,6 +43,31 @@ def test_materialize_publishes_a_task_of_a_finished_run_again(inlay: Inlay, trai
     assert ended.data["tasks"][0]["reference"] == "again@1"
     assert inlay("materialize", trained.data["run"], "letter").status == 3
     assert inlay("materialize", "0123").status == 3
+
+
+def test_materialize_needs_the_rows_of_its_own_task_alone_wherever_it_is_called(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mail(tmp_path / "mail.csv")
+    write_mail(tmp_path / "b.csv", num_rows=40, seed=1)
+    same = ("--backbone", tiny_bert_folder, *SETTINGS, "--steps", 2, "--no-publish", "--json")
+    run = inlay("multitask", "mail.csv", "post=b.csv", *same).data["run"]
+    (tmp_path / "mail.csv").unlink()
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    ended = inlay("materialize", run, "post", "--json")
+    assert ended.status == 0, ended.err
+    assert ended.data["tasks"][0]["reference"] == "post@1"
+    gone = inlay("materialize", run, "mail")
+    assert gone.status != 0
+    assert "task `mail`: no file or folder" in " ".join(gone.err.split())
+    moved = (tmp_path / "b.csv").rename(tmp_path / "c.csv")
+    assert inlay("materialize", run, f"post={moved}", "--json").data["tasks"][0]["reference"] == "post@1"
+    with moved.open("a") as file:
+        file.write("one more row,spam\n")
+    other = inlay("materialize", run, f"post={moved}")
+    assert other.status == 4
+    assert "task `post`: its rows are not those" in " ".join(other.err.split())
 
 
 def test_tasks_trained_on_a_sample_are_materialised_like_others(
@@ -71,6 +98,65 @@ def test_rows_of_several_tasks_are_read_by_the_flags_of_one(
     assert said in ended.err
 
 
+def write_scores(path: Path) -> Path:
+    rows = [f"{word} {number},{number % 5}.5" for number in range(8) for word in ("free", "late", "home", "cat")]
+    path.write_text("said,grade\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_the_rows_of_one_task_have_settings_of_their_own(inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path) -> None:
+    mail, score, config = write_mail(tmp_path / "mail.csv"), write_scores(tmp_path / "score.csv"), tmp_path / "run.toml"
+    dev = write_mail(tmp_path / "dev.csv", num_rows=12, seed=7)
+    config.write_text('[data.score]\ntext = "said"\nlabel = "grade"\nkind = "classify"\n[data]\ndev_share = 0.25\n')
+    same = ("multitask", mail, score, "--backbone", tiny_bert_folder, *SETTINGS, "--steps", 2, "--config", config)
+    own = ("--set", "data.score.kind=regress", "--set", "data.score.metric=pearson", "--set", f"data.mail.dev={dev}")
+    ended = inlay(*same, *own, "--json", "--dry-run")
+    assert ended.status == 0, ended.err
+    tasks = ended.data["tasks"]
+    assert [(item["kind"], item["metric"]) for item in tasks] == [("classify", "accuracy"), ("regress", "pearson")]
+    assert [(item["num_train"], item["num_dev"]) for item in tasks] == [(80, 12), (24, 8)]
+    for setting, words in [
+        ("data.letter.text=a", "no task named `letter`"),
+        ("data.score.lable=a", "task `score`: no setting named `data.lable`"),
+        ("data.score.source=a.csv", "name the data as such: `score=a.csv`"),
+        ("data.mail.metric=pearson", "task `mail`: "),
+    ]:
+        refused = inlay(*same, *own, "--set", setting)
+        assert refused.status != 0
+        assert words in " ".join(refused.err.split())
+
+
+def test_written_texts_and_labels_are_tasks_of_one_run(inlay: Inlay, backbone_folder, tmp_path: Path) -> None:
+    mail, reply = write_mail(tmp_path / "mail.csv", num_rows=20), tmp_path / "reply.csv"
+    reply.write_text("text,label\n" + "".join(f"call {number},we see you\n" for number in range(12)))
+    same = ("multitask", mail, reply, "--backbone", backbone_folder("t5"), *SETTINGS, "--steps", 2, "--json")
+    ended = inlay(*same, "--set", "data.reply.kind=text", "--dry-run")
+    assert ended.status == 0, ended.err
+    assert [item["kind"] for item in ended.data["tasks"]] == ["classify", "text"]
+
+
+def test_a_dry_run_tells_what_it_would_take_and_trains_nothing(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    first, second = write_mail(tmp_path / "mail.csv"), write_mail(tmp_path / "b.csv", num_rows=40, seed=1)
+    same = ("multitask", first, f"post={second}", "--backbone", tiny_bert_folder, *SETTINGS, "--temperature", 1)
+    ended = inlay(*same, "--dry-run", "--json")
+    assert ended.status == 0, ended.err
+    made = ended.data
+    rows = [item["num_train"] for item in made["tasks"]]
+    assert [item["drawn_share"] for item in made["tasks"]] == pytest.approx([number / sum(rows) for number in rows])
+    assert made["num_steps"] == 2 * -(-sum(rows) // 16)
+    own = sum(item["own_parameters"] for item in made["tasks"])
+    assert made["trained_parameters"] == made["shared_parameters"] + own
+    assert f"trains {made['trained_parameters']:,} parameters" in ended.err
+    assert made["seconds"] > 0
+    assert made["memory_bytes"] > 0
+    assert not list((tmp_path / "home").glob("runs/*/config.toml"))
+    shown = inlay(*same, "--dry-run", "--seeds", 2).out
+    assert "post" in shown
+    assert "for each of 2 seeds" in shown
+
+
 def test_a_new_task_starts_from_the_run(inlay: Inlay, trained, tiny_bert_folder: Path, tmp_path: Path) -> None:
     new = write_mail(tmp_path / "new.csv", num_rows=30, seed=3)
     same = ("multitask", new, "--backbone", tiny_bert_folder, "--max-length", 24, "--steps", 2, "--epochs", 1)
@@ -78,7 +164,11 @@ def test_a_new_task_starts_from_the_run(inlay: Inlay, trained, tiny_bert_folder:
     ended = inlay(*same, *more)
     assert ended.status == 0, ended.err
     assert f"starts from what the tasks of run `{trained.data['run']}` share" in ended.err
+    assert re.search(r"trains \d\d\d parameters, [\d.]+% of the backbone's, on [\d,]+ that stay as they are", ended.err)
+    assert "lr 0.03" in ended.err
     assert ended.data["tasks"][0]["reference"] == "new@1"
+    named = inlay(*same, "--from-run", "post", *more[2:])  # by a task that it was published as
+    assert (named.status, named.data["run"]) == (0, ended.data["run"]), named.err
 
 
 def test_a_new_task_stands_on_the_backbone_of_the_run_it_starts_from(

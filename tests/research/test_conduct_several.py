@@ -21,7 +21,7 @@ from inlay.research.study import read_study
 from inlay.research.toy import WORDS
 from inlay.research.work import Bench
 from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.materialize import materialize, read_joint, read_parts
+from inlay.training.materialize import read_materialized, read_parts
 
 TINY = """
 [profiles.tiny]
@@ -213,8 +213,7 @@ def test_a_run_knows_where_its_rows_are_and_its_record_names_no_folder(tmp_path,
     folder = places.runs / record.id
     (config,) = read_parts(folder)
     assert config.data.source == f"{root}/Mine/rows.jsonl"
-    run, result = read_joint(folder, [load_task(config.data, config.task)], backbone)
-    (trained,) = materialize(run, result, backbone)
+    (trained,) = read_materialized(folder, [load_task(config.data, config.task)], backbone)
     assert trained.result.dev_metrics == pytest.approx(record.dev)
 
 

@@ -137,8 +137,9 @@ def test_the_norms_behind_start_small_where_they_are_written_and_at_one_where_th
     run = make_joint(tiny_bert, toy_task, "hyperformer++")
     cohort = Cohort([run], tiny_bert, SETTINGS)
     scales = torch.stack([
-        tensor for part in write_out(run, cohort.members[0].read(cohort.bank), tiny_bert)
-        for name, tensor in part.items() if name.endswith("out_scale")
+        tensor for part in run.parts
+        for name, tensor in write_out(part, cohort.members[0].read(cohort.bank), tiny_bert).items()
+        if name.endswith("out_scale")
     ])  # fmt: skip
     assert 0.04 < scales.std() < 0.12
     plain = Cohort([make_joint(tiny_bert, toy_task, "mahabadi-multi")], tiny_bert, SETTINGS).bank.read(0)
@@ -321,9 +322,8 @@ def test_texts_that_tasks_write_in_a_mixed_batch_are_those_they_write_alone(back
     take_steps(cohort, 6)
     bank = Bank(t5, len(tasks))
     run = cohort.members[0].run
-    for slot, (part, own) in enumerate(
-        zip(run.parts, write_out(run, cohort.members[0].read(cohort.bank), t5), strict=True)
-    ):
+    for slot, part in enumerate(run.parts):
+        own = write_out(part, cohort.members[0].read(cohort.bank), t5)
         head = part.spec.head if part.name == "two" else dataclasses.replace(part.spec.head, beams=beams, max_answer=6)
         bank.put(slot, SlotSpec(written_method(run.config.method), head), own)
     rows = [row for part in cohort.members[0].parts for row in part.dev_rows()[:3]]

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from inlay.errors import BadConfig, UnknownName, WrongBackbone
+from inlay.config import TrainConfig
+from inlay.errors import BadConfig, BadData, Missing, UnknownName, WrongBackbone
 from inlay.model.bank import Bank
 from inlay.model.inference import infer
 from inlay.model.route import Row
@@ -16,10 +17,10 @@ from inlay.store import Store
 from inlay.training.cohort import Cohort
 from inlay.training.fit import FitSettings, fit
 from inlay.training.joint import make_joint_run
-from inlay.training.materialize import materialize, read_joint, read_parts, start_from
+from inlay.training.materialize import materialize, read_materialized, read_parts, start_from
 from inlay.training.publish import publish
 from inlay.training.run import make_run
-from joint_runs import METHODS, SETTINGS, make_joint, make_tasks, take_steps
+from joint_runs import METHOD_TABLE, METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 
 QUICK = FitSettings(draw_curves=False, token_budget=4096)
 
@@ -78,11 +79,26 @@ def test_store_and_engine_serve_them_like_any_other(tiny_bert, toy_task, tmp_pat
     assert "value" in answers[1].to_json()
 
 
-def test_a_finished_run_is_found_again_with_its_tasks(tiny_bert, toy_task, tmp_path):
-    run, _ = train(tiny_bert, toy_task, tmp_path, "hyperformer++")
-    assert [config.task for config in read_parts(tmp_path / run.id)] == ["two", "five", "number"]
-    again, result = read_joint(tmp_path / run.id, make_tasks(toy_task), tiny_bert)
-    assert again.id == run.id == result.run_id
+def test_a_task_of_a_finished_run_is_found_again_by_its_own_rows_alone(tiny_bert, backbone_of, toy_task, tmp_path):
+    run, result = train(tiny_bert, toy_task, tmp_path, "hyperformer++")
+    folder, tasks = tmp_path / run.id, make_tasks(toy_task)
+    assert [config.task for config in read_parts(folder)] == ["two", "five", "number"]
+    expected = materialize(run, result, tiny_bert)[2]
+    (found,) = read_materialized(folder, tasks[2:], tiny_bert)
+    assert found.run.id == expected.run.id == run.id
+    assert found.run.origin == expected.run.origin
+    assert found.run.config == expected.run.config
+    assert found.spec == expected.spec
+    assert all(torch.equal(found.result.tensors[name], tensor) for name, tensor in expected.result.tensors.items())
+    with pytest.raises(BadData, match="task `two`: its rows are not those"):
+        read_materialized(folder, [toy_task("two", num_labels=2, num_rows=36)], tiny_bert)
+    with pytest.raises(UnknownName, match="seven"):
+        read_materialized(folder, [dataclasses.replace(tasks[0], name="seven")], tiny_bert)
+    with pytest.raises(WrongBackbone, match="was not trained on backbone"):
+        read_materialized(folder, tasks[:1], backbone_of("roberta"))
+    (folder / "tasks" / "001-five.digest").unlink()
+    with pytest.raises(Missing, match="from before that was kept"):
+        read_materialized(folder, tasks[:1], tiny_bert)
 
 
 def new_run(backbone, toy_task, folder, source, task=None, **joint):
@@ -179,6 +195,19 @@ def test_a_start_of_another_method_or_of_an_unknown_task_is_refused(tiny_bert, t
     wider = dataclasses.replace(source.config, method=dataclasses.replace(source.config.method, size=8))
     with pytest.raises(BadConfig, match=r"`method\.size` is `8`, but run `\w+` has `4`"):
         start_from(tmp_path / source.id, wider, [])
+
+
+def test_what_a_task_trains_alone_has_a_learning_rate_of_its_own(backbone_of, toy_task, tmp_path):
+    """An embedding is of numbers of size one: the rate of a hypernetwork's weights would leave it where it is."""
+    for family, usual in (("bert", METHOD_TABLE["hyperformer++"].lr), ("t5", 3e-4)):
+        source, _ = train(backbone_of(family), toy_task, tmp_path, "hyperformer++")
+        fresh = dataclasses.replace(source, config=dataclasses.replace(source.config, train=TrainConfig(**QUIET)))
+        assert new_run(backbone_of(family), toy_task, tmp_path, fresh).config.train.lr == usual
+        alone = new_run(backbone_of(family), toy_task, tmp_path, fresh, trained="task").config.train.lr
+        assert alone == METHOD_TABLE["hyperformer++"].lr_alone > 10 * usual
+        given = dataclasses.replace(source.config.train, lr=2e-3)
+        fixed = dataclasses.replace(source, config=dataclasses.replace(source.config, train=given))
+        assert new_run(backbone_of(family), toy_task, tmp_path, fixed, trained="task").config.train.lr == 2e-3
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

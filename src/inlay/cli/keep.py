@@ -164,6 +164,15 @@ def _describe_start(manifest: Manifest) -> dict[str, str]:
     return {"started from": ", ".join(sources)} if sources else {}
 
 
+def _describe_origin(manifest: Manifest) -> dict[str, str]:
+    """The run of several tasks that it was one of; the method is what it became."""
+    joint = manifest.extra.get("joint")
+    if not joint:
+        return {}
+    many = screen.count(len(joint["tasks"]), "task")
+    return {"came from": f"a run of {many} with {joint['method']}: {screen.shorten(', '.join(joint['tasks']), 200)}"}
+
+
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
     backbone, config, head = manifest.backbone, manifest.config, manifest.head
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
@@ -181,6 +190,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
         **scores,
         "method": screen.describe_method(manifest.method, dataclasses.asdict(MethodConfig())),
+        **_describe_origin(manifest),
         "parameters": f"{screen.count(manifest.num_parameters)}, {part} of the backbone",
         "backbone": f"{backbone['name']} ({backbone['family']}, {screen.count(backbone['num_parameters'])} parameters)",
         "fingerprint": backbone["fingerprint"],

@@ -2,7 +2,8 @@
 
 A flag stands for one config key, so `--lr 3e-4` and `--set train.lr=3e-4` mean the same. What decides is, from weak to
 strong: the defaults, the method of the task that `--from` names, `--config FILE` (the preset it names first),
-`--preset`, the flags, `--set`.
+`--preset`, the flags, `--set`. Where several tasks are trained as one run, `data.NAME.KEY` is a setting of one task's
+rows, with `--set` or as `[data.NAME]` of the file, and stronger than all that is said of every task.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from inlay.config import RunConfig, overlay, read_tree, split_list
-from inlay.errors import BadConfig, Missing
+from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.presets import PRESETS, apply_preset
 from inlay.store import Store
 
@@ -100,6 +101,8 @@ class RunOptions:
     assignments: Sequence[str] | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     """config key -> value, for the flags that were given"""
+    tasks: Sequence[str] = ()
+    """of a run of several: those whose rows may have settings of their own"""
 
     def resolve(self, store: Store | None = None, base: RunConfig = RunConfig()) -> RunConfig:
         """The run's settings, laid over `base`; a task that was not named is called as its data is.
@@ -116,6 +119,24 @@ class RunOptions:
         task = self.task or (config.task if config.task != RunConfig().task else name_of(config.data.source))
         return dataclasses.replace(config, task=task)
 
+    def resolve_rows(self, config: RunConfig, task: str) -> RunConfig:
+        """The settings of a run of several, with those of one task's own rows laid over them."""
+        tables = {} if self.config is None else _take_own(read_tree(self.config))
+        given = [_read_own(item) for item in self.assignments or () if _is_own(item)]
+        for name in (*tables, *(name for name, _ in given)):
+            if name not in self.tasks:
+                raise UnknownName("task", name, self.tasks)
+        try:
+            own = overlay(config, {"data": tables.get(task, {})})
+            own = own.override(f"data.{setting}" for name, setting in given if name == task)
+        except InlayError as error:
+            raise error.of(task) from None
+        if own.data.source != config.data.source:
+            raise BadConfig(
+                f"`data.{task}.source` is `{own.data.source}`", f"name the data as such: `{task}={own.data.source}`"
+            )
+        return own
+
     def words(self) -> list[str]:
         """The data and the settings as they were given, for a command to use next."""
         words = [self.data] if self.data else []
@@ -129,7 +150,7 @@ class RunOptions:
     def _lay(self, config: RunConfig) -> RunConfig:
         """Everything that was given, laid over `config` from weak to strong."""
         if self.config is not None:
-            config = _read_config(self.config, config)
+            config = _read_config(self.config, config, has_own=bool(self.tasks))
         if self.preset is not None:
             config = apply_preset(self.preset, config)
         tree: dict[str, Any] = {"backbone": self.backbone or config.backbone, "data": {}}
@@ -138,13 +159,38 @@ class RunOptions:
         for key, value in self.flags.items():
             section, name = key.split(".")
             tree.setdefault(section, {})[name] = value
-        return overlay(config, tree).override(self.assignments or ())
+        assignments = [item for item in self.assignments or () if not (self.tasks and _is_own(item))]
+        return overlay(config, tree).override(assignments)
 
 
-def _read_config(path: Path, config: RunConfig) -> RunConfig:
+def _is_own(assignment: str) -> bool:
+    """Whether an assignment is about the rows of one task of several: `data.NAME.KEY=VALUE`."""
+    key = assignment.partition("=")[0].strip()
+    return key.startswith("data.") and key.count(".") > 1
+
+
+def _read_own(assignment: str) -> tuple[str, str]:
+    """`data.NAME.KEY=VALUE` -> the task, and `KEY=VALUE`."""
+    key, equals, value = assignment.partition("=")
+    name, _, setting = key.strip().removeprefix("data.").rpartition(".")
+    return name, f"{setting}{equals}{value}"
+
+
+def _take_own(tree: dict[str, Any]) -> dict[str, Any]:
+    """Take the tables of single tasks, `[data.NAME]`, out of what a file says."""
+    data = tree.get("data")
+    own = {name: value for name, value in data.items() if isinstance(value, dict)} if isinstance(data, dict) else {}
+    for name in own:
+        del tree["data"][name]
+    return own
+
+
+def _read_config(path: Path, config: RunConfig, *, has_own: bool = False) -> RunConfig:
     if not path.is_file():
         raise Missing(f"no config file `{path}`", "see the config.toml of any run folder for an example")
     tree = read_tree(path)
+    if has_own:
+        _take_own(tree)
     preset = tree.pop("preset", None)
     return overlay(config if preset is None else apply_preset(str(preset), config), tree)
 

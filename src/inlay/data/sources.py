@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from inlay.errors import BadData, InlayError, Missing
 
 TASK_COLUMN = "task"
 WAYS_IN = "a file, a folder, glue/NAME, extra/NAME or hub:NAME"
+_NAMED = ("glue/", "extra/", "hub:")  # what is no file or folder, however it looks
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,19 @@ class InputRow:
     task: str | None = None
     record: Mapping[str, Any] | None = None  # the original columns, to be written beside the answer
     error: InlayError | None = None
+
+
+def keep_places(config: DataConfig) -> DataConfig:
+    """The same rows, found from any folder: files by their whole paths, sets by the folder they are in now."""
+    whole: dict[str, Any] = {
+        name: os.path.abspath(Path(place).expanduser())
+        for name in ("source", "dev", "test")
+        if (place := getattr(config, name)) and not place.startswith(_NAMED)
+    }
+    root = config.root or os.environ.get("INLAY_DATA")
+    if root and config.source.startswith(_NAMED[:2]):
+        whole["root"] = os.path.abspath(root)
+    return replace(config, **whole)
 
 
 def read_table(

@@ -54,6 +54,10 @@ class Method:
     layers: str = "all"
     lr: float = 5e-4
     """the learning rate where nobody gives one: what did well on four GLUE tasks with MiniLM (docs/results.md)"""
+    lr_writing: float | None = None
+    """that on backbones that write their answers, if it is another"""
+    lr_alone: float | None = None
+    """that where a task of several trains nothing but what is its own, if it is another"""
     trains_norm_scales: bool = True
     """of the norms it trains, the scales too, not the shifts alone"""
     has_own_weights: bool = False
@@ -72,6 +76,11 @@ class Method:
     def is_joint(self) -> bool:
         """Whether it trains several tasks as one run."""
         return bool(self.shared)
+
+    def find_lr(self, *, writes: bool, is_alone: bool) -> float:
+        """The learning rate where nobody gives one; `is_alone`: what tasks share is frozen."""
+        usual = (self.lr_writing if writes else None) or self.lr
+        return (self.lr_alone if is_alone else None) or usual
 
     @property
     def shares_all(self) -> bool:
@@ -218,6 +227,10 @@ _HYPERFORMER = Method(
     scale=1.0,
     # A head multiplies a step by what it reads, 64 numbers of size one: with T5's published 3e-4 MiniLM learns nothing.
     lr=1e-4,
+    lr_writing=3e-4,
+    # An embedding begins with numbers of size one: at the rates of weights it stays where it was. Of 1e-4 to 0.1, tried
+    # for 30 to 60 steps (MiniLM on SST-2, flan-T5-small on CB and MRPC), 0.01 to 0.1 brought the training loss lowest.
+    lr_alone=3e-2,
     shared=("hyper.*", "adapter.*", "norm.*"),
     becomes="mahabadi",
     task_size=512,
@@ -305,6 +318,7 @@ METHODS: dict[str, Method] = {
         frozenset(),
         norms="all",
         lr=5e-5,
+        lr_writing=3e-4,  # as published for T5
         has_own_weights=True,
     ),
     "top": Method(
@@ -320,6 +334,7 @@ METHODS: dict[str, Method] = {
 METHODS["pal-full"] = dataclasses.replace(
     METHODS["full"],
     summary="projected attention beside every block, and a copy of the backbone",
+    lr_writing=None,
     builders=(tensors.own_weights, tensors.pals),
 )
 JOINT_METHODS: dict[str, Method] = {
@@ -340,12 +355,14 @@ JOINT_METHODS: dict[str, Method] = {
     "full-multi": dataclasses.replace(
         METHODS["full"],
         summary="every weight, one copy of the backbone for all tasks",
+        lr_alone=METHODS["head"].lr,
         shared=("weight.*",),
         becomes="full",
     ),
     "pal-published": dataclasses.replace(
         METHODS["pal-full"],
         summary="projected attention for every task, and one copy of the backbone that all train together",
+        lr_alone=METHODS["pal"].lr,
         shared=("weight.*",),
         becomes="pal-full",
     ),

@@ -10,17 +10,18 @@ What always holds: a task's own parameters move only in steps that have rows of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from inlay.config import DataConfig, RunConfig, TrainConfig, digest, settled
+from inlay.config import DataConfig, JointConfig, RunConfig, TrainConfig, digest, settled
 from inlay.data.metrics import MEAN, METRICS
 from inlay.data.sampling import TaskSampler
+from inlay.data.sources import keep_places
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, WrongBackbone
 from inlay.model.backbone import Backbone
@@ -52,12 +53,7 @@ class JointRun:
 
     @cached_property
     def id(self) -> str:
-        known = {
-            "parts": [[part.name, part.id] for part in self.parts],
-            "joint": settled(self.config.joint),
-            "start": self.start.lineage,
-        }
-        return digest(known)[:16]
+        return identify_joint([(part.name, part.id) for part in self.parts], self.config.joint, self.start.lineage)
 
     @property
     def spec(self) -> SlotSpec:
@@ -83,6 +79,11 @@ class JointRun:
         ]
 
 
+def identify_joint(parts: Sequence[tuple[str, str]], joint: JointConfig, lineage: Sequence[Mapping[str, Any]]) -> str:
+    """The id of a run of these tasks, each by its name and the id of its part."""
+    return digest({"parts": parts, "joint": settled(joint), "start": lineage})[:16]
+
+
 def count_joint_steps(num_rows: int, config: RunConfig) -> int:
     """The steps of a run over so many rows (or windows) of all its tasks together."""
     return config.joint.steps or -(-num_rows // config.train.batch_size) * config.train.epochs
@@ -106,7 +107,7 @@ def make_joint_run(
     _check_backbone(start, backbone)
     # What is recorded is what is done: rows are drawn from all of a task's, on padded backbones too.
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, bucket=1))
-    sources = data or [config.data] * len(tasks)
+    sources = [keep_places(source) for source in data or [config.data] * len(tasks)]
     parts = tuple(
         make_part(task, dataclasses.replace(config, data=source), backbone)
         for task, source in zip(tasks, sources, strict=True)

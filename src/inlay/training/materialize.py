@@ -10,19 +10,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from inlay.config import JointConfig, MethodConfig, RunConfig, read_toml
 from inlay.data.tasks import Task
-from inlay.errors import BadConfig, Diverged, Missing, UnknownName, WrongBackbone
+from inlay.errors import BadConfig, BadData, Diverged, Missing, UnknownName, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.expand import Expander
 from inlay.model.methods import resolve_method, written_method
 from inlay.model.slots import SlotSpec
-from inlay.training.joint import JointRun, make_joint_run
-from inlay.training.run import JOINT_TASKS, Result, Run, Trained, read_fingerprint, read_result
+from inlay.training.joint import JointRun, identify_joint
+from inlay.training.run import (
+    DIGEST,
+    JOINT_TASKS,
+    Result,
+    Run,
+    Trained,
+    make_part,
+    read_fingerprint,
+    read_result,
+)
 from inlay.training.start import Start, reads_alike, take_head
 
 
@@ -33,32 +43,27 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
             f"run `{run.id}` has no weights to put down: {result.message or result.status}",
             "train it again with a smaller learning rate",
         )
-    tensors = write_out(run, result.tensors, backbone)
-    return [
-        Trained(_ordinary(run, part), _own_result(part, result, own))
-        for part, own in zip(run.parts, tensors, strict=True)
-    ]
+    origin = {"run": run.id, "method": run.config.method.name, "tasks": [part.name for part in run.parts]}
+    return [_put_down(part, origin, result, backbone) for part in run.parts]
 
 
-def write_out(run: JointRun, tensors: Mapping[str, Tensor], backbone: Backbone) -> list[dict[str, Tensor]]:
-    """The tensors of every task's ordinary slot, from all that a run has trained."""
-    expander = Expander(backbone.anatomy, resolve_method(run.config.method), 1)
-    found = []
-    for part in run.parts:
-        own = Start(dict(tensors)).of(part.name)
-        with torch.no_grad():
-            written = expander.expand({name: tensor.unsqueeze(0) for name, tensor in own.items()}, (0,))
-        whole = own | {name: tensor[0].contiguous() for name, tensor in written.items()}
-        wanted = SlotSpec(written_method(run.config.method), part.spec.head).layout(backbone.anatomy)
-        found.append({item.name: whole[item.name].clone() for item in wanted})
-    return found
+def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
+    """A task of a finished run as an ordinary one."""
+    spec = SlotSpec(written_method(part.config.method), part.spec.head)
+    config = dataclasses.replace(part.config, method=spec.method, joint=JointConfig())
+    run = dataclasses.replace(part, config=config, spec=spec, origin=origin)
+    return Trained(run, _own_result(part, result, write_out(part, result.tensors, backbone)))
 
 
-def _ordinary(run: JointRun, part: Run) -> Run:
-    method = written_method(run.config.method)
-    origin = {"run": run.id, "method": run.config.method.name, "tasks": [each.name for each in run.parts]}
-    config = dataclasses.replace(part.config, method=method, joint=JointConfig())
-    return dataclasses.replace(part, config=config, spec=SlotSpec(method, part.spec.head), origin=origin)
+def write_out(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
+    """The tensors of a task's ordinary slot, from all that the run has trained."""
+    expander = Expander(backbone.anatomy, resolve_method(part.config.method), 1)
+    own = Start(dict(tensors)).of(part.name)
+    with torch.no_grad():
+        written = expander.expand({name: tensor.unsqueeze(0) for name, tensor in own.items()}, (0,))
+    whole = own | {name: tensor[0].contiguous() for name, tensor in written.items()}
+    wanted = SlotSpec(written_method(part.config.method), part.spec.head).layout(backbone.anatomy)
+    return {item.name: whole[item.name].clone() for item in wanted}
 
 
 def _own_result(part: Run, result: Result, tensors: dict[str, Tensor]) -> Result:
@@ -75,34 +80,78 @@ def _own_result(part: Run, result: Result, tensors: dict[str, Tensor]) -> Result
     return dataclasses.replace(result, history=history, dev_metric=best, tensors=tensors)
 
 
-def read_joint(folder: Path, tasks: Sequence[Task], backbone: Backbone) -> tuple[JointRun, Result]:
-    """A finished run of several tasks read back; refuses other rows or another backbone."""
+def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -> list[Trained]:
+    """Tasks of a finished run, by their names, as ordinary ones: from its folder and their own rows alone.
+
+    Refuses other rows or another backbone.
+    """
     result = read_result(folder)
     if result is None or not result.tensors:
         raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
-    config = read_toml(folder / "config.toml")
-    run = make_joint_run(tasks, config, backbone, config.task, start=read_lineage(folder))
-    if run.id != result.run_id:
+    run_id, configs, digests = result.run_id, read_parts(folder), _read_digests(folder)
+    names = [config.task for config in configs]
+    ids = [config.identify(rows, backbone.fingerprint) for config, rows in zip(configs, digests, strict=True)]
+    known, lineage = configs[0], read_lineage(folder).lineage
+    if identify_joint(list(zip(names, ids, strict=True)), known.joint, lineage) != run_id:
         raise WrongBackbone(
-            f"run `{result.run_id}` was not trained on these rows with backbone `{backbone.name}`",
-            f"its config says `{config.backbone}` and the tasks {', '.join(task.name for task in tasks)}: load them as "
-            "then",
+            f"run `{run_id}` was not trained on backbone `{backbone.name}`, or its settings were changed since",
+            f"its settings say `{known.backbone}`: load that one as it was then",
         )
-    return run, result
+    origin = {"run": run_id, "method": known.method.name, "tasks": names}
+    found = []
+    for task in tasks:
+        if task.name not in names:
+            raise UnknownName("task of the run", task.name, names)
+        number = names.index(task.name)
+        if task.digest != digests[number]:
+            raise BadData(
+                f"task `{task.name}`: its rows are not those that run `{run_id}` was trained on",
+                f"they were read from `{configs[number].data.source}`; where they are now, say as "
+                f"`inlay materialize {run_id} {task.name}=DATA`",
+            )
+        found.append(_put_down(make_part(task, configs[number], backbone), origin, result, backbone))
+    return found
+
+
+def _read_digests(folder: Path) -> list[str]:
+    """Of the rows of every task of a run, in order."""
+    found = [path.with_suffix(DIGEST) for path in _find_parts(folder)]
+    if not all(path.is_file() for path in found):
+        raise Missing(
+            f"the folder of run `{folder.name}` does not say which rows its tasks had: it is from before that was kept",
+            "run its `inlay multitask` command again: the run is not trained again, and all its tasks are published",
+        )
+    return [path.read_text(encoding="utf8").strip() for path in found]
 
 
 def read_parts(folder: Path) -> list[RunConfig]:
     """The settings of every task of a run, which say where its rows were, in order."""
+    return [read_toml(path) for path in _find_parts(folder)]
+
+
+def _find_parts(folder: Path) -> list[Path]:
     found = sorted((folder / JOINT_TASKS).glob("*.toml"))
     if not found:
         raise Missing(f"`{folder}` is no run of several tasks", "give the id of one that `inlay multitask` trained")
-    return [read_toml(path) for path in found]
+    return found
 
 
 def read_lineage(folder: Path) -> Start:
     """Where a run started from: enough to know it again, without the tensors, which are in its weights by now."""
     config = read_toml(folder / "config.toml")
     return Start() if config.joint.start is None else Start(lineage=({"run": config.joint.start},))
+
+
+def read_method(folder: Path) -> MethodConfig:
+    """That of a run of several tasks, which a run that starts from it has."""
+    if not (folder / "config.toml").is_file():
+        raise UnknownName("run of several tasks", folder.name, find_joint_runs(folder.parent))
+    return read_toml(folder / "config.toml").method
+
+
+def find_joint_runs(runs: Path) -> list[str]:
+    """The ids of the runs of several tasks that have a folder there."""
+    return sorted(path.parent.parent.name for path in runs.glob(f"*/{JOINT_TASKS}/000-*.toml"))
 
 
 def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:

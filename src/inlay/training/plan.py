@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from inlay.data.encode import epoch_batches
+from inlay.data.sampling import task_shares
 from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
@@ -36,6 +37,7 @@ from inlay.training.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _DEV_SAMPLE = 128
+_ANSWERED = 1 / 3  # of a row's time in training: it goes through the backbone once, not forward and back
 _TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
 
 
@@ -152,6 +154,71 @@ def measure_pace(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False
     return Pace(max(0.0, seconds - slope * characters), slope, peak_memory_bytes(backbone.device))
 
 
+@dataclass(frozen=True)
+class TaskPlan:
+    """A task of a run of several."""
+
+    name: str
+    kind: str
+    metric: str
+    num_train: int
+    num_dev: int
+    drawn_share: float
+    """of the steps, or of their rows where batches are mixed, over all epochs"""
+    own_parameters: int
+    """trained for it alone"""
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """What a run of several tasks would take."""
+
+    run_id: str
+    tasks: tuple[TaskPlan, ...]
+    shared_parameters: int
+    is_shared_frozen: bool
+    """what tasks share is as it started, and is not trained"""
+    trained_parameters: int
+    backbone_parameters: int
+    num_steps: int
+    batch_size: int
+    seconds: float
+    memory_bytes: int
+
+
+def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False) -> JointPlan:
+    """Count, measure a step or two, and estimate. The backbone is as before afterwards."""
+    config = run.config
+    epochs, batch_size, is_frozen = config.train.epochs, config.train.batch_size, config.joint.trained == "task"
+    sizes = [part.num_rows for part in run.parts]
+    shares = np.mean([task_shares(sizes, config.joint, epoch, epochs) for epoch in range(epochs)], axis=0)
+    items = run.layout(backbone.anatomy)
+    shared = sum(item.num_parameters for item in items if item.is_shared)
+    own = [sum(item.num_parameters for item in items if item.name.startswith(f"{part.name}/")) for part in run.parts]
+    pace = measure_pace(run, backbone, checkpointing=checkpointing)
+    lengths = [_count_characters(part) / part.num_rows for part in run.parts]
+    step_characters = batch_size * float(np.dot(shares, lengths))
+    dev_characters = sum(len(part.task.dev) * length for part, length in zip(run.parts, lengths, strict=True))
+    seconds = run.num_steps * (pace.seconds_a_step + step_characters * pace.seconds_a_character)
+    seconds += epochs * dev_characters * pace.seconds_a_character * _ANSWERED
+    tasks = tuple(
+        TaskPlan(part.name, part.task.kind, part.metric, part.num_rows, len(part.task.dev), float(share), number)
+        for part, share, number in zip(run.parts, shares, own, strict=True)
+    )
+    return JointPlan(
+        run_id=run.id,
+        tasks=tasks,
+        shared_parameters=shared,
+        is_shared_frozen=is_frozen,
+        trained_parameters=sum(own) + (0 if is_frozen else shared),
+        backbone_parameters=backbone.num_parameters,
+        num_steps=run.num_steps,
+        batch_size=batch_size,
+        seconds=seconds,
+        memory_bytes=count_slot_bytes([run], backbone) + pace.peak_memory_bytes,
+    )
+
+
 # Device -> rows of the steps that are measured, steps before them that warm up, steps that are timed.
 _MEASURED = {"cpu": ((1, 4), 1, 1), "cuda": ((32,), 3, 5)}
 
@@ -193,7 +260,9 @@ def _cut(run: Run, most: int, num_steps: int) -> Run:
 
 
 def _count_characters(run: Run) -> int:
-    return sum(map(len, run.task.train.texts)) + sum(map(len, run.task.train.pairs or ()))
+    """Of the training texts, as far as they are read: four to a token."""
+    seconds, most = run.task.train.pairs or [""] * run.num_rows, 4 * run.max_length
+    return sum(min(len(a) + len(b), most) for a, b in zip(run.task.train.texts, seconds, strict=True))
 
 
 class _Steps:

@@ -2,7 +2,7 @@
 
 A run's folder is `runs/<id>/`: `config.toml`, `fingerprint` (of the backbone), `metrics.jsonl` (a line per epoch),
 `curve.png`, `best.safetensors`, `last.safetensors`, and `result.json`, which is written last: a folder that has one is
-a finished run.
+a finished run. Of several tasks `tasks/` has the settings of each and the digest of its rows.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
 JOINT_TASKS = "tasks"
 """The folder within that of a run of several tasks that has the settings of each."""
+DIGEST = ".digest"
+"""How the file beside such settings is called that says which rows the task had."""
 _FINGERPRINT = "fingerprint"
 
 
@@ -142,7 +144,7 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
     if find_method(config.method.name).is_joint:
         raise BadConfig(
             f"method `{config.method.name}` trains several tasks as one run, whose parameters they share",
-            "use `inlay multitask`, or `make_joint_run`",
+            "use `inlay multitask` (with `--dry-run` it tells the cost), or `make_joint_run`",
         )
     for item in dataclasses.fields(config.joint):
         if (value := getattr(config.joint, item.name)) != item.default:
@@ -164,9 +166,13 @@ def make_part(task: Task, config: RunConfig, backbone: Backbone, store: Store | 
             f"use `--max-length {backbone.max_length}` or less",
         )
     if config.train.class_weights == "balanced" and task.kind != "classify":
-        raise BadConfig(f"`train.class_weights` is `balanced` for a `{task.kind}` task", "it is for `classify` tasks")
+        raise BadConfig(
+            f"`train.class_weights` is `balanced` for the `{task.kind}` task `{task.name}`",
+            "it is for `classify` tasks",
+        )
     start = tuple(source.label for source in sources)
-    lr = config.train.lr or find_method(config.method.name).lr
+    is_alone = config.joint.trained == "task"
+    lr = config.train.lr or find_method(config.method.name).find_lr(writes=backbone.writes, is_alone=is_alone)
     bucket = config.train.bucket or (1 if backbone.packs else 4)
     known: dict[str, Any] = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
     writing = _resolve_writing(task, config.train, backbone)
@@ -233,17 +239,20 @@ def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dic
     """The settings of answers that are written; refuses them, and tasks, where they do not go with the backbone."""
     if backbone.writes and task.kind not in _TEXTS:
         raise Unsupported(
-            f"a `{task.kind}` task on the backbone `{backbone.name}`, which writes its answers",
+            f"the `{task.kind}` task `{task.name}` on the backbone `{backbone.name}`, which writes its answers",
             f"it takes {', '.join(_TEXTS)}; write the answers as texts, or use another backbone",
         )
     if not backbone.writes and task.kind == "text":
         raise Unsupported(
-            f"a `text` task on the backbone `{backbone.name}`, which writes no texts", "use a T5, or `--kind classify`"
+            f"the `text` task `{task.name}` on the backbone `{backbone.name}`, which writes no texts",
+            "use a T5, or `--kind classify`",
         )
     used = ("label_smoothing", "beams", "max_answer") if task.kind == "text" else ("label_smoothing",)
     for name in ("label_smoothing", "beams", "max_answer", "prompt"):
         if getattr(config, name) is not None and not (backbone.writes and name in (*used, "prompt")):
-            raise BadConfig(f"`train.{name}` is set for a `{task.kind}` task on `{backbone.name}`", "leave it out")
+            raise BadConfig(
+                f"`train.{name}` is set for the `{task.kind}` task `{task.name}` on `{backbone.name}`", "leave it out"
+            )
     if not backbone.writes:
         return {}
     defaults = {"label_smoothing": 0.1, "beams": HeadSpec.beams, "max_answer": HeadSpec.max_answer}
@@ -270,8 +279,9 @@ def write_start(folder: Path, run: Run | JointRun) -> None:
     if run.parts != (run,):
         (folder / JOINT_TASKS).mkdir(exist_ok=True)
         for number, part in enumerate(run.parts):
-            content = write_toml(part.config).encode()
-            write_atomically(folder / JOINT_TASKS / f"{number:03}-{part.name}.toml", content)
+            path = folder / JOINT_TASKS / f"{number:03}-{part.name}.toml"
+            write_atomically(path, write_toml(part.config).encode())
+            write_atomically(path.with_suffix(DIGEST), f"{part.task.digest}\n".encode())
     write_atomically(folder / "config.toml", write_toml(run.config).encode())
     # The name in the settings is a path or a word; what it stood for then, only this can say.
     write_atomically(folder / _FINGERPRINT, f"{run.parts[0].fingerprint}\n".encode())

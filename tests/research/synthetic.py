@@ -46,8 +46,16 @@ BACKBONE = 109_486_464
 class FakeMethod:
     """The method of a planned run, by its arm's title."""
 
-    name: str
+    title: str
     size: int | None
+
+
+@dataclass(frozen=True)
+class FakeTrain:
+    """The training of a planned run, by its axes."""
+
+    axes: str
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class FakeConfig:
     """The settings of a planned run."""
 
     method: FakeMethod
-    train: str
+    train: FakeTrain
     joint: None = None
 
 
@@ -84,7 +92,9 @@ class FakeArm:
     def points(self, per_task: Any) -> list[FakePoint]:
         """The grid; a task's own settings are laid over it."""
         own = [axes | {key: value for key, value in per_task.items() if key in axes} for axes in self.grid]
-        return [FakePoint(axes, FakeConfig(FakeMethod(self.title, axes.get("size")), repr(axes))) for axes in own]
+        return [
+            FakePoint(axes, FakeConfig(FakeMethod(self.title, axes.get("size")), FakeTrain(repr(axes)))) for axes in own
+        ]
 
 
 @dataclass(frozen=True)

@@ -224,13 +224,17 @@ def test_a_file_of_another_machine_put_beside_ours_is_not_trained_again(tmp_path
 
 def test_records_of_another_profile_and_of_a_backbone_by_another_name_are_lent(tmp_path, backbone, places, done):
     known = read_records(file_of(done.places))
-    other = [dataclasses.replace(record, profile="device", backbone="copy", fingerprint="") for record in known]
+    other = [
+        dataclasses.replace(record, profile="device", backbone="copy", fingerprint="", extra={"layers": 99})
+        for record in known
+    ]
     add_records(places.results / "small" / "copy-device.json", "small", other)
     plan = make_plan(tmp_path, backbone)
     lent = conduct([plan], places).records
     assert {record.key for record in lent} == {record.key for record in known}
     assert {(record.profile, record.backbone) for record in lent} == {("tiny", "tiny")}
     assert {record.fingerprint for record in lent} == {backbone.fingerprint}
+    assert {record.extra["layers"] for record in lent} == {backbone.anatomy.num_layers}
 
 
 def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backbone, places, monkeypatch):

@@ -47,6 +47,20 @@ def test_missing_settings_and_seeds_are_named_together(planned):
     assert fewer == "5 of 8 runs missing, among them all with epochs 10: full on RTE", "no grid of values: a number"
 
 
+def test_a_run_with_a_setting_that_the_arm_no_longer_has_is_missing():
+    study = read_study(STUDIES / "features.toml", "tiny")
+    bench = synthetic.Bench("features", backbone="tiny", profile="tiny")
+    for arm, task, point in study.points():
+        config = {"method": dataclasses.asdict(point.config.method), "train": dataclasses.asdict(point.config.train)}
+        for seed in range(arm.seeds):
+            bench.add(arm.name, task, 0.7, axes=dict(point.axes), seed=seed, config=config)
+    assert list_missing(study, bench.records) == []
+    pooled = {**config["train"], "pooling": "max"}
+    old = [dataclasses.replace(item, config={**item.config, "train": pooled}) if item.arm == "features-mix" else item
+           for item in bench.records]  # fmt: skip
+    assert any("features-mix" in line for line in list_missing(study, old))
+
+
 def test_a_failed_run_is_missing_and_one_that_diverged_is_not(planned):
     study, records = planned
     ended = [dataclasses.replace(item, status="diverged") if item is records[0] else item for item in records]
@@ -109,7 +123,7 @@ def test_a_run_that_two_arms_ask_for_is_there_for_both():
     bench = synthetic.Bench("glue", backbone="tiny", profile="tiny")
     for task in study.tasks:
         for seed in range(2):
-            bench.add("adapters", task, 0.7, axes={"size": 4, "lr": 1e-2, "epochs": 1}, seed=seed)
+            bench.add("adapters", task, 0.7, axes={"size": 4, "lr": 1e-2, "epochs": 1}, seed=seed, config={})
     coverage = Coverage(study, bench.records)
     assert not coverage.find_gap(("adapters-64",))
     assert not any(item.arm == "adapters-64" for item in coverage.missing)

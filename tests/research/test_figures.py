@@ -138,6 +138,8 @@ def test_planned_points_are_those_of_the_study_file():
     study, records = synthetic.squad()
     no_64 = scored_of("squad", [item for item in records if item.arm != "adapters-64"])
     assert curves.planned_keys(no_64, "adapters") == [f"adapters-{size}" for size in (2, 8, 64, 256)]
+    named = scored_of("squad", [dataclasses.replace(item, arm=item.arm.replace("-64", "-small")) for item in records])
+    assert curves.planned_keys(named, "adapters") == [f"adapters-{size}" for size in (2, 8, 64, 256)], "no number"
     drawn = curves.draw_panels(no_64)
     counts = [synthetic.adapter_parameters(size) for size in (2, 8)]
     assert counts in lines_of(drawn.figure.axes[0])

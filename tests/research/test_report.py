@@ -103,7 +103,7 @@ def test_a_report_may_be_of_one_backbone(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(gather, "make_report", lambda chapters, *title: drawn.append(chapters) or Report("", "", {}))
     page = draw_report([path, PUBLISHED.parent / "glue.toml"], tmp_path, "minilm")
-    assert page == tmp_path / "report.html", "as of several, though one has results"
+    assert page == tmp_path / "report-minilm.html", "as of several, though one has results"
     assert [(chapter.study.name, len(chapter.records)) for chapter in drawn[0]] == [("uva", len(small))]
 
 

@@ -164,6 +164,8 @@ def test_a_setting_of_whose_runs_one_diverged_does_not_win_by_the_others():
     ]
     assert choose(lost)["glue/rte"].setting == {"lr": 1e-4}
     assert {item.axes["lr"] for item in keep_best(lost)} == {1e-4}
+    elsewhere = [dataclasses.replace(item, hardware="another GPU") for item in lost if item.status == "diverged"]
+    assert choose([*bench.records, *elsewhere])["glue/rte"].setting == {"lr": 1e-3}, "the same run ended well here"
     only = [item for item in lost if item.axes["lr"] == 1e-3]
     assert choose(only)["glue/rte"].estimate.num == 2, "better than nothing"
 

@@ -402,6 +402,9 @@ def test_what_differs_from_the_paper_is_said(tmp_path):
         "glue/rte: epochs 2",
     ]
     assert list_differences(read_study(path, "paper"), read_study(path, "paper")) == []
+    single, paper = read_study(path, "device"), read_study(path, "paper")
+    single.arms["full"] = dataclasses.replace(paper.arms["full"], kind="single")
+    assert "full: an arm of the kind `single` instead of `runs`" in list_differences(single, paper)
     squad = list_differences(read_study(STUDIES["squad"], "device"), read_study(STUDIES["squad"], "paper"))
     assert "squad: at most 10,000 training rows" in squad
     assert "at most 3,000 dev rows a task" in squad

@@ -75,10 +75,6 @@ def _judge(claim: Claim, scored: Scored | None, coverage: Coverage | None) -> Ve
     if scored is None or not scored.rows or coverage is None:
         return Verdict(OPEN, NOT_RUN)
     verdict = claim.judge(scored)
-    if verdict.tasks is None and (
-        absent := [name_task(task) for task in coverage.left_out if task not in NOT_AVERAGED]
-    ):
-        verdict = replace(verdict, sentence=f"{verdict.sentence}; without {', '.join(absent)}, where nothing was run")
     gap = coverage.find_gap(verdict.rows, verdict.tasks)
     return replace(verdict, status=OPEN, sentence=f"{verdict.sentence}; open while {gap.text}") if gap else verdict
 
@@ -140,7 +136,7 @@ def within_of_full(bound: float, most_share: float = 100.0) -> Callable[[Scored]
 def top_beats_full(scored: Scored) -> Verdict:
     """Fine-tuning the top layers is above full fine-tuning on some task, beyond what the best of so many is by chance.
 
-    Two seeds say little about the error of one task: it is its own, or the one pooled over tasks if that is larger.
+    Two seeds say little about the error of one task: it is drawn towards that of all.
     """
     paired = compare(scored, "top", "full")
     if paired is None:
@@ -395,7 +391,7 @@ def describe_agreement(scored: Scored) -> list[str]:
         distance = abs(ours.estimate.mean - theirs)
         does = "as published" if distance <= max(reach(ours.estimate, 2), LIKE) else "not as published"
         does = "open, with one seed" if ours.estimate.sem is None else does
-        gap = coverage.find_gap((key, scored.reference or ""))
+        gap = coverage.find_gap((key, scored.reference or ""), gaps.tasks)
         does = f"open while {gap.count}" if gap else does
         sentences.append(
             f"{scored.label(key)} less {scored.label(scored.reference or '')} ({gaps.over}): ours "

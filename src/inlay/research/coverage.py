@@ -1,8 +1,8 @@
 """What a study plans, and how much of it has a record: what is missing, in words, and whether a row is whole.
 
-A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed and
-the same values on the arm's axes, unless that says it failed; one that diverged has come to its end. What several arms
-ask for is one run, and there for all of them.
+A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed, the
+same values on the arm's axes and no other setting than the arm's, unless that says it failed; one that diverged has
+come to its end. What several arms ask for is one run, and there for all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Planned:
     task: str
     seed: int
     axes: Mapping[str, Any]
-    method: Mapping[str, Any]
+    settings: Mapping[str, Mapping[str, Any]]
+    """of its method and its training, by section"""
     depth: int
     """layers that its arm needs; 0 where an arm that needs as many has run"""
 
@@ -42,15 +43,24 @@ class Planned:
         """What tells it apart from the others of its arm and task."""
         return (repr(sorted(self.axes.items())), self.seed)
 
-    def is_met_by(self, axes: Mapping[str, Any]) -> bool:
-        """Whether a record with these values on its axes is of this setting."""
-        return all(axes.get(name) == value for name, value in self.axes.items())
+    def is_met_by(self, record: Record) -> bool:
+        """Whether a record is of this setting, as far as it says; what the plan leaves open is as the run took it."""
+        if any(record.axes.get(name) != value for name, value in self.axes.items()):
+            return False
+        own = (
+            (name, value, record.config.get(section, {}))
+            for section in self.settings
+            for name, value in self.settings[section].items()
+        )
+        return all(
+            _is_open(value) or _plain(found[name]) == _plain(value) for name, value, found in own if name in found
+        )
 
     def pretend(self, number: int) -> Record:
         """A record such as this run would have, as far as the rows of a table are made by it."""
         values: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
         values |= {"id": str(number), "arm": self.arm, "task": self.task, "seed": self.seed, "axes": dict(self.axes)}
-        return Record(**{**values, "config": {"method": dict(self.method)}, "extra": {}})
+        return Record(**{**values, "config": {"method": dict(self.settings["method"])}, "extra": {}})
 
 
 @dataclass(frozen=True)
@@ -81,10 +91,10 @@ class Coverage:
 
     def __init__(self, study: StudySpec, records: Sequence[Record]) -> None:
         self._study = study
-        found: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+        found: dict[tuple[str, str, int], list[Record]] = {}
         for record in records:
             if record.status != FAILED:
-                found.setdefault((record.arm, record.task, record.seed), []).append(record.axes)
+                found.setdefault((record.arm, record.task, record.seed), []).append(record)
         planned = list(_plan(study))
         done = {
             (item.run, item.task)
@@ -101,9 +111,6 @@ class Coverage:
         if layers is not None or (done and all(item.depth > deepest for item in missing)):
             self.too_deep = {item.arm: item.depth for item in missing if item.depth > deepest}
             planned, missing = ([item for item in items if item.depth <= deepest] for items in (planned, missing))
-        tried = {task for _, task in done}
-        self.left_out = [task for task in dict.fromkeys(item.task for item in planned) if tried and task not in tried]
-        """tasks of which nothing was run beside others, as where a data set is not at hand"""
         self.planned, self.missing = (
             [dataclasses.replace(item, depth=item.depth if item.depth > deepest else 0) for item in items]
             for items in (planned, missing)
@@ -124,13 +131,13 @@ class Coverage:
         return rows
 
     def find_gap(self, rows: Sequence[str], tasks: Iterable[str] | None = None) -> Gap:
-        """What is missing of these rows on these tasks, or on all that count in a mean and of which anything was run.
+        """What is missing of these rows on these tasks, or on all that count in a mean.
 
         A `*` in the name of a row stands for anything.
         """
         keys = [key for key in self._rows if any(fnmatch.fnmatchcase(key, pattern) for pattern in rows)]
         runs = {run for key in keys for run in self._rows[key]}
-        counted = set(self._study.tasks) - NOT_AVERAGED - set(self.left_out) if tasks is None else set(tasks)
+        counted = set(self._study.tasks) - NOT_AVERAGED if tasks is None else set(tasks)
         missing, planned = (
             [item for item in items if item.run in runs and item.task in counted]
             for items in (self.missing, self.planned)
@@ -175,9 +182,19 @@ def _plan(study: StudySpec) -> Iterator[Planned]:
                 config = point.config
                 rows = (arm.kind, arm.tasks if is_one else task, arm.sample, arm.source)
                 run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
-                method = dataclasses.asdict(config.method)
+                settings = {"method": dataclasses.asdict(config.method), "train": dataclasses.asdict(config.train)}
+                del settings["train"]["seed"]
                 for seed in range(arm.seeds):
-                    yield Planned((*run, seed), name, task, seed, point.axes, method, arm.min_layers)
+                    yield Planned((*run, seed), name, task, seed, point.axes, settings, arm.min_layers)
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a setting is left to the backbone or the method."""
+    return value in (None, "auto", (), [])
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _count_runs(items: Iterable[Planned]) -> int:

@@ -51,7 +51,7 @@ class Band(NamedTuple):
 
 def series_keys(scored: Scored, kind: str) -> list[str]:
     """The rows of a kind, fewest parameters first."""
-    found = [key for key in scored.rows if key == kind or key.rpartition("-")[0] == kind]
+    found = [key for key in scored.rows if (way := read_way(key)) is not None and way.kind == kind]
     return sorted(found, key=lambda key: _parameters(scored, key))
 
 
@@ -61,7 +61,8 @@ def _parameters(scored: Scored, key: str) -> float:
 
 def planned_keys(scored: Scored, kind: str, task: str | None = None) -> list[str]:
     """The rows of a kind by their numbers, those that were planned (on a task) and have not been run too."""
-    numbers = {int(key.rpartition("-")[2]) for key in series_keys(scored, kind) if key != kind}
+    ways = map(read_way, series_keys(scored, kind))
+    numbers = {way.number for way in ways if way is not None and way.number is not None}
     for name, arm in scored.study.arms.items():
         way = read_way(name)
         if way is not None and way.kind == kind and (task is None or task in getattr(arm, "tasks", (task,))):

@@ -71,6 +71,8 @@ def _group(texts: Mapping[str, Iterable[str]], what: str) -> list[str]:
 
 
 def _compare_arms(ours: Arm, theirs: Arm, configs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if ours.kind != theirs.kind:
+        yield f"an arm of the kind `{ours.kind}` instead of `{theirs.kind}`"
     if ours.seeds != theirs.seeds:
         yield f"{ours.seeds} seeds instead of {theirs.seeds}"
     if ours.sample != theirs.sample:
@@ -79,7 +81,7 @@ def _compare_arms(ours: Arm, theirs: Arm, configs: Sequence[Mapping[str, Any]]) 
         return  # no setting of a training is read
     values = _values(theirs)
     for key, value in _values(ours).items():
-        there = values[key]
+        there = values.get(key, [None])  # a kind of arm may have settings that another has not
         if value != there and value in _OPEN:
             value = _resolve(key, configs)  # of an arm that has no run there is nothing to say
         if value and set(value) != set(there):

@@ -26,8 +26,9 @@ def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = Non
 
     The report of a single study lies in its own folder of results, with its figures; that of several beside their
     folders, and their figures in them, in the order of the papers. That of one `backbone` has the studies with records
-    of it.
+    of it, and its name in its own.
     """
+    name = "report" if backbone is None else f"report-{short_name(backbone)}"
     chapters = [gather_chapter(path, results, backbone) for path in order_studies(paths)]
     if backbone is not None:
         chapters = [chapter for chapter in chapters if chapter.records]
@@ -36,8 +37,8 @@ def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = Non
             raise UnknownName(f"backbone of the results in `{results}`", short_name(backbone), sorted(held))
     if len(paths) == 1:
         report = make_report(chapters, chapters[0].study.title)
-        return write_report(report.beside(chapters[0].study.name), results / chapters[0].study.name)[0]
-    return write_report(make_report(chapters), results)[0]
+        return write_report(report.beside(chapters[0].study.name), results / chapters[0].study.name, name)[0]
+    return write_report(make_report(chapters), results, name)[0]
 
 
 def order_studies(paths: Sequence[Path]) -> list[Path]:

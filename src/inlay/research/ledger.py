@@ -172,4 +172,5 @@ def _copy(record: Record, item: Item, plan: Plan) -> Record:
         backbone=short_name(plan.backbone.name),
         fingerprint=plan.backbone.fingerprint,
         backbone_parameters=plan.backbone.num_parameters,
+        extra={**record.extra, "layers": plan.backbone.anatomy.num_layers},
     )

@@ -92,9 +92,9 @@ def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> Report:
     return Report(write_html(title, blocks), write_markdown(blocks), figures)
 
 
-def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write `report.html`, `report.md` and the figures under `folder`; returns the paths, the page's first."""
-    content = {"report.html": report.html.encode(), "report.md": report.markdown.encode()}
+def write_report(report: Report, folder: Path, name: str = "report") -> list[Path]:
+    """Write `NAME.html`, `NAME.md` and the figures under `folder`; returns the paths, the page's first."""
+    content = {f"{name}.html": report.html.encode(), f"{name}.md": report.markdown.encode()}
     for path, drawing in report.figures.items():
         content |= {f"{path}.svg": drawing.svg, f"{path}.png": drawing.png}
     for name, data in content.items():

@@ -251,7 +251,11 @@ def _pick(
 
 
 def _diverged(records: Iterable[Record]) -> frozenset[str]:
-    return frozenset(_setting(record) for record in records if record.status == DIVERGED)
+    """The settings of which a run diverged wherever it was tried."""
+    tried: dict[tuple[str, str, int], set[str]] = {}
+    for record in records:
+        tried.setdefault((_setting(record), record.task, record.seed), set()).add(record.status)
+    return frozenset(key[0] for key, statuses in tried.items() if DIVERGED in statuses and FINISHED not in statuses)
 
 
 ENOUGH_SEEDS = 2

@@ -212,8 +212,10 @@ class Gaps:
 
     ours: Paired
     published: float
+    tasks: tuple[str, ...]
+    """those that both are over"""
     over: str
-    """the tasks that both are over, in words"""
+    """the same in words"""
 
 
 def find_gaps(scored: Scored, key: str) -> Gaps | None:
@@ -230,7 +232,7 @@ def find_gaps(scored: Scored, key: str) -> Gaps | None:
         theirs = _table_gap(scored, table, key, tasks)
         if theirs is not None and reference in rows and key in rows:
             ours = pair(rows[key], rows[reference], tasks)
-            return Gaps(ours, theirs, over) if ours is not None else None
+            return Gaps(ours, theirs, tuple(tasks), over) if ours is not None else None
     return None
 
 

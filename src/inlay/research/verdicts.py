@@ -21,6 +21,8 @@ CLEARLY = 1.0
 """points that make a difference clear"""
 CHANCE = 0.05
 """how often a bound may be wrong"""
+_POOLED = 4
+"""degrees of freedom that the error of all tasks counts for in the error of one"""
 
 
 @dataclass(frozen=True)
@@ -130,15 +132,22 @@ def all_within(values: Sequence[Estimate], bound: float) -> str:
 
 
 def pool_tasks(by_task: Sequence[Estimate]) -> list[Estimate]:
-    """Differences of tasks with errors that two seeds can give: a task's own, or one pooled over tasks if larger."""
+    """Differences of tasks with errors that few seeds can give: a task's own, drawn towards that of all.
+
+    The pooled variance counts as much as four seeds more: with none a task of two seeds would tell nothing, with many
+    more one that varies more than the others would be found different by chance.
+    """
     known = [item for item in by_task if item.sem is not None]
     freedom = sum(item.num - 1 for item in known)
     if not freedom:
         return list(by_task)
     variance = sum((item.num - 1) * item.num * item.margin**2 for item in known) / freedom
-    return [
-        Estimate(item.mean, max(item.margin, math.sqrt(variance / item.num)), item.num, freedom) for item in by_task
-    ]
+    found = []
+    for item in by_task:
+        own = item.num - 1
+        drawn = (_POOLED * variance + own * item.num * item.margin**2) / (_POOLED + own)
+        found.append(Estimate(item.mean, math.sqrt(drawn / item.num), item.num, min(_POOLED + own, freedom)))
+    return found
 
 
 def compare(scored: Scored, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:

@@ -167,17 +167,19 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
     # Not by their tensors: tasks that share every weight of a backbone that writes have none of their own.
     known, by_name = {part.task: part for part in read_parts(folder)}, {task.name: task for task in tasks}
     notes = [f"starts from what the tasks of run `{folder.name}` share"]
+    is_alike = reads_alike(config.train, source.train)
     for new, old in config.joint.resemblances().items():
         if old not in known:
             raise UnknownName("task of the run", old, known)
         if new not in by_name:
             raise UnknownName("task", new, by_name)
         own = {name: tensor for name, tensor in Start(result.tensors).of(old).items() if name not in shared}
-        head = take_head(own, known[old].data, by_name[new]) if reads_alike(config.train, source.train) else {}
+        head = take_head(own, known[old].data, by_name[new]) if is_alike else {}
         body = {name: tensor for name, tensor in own.items() if not name.startswith("head.")}
         shared |= {f"{new}/{name}": tensor for name, tensor in (body | head).items()}
         if len(body) < len(own):
-            how = f"as that of `{old}`, label by label" if head else f"fresh: its labels are not those of `{old}`"
+            why = f"its labels are not those of `{old}`" if is_alike else f"`{old}` read other states of the backbone"
+            how = f"as that of `{old}`, label by label" if head else f"fresh: {why}"
             notes.append(f"the head of `{new}` starts {how}")
     return Start(shared, ({"run": folder.name},), tuple(notes), source.backbone, read_fingerprint(folder))
 

@@ -41,10 +41,11 @@ class Ear(Watcher):
 
 
 def assert_equal_results(found, expected):
+    """But for the order of sums, which differs with who is beside: far less than one step of the optimizer (3e-3)."""
     for one, other in zip(found, expected, strict=True):
         assert [line["step"] for line in one.history] == [line["step"] for line in other.history]
         for name, tensor in other.tensors.items():
-            torch.testing.assert_close(one.tensors[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+            torch.testing.assert_close(one.tensors[name], tensor, atol=5e-5, rtol=1e-4, msg=name)
 
 
 @pytest.fixture

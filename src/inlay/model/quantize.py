@@ -26,6 +26,8 @@ _ENGINE = "fbgemm"
 # Tokens at a time: what is scaled, multiplied and scaled back stays in the caches. Twice as fast as all at once.
 _BLOCK = 512
 _SMALLEST = 1e-12  # a token of zeros still needs a range
+_REACH = 1 + 2**-16
+"""the ends of the range that tokens are scaled to, beyond what rounding adds to 1"""
 
 
 def find_precision(backbone: Backbone, precision: str) -> Backbone:
@@ -119,13 +121,14 @@ class Int8Linear(nn.Module):
 
 
 def _make_room(num_tokens: int, like: Tensor) -> Tensor:
-    """Room for so many scaled tokens and a last one that spans -1 to 1.
+    """Room for so many scaled tokens and a last one that spans a little more than -1 to 1.
 
     fbgemm takes one range for all it is given, from the least to the largest value: that token makes it the same
-    whatever the others are.
+    whatever the others are. The ends of theirs may be rounded to just beyond 1, and where zero lies half way between
+    two steps the least difference moves it by a whole one.
     """
     room = like.new_zeros(num_tokens + 1, like.shape[1])
-    room[-1, 0], room[-1, -1] = -1, 1
+    room[-1, 0], room[-1, -1] = -_REACH, _REACH
     return room
 
 

@@ -283,7 +283,9 @@ class _Steps:
         if len(set(tokens)) < 2:
             return float(seconds.mean() * len(self.tokens))
         slope, base = np.polyfit(tokens, seconds, 1)
-        if slope <= 0 or base < 0:  # noise: fall back on proportion
+        if slope <= 0:  # it goes with the number of steps alone, or noise hides more
+            slope, base = 0.0, seconds.mean()
+        elif base < 0:  # noise: fall back on proportion
             slope, base = seconds.sum() / tokens.sum(), 0.0
         return float((base + slope * self.tokens).sum())
 

@@ -19,6 +19,7 @@ from inlay.research.arms import ARM_KINDS
 from inlay.research.lineup import NOT_AVERAGED, Scored, list_rows, name_task
 from inlay.research.records import FAILED, Record, count_layers
 from inlay.research.scores import StudySpec
+from inlay.research.study import LEFT_OPEN
 
 _MOST_LINES, _MOST_NAMES = 8, 8
 
@@ -53,7 +54,7 @@ class Planned:
             for name, value in self.settings[section].items()
         )
         return all(
-            _is_open(value) or _plain(found[name]) == _plain(value) for name, value, found in own if name in found
+            value in LEFT_OPEN or _plain(found[name]) == _plain(value) for name, value, found in own if name in found
         )
 
     def pretend(self, number: int) -> Record:
@@ -186,11 +187,6 @@ def _plan(study: StudySpec) -> Iterator[Planned]:
                 del settings["train"]["seed"]
                 for seed in range(arm.seeds):
                     yield Planned((*run, seed), name, task, seed, point.axes, settings, arm.min_layers)
-
-
-def _is_open(value: Any) -> bool:
-    """Whether a setting is left to the backbone or the method."""
-    return value in (None, "auto", (), [])
 
 
 def _plain(value: Any) -> Any:

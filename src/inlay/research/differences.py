@@ -13,9 +13,9 @@ from typing import Any
 
 from inlay.research.arms import ARM_KINDS
 from inlay.research.records import Record
-from inlay.research.study import Arm, Study
+from inlay.research.study import LEFT_OPEN, Arm, Study
 
-_OPEN = ([None], ["auto"], [()])
+_OPEN = tuple([value] for value in LEFT_OPEN)
 _OWN = frozenset(("seed",))  # of each run, not of an arm
 
 Key = tuple[str, str]

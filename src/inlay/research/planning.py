@@ -25,13 +25,12 @@ from inlay.research.study import Arm, Point, Study
 from inlay.research.toy import make_toy_task
 from inlay.training import make_run
 from inlay.training.joint import AnyRun, JointRun, make_joint_run
+from inlay.training.plan import ANSWERED
 from inlay.training.start import Start
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
 
-# A row that is only answered goes through the backbone once; one that is trained on, forward, back and back again.
-_ANSWERED = 1 / 3
 _USUAL_LENGTH = 128
 
 
@@ -99,10 +98,10 @@ class Item:
             lengths = [_count_tokens(part.task.train, part.max_length) / part.num_rows for part in parts]
             length = sum(share * each for share, each in zip(shares, lengths, strict=True))
             dev = sum(_count_tokens(part.task.dev, part.max_length) for part in parts)
-            return float(length * self.num_samples + _ANSWERED * epochs * dev)
+            return float(length * self.num_samples + ANSWERED * epochs * dev)
         most = self.run.max_length if self.run is not None else self.config.train.max_length or _USUAL_LENGTH
         tasks = [self.run.task] if self.run is not None else list(self.sequence)
-        read = sum(_count_tokens(task.train, most) + _ANSWERED * _count_tokens(task.dev, most) for task in tasks)
+        read = sum(_count_tokens(task.train, most) + ANSWERED * _count_tokens(task.dev, most) for task in tasks)
         return float(read * epochs)
 
 

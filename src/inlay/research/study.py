@@ -42,6 +42,9 @@ _CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
 # Section of a run's config -> its settings; of a name that two have, the first one's is meant.
 _SECTIONS = {name: {item.name for item in dataclasses.fields(kind)} for name, kind in _CONFIGS.items()}
 
+LEFT_OPEN = (None, "auto", ())
+"""values of settings that are left to the backbone or the method"""
+
 
 @dataclass(frozen=True)
 class Point:

@@ -37,7 +37,8 @@ from inlay.training.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _DEV_SAMPLE = 128
-_ANSWERED = 1 / 3  # of a row's time in training: it goes through the backbone once, not forward and back
+ANSWERED = 1 / 3
+"""of a row's time in training: one that is only answered goes through the backbone once, not forward and back"""
 _TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
 
 
@@ -200,7 +201,7 @@ def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False
     step_characters = batch_size * float(np.dot(shares, lengths))
     dev_characters = sum(len(part.task.dev) * length for part, length in zip(run.parts, lengths, strict=True))
     seconds = run.num_steps * (pace.seconds_a_step + step_characters * pace.seconds_a_character)
-    seconds += epochs * dev_characters * pace.seconds_a_character * _ANSWERED
+    seconds += epochs * dev_characters * pace.seconds_a_character * ANSWERED
     tasks = tuple(
         TaskPlan(part.name, part.task.kind, part.metric, part.num_rows, len(part.task.dev), float(share), number)
         for part, share, number in zip(run.parts, shares, own, strict=True)

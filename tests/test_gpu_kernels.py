@@ -151,7 +151,8 @@ def test_a_captured_graph_follows_the_route_that_is_copied_into_its_tensors():
 
     def step(tiles):
         out = bottleneck(h, stacks, tiles, "gelu")
-        return out, *torch.autograd.grad(out, [h, down, up], inputs["grad"])
+        grads = torch.autograd.grad(out, [h, down, up], inputs["grad"])
+        return out.detach(), *grads  # a graph that is kept would tie later steps to the stream of this one
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -121,7 +121,8 @@ class Bank:
             slots = [self._gated(slot) for slot in range(self.num_slots)]
             views = build_views(self.anatomy, self.stacks, slots, is_expanded=not self.is_trainable)
             if launch.is_available(self.backbone.device):
-                views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
+                with torch.inference_mode(False):  # a pass may be the first to ask; slots are set outside of passes
+                    views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
             self._views = views
         return self._views
 

@@ -1,7 +1,7 @@
 """The Triton norms, attention and other passes over packed tokens against what PyTorch has for the same work, on a GPU.
 
     python bench/norm_attention.py [--only norm …] [--shape cohort …] [--direction forward] [--dtype bfloat16]
-    python bench/norm_attention.py --tune [--only norm attention]
+    python bench/norm_attention.py --tune [--only norm vectors attention]
 
 Every way of a case is captured as a CUDA graph (a step is replayed as one) and measured in turns with the others
 (kernel_ways.py has how, and `--ahead`); `×` is its time over ours: above 1, ours is faster. The last lines say whether
@@ -10,8 +10,8 @@ What decides comes first: a step of one run and of a cohort, with dropout and wi
 other shapes, then rows of one length.
 
 `--tune` times our programs alone over the cuts they could have, best first: what the tables of
-`inlay/model/fused_attention.py` and `fused_norm.py` should say on this GPU. The first cut of each list is theirs. With
-`TRITON_INTERPRET=1` and without a GPU, `--shape tiny --dtype float32` tries this script.
+`inlay/model/fused_attention.py`, `fused_norm.py` and `grouped.py` should say on this GPU. The first cut of each list is
+theirs. With `TRITON_INTERPRET=1` and without a GPU, `--shape tiny --dtype float32` tries this script.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from kernel_ways import (
     share_of,
     timed_alone,
 )
-from norm_ways import DEVICE, Tokens, gelu_ways, norm_programs, norm_ways, rms_ways, vector_ways
+from norm_ways import DEVICE, Tokens, gelu_ways, norm_programs, norm_ways, rms_ways, vector_programs, vector_ways
 from report import say
 
-from inlay.model import fused_attention, fused_norm
+from inlay.model import fused_attention, fused_norm, grouped
 from inlay.model.launch import is_available
 
 NORMS = {
@@ -164,6 +164,7 @@ def open_case(kind: Kind, shape: Any, dtype: torch.dtype, direction: str) -> dic
 TUNED: dict[str, tuple[tuple[str, ...], Callable[..., dict[str, Call]], Any]] = {
     "attention": (("cohort", "single", "tiny"), attention_programs, fused_attention),
     "norm": (("single", "cohort", "large", "tiny"), norm_programs, fused_norm),
+    "vectors": (("single", "cohort", "tiny"), vector_programs, grouped),
 }
 """kind -> the shapes that are tried of it, what makes its programs, the module that cuts them"""
 
@@ -187,6 +188,8 @@ def cuts_of(module: Any, table: str) -> list[dict[str, Any]]:
     """What may be set in a module that cuts launches: nothing, which is what it has, and what is tried."""
     if module is fused_attention:
         return [{}, *_product(HALF_WARPS=(1, 2, 4), NUM_WARPS=(4, 8), PROGRAMS=(2048, 2**30))]
+    if module is grouped:
+        return [{}, *_product(VECTOR_PROGRAMS=(264, 1024, 2048, 4096), VECTOR_BLOCK=(128, 256), VECTOR_TOKENS=(16, 32))]
     now = getattr(module, table)
     return [{}, *({table: now._replace(**change)} for change in TRIED[table])]
 
@@ -196,7 +199,7 @@ def _product(**choices: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 TRIED = {
-    "FORWARD": _product(block=(1024, 2048, 4096), programs=(4096, 16384), num_stages=(1, 2)),
+    "FORWARD": _product(block=(1024, 2048, 4096), programs=(4096, 16384), num_stages=(1, 2), fewest=(1, 2, 4)),
     "BACKWARD": _product(block=(1024, 2048), programs=(512, 1024, 2048), num_stages=(1, 3)),
 }
 

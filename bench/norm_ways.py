@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from kernel_ways import Call, Way
 from torch import Tensor
 
-from inlay.model import fused_norm
+from inlay.model import fused_norm, grouped
 from inlay.model.fused_norm import layer_norm, rms_norm
 from inlay.model.gelu import quick_gelu
 from inlay.model.grouped import slot_vectors
@@ -162,3 +162,10 @@ def norm_programs(case: Tokens, dtype: torch.dtype) -> dict[str, Call]:
         "FORWARD": lambda: fused_norm._norm(x, None, scale, shift, *places, EPS, True),
         "BACKWARD": lambda: fused_norm._norm_backward(dy, x, moments, scale, *places, True, True),
     }
+
+
+def vector_programs(case: Tokens, dtype: torch.dtype) -> dict[str, Call]:
+    """The sums over slots' tokens, which a gradient is: the program that has cuts to choose from."""
+    work = Work(case, dtype)
+    dy = work.dy.detach()
+    return {"sums": lambda: grouped._slot_sums(dy, work.tiles.begins_S, work.tiles.ends_S)}

@@ -65,3 +65,16 @@ def test_a_compiled_engine_answers_any_mix_as_the_definition_while_tasks_come_an
         for answer, other in zip(found, known, strict=True):
             assert answer.version == other.version
             torch.testing.assert_close(answer.logits, other.logits, atol=1e-4, rtol=1e-3)
+
+
+def test_an_engine_that_is_not_compiled_lets_tasks_come_and_go_between_passes(tiny_bert, publish_random, tmp_path):
+    """What kernels read of a slot is made in the first pass, where autograd is off, and set between passes."""
+    store = Store(tmp_path)
+    for seed, (name, spec) in enumerate(TASKS.items()):
+        publish_random(store, name, tiny_bert, spec, seed)
+    requests = [inlay.Request(name, "a very bad film") for name in ("two", "number", "twenty")]
+    engine = inlay.Engine(tiny_bert, store, num_slots=1, is_compiled=False)
+    for request in requests:  # each in the slot of the one before
+        (answer,) = engine.predict([request])
+        (alone,) = inlay.Engine(tiny_bert, store, is_compiled=False).predict([request])
+        torch.testing.assert_close(answer.logits, alone.logits)

@@ -33,6 +33,8 @@ class Launch(NamedTuple):
     num_warps: int
     num_stages: int
     """blocks on their way or worked on"""
+    fewest: int = 4
+    """tokens of one at least"""
 
 
 class Sums(NamedTuple):
@@ -177,7 +179,8 @@ _norm.register_autograd(_differentiate, setup_context=_keep)
 def _sizes(width: int, tile: int, num_tiles: int, launch: Launch) -> dict[str, int]:
     """The constants of a launch: few tokens to a program while that makes no more programs than `launch` says."""
     wide = 1 << (width - 1).bit_length()
-    span = next((span for span in (4, 8, 16, 32) if span < tile and num_tiles * tile // span <= launch.programs), tile)
+    spans = (span for span in (1, 2, 4, 8, 16, 32) if launch.fewest <= span < tile)
+    span = next((span for span in spans if num_tiles * tile // span <= launch.programs), tile)
     rows = min(span, max(1, launch.block // wide))
     sizes = {"D": width, "WIDE": wide, "ROWS": rows, "SPAN": span, "STAGES": launch.num_stages}
     return sizes | {"num_warps": launch.num_warps}

@@ -21,6 +21,8 @@ FORWARD = {2: Cut(64, 4, 3), 4: Cut(32, 4, 2)}
 BACKWARD_WEIGHTS = {2: Cut(64, 4, 3), 4: Cut(32, 4, 2)}
 WIDEST = {2: 128, 4: 64}
 VECTOR_BLOCK, VECTOR_TOKENS = 128, 32
+VECTOR_PROGRAMS = 2048
+"""many more than of products: one only reads, and has little on its way at once"""
 
 
 def segment_linear(x_ND: Tensor, w_SDE: Tensor, bias_SE: Tensor | None, tiles: Tiles) -> Tensor:
@@ -159,7 +161,7 @@ def _slot_sums(grad: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
 
     (num_tokens, size_D), num_slots = grad.shape, len(begins)
     block = block_of(size_D, VECTOR_BLOCK)
-    num_splits = splits_of(chunks_of(size_D, block) * num_slots, num_tokens)
+    num_splits = splits_of(chunks_of(size_D, block) * num_slots, num_tokens, VECTOR_PROGRAMS, 2 * VECTOR_TOKENS)
     parts = grad.new_empty(num_splits, num_slots, size_D, dtype=torch.float32)
     with on_device_of(grad):
         vectors_backward[(chunks_of(size_D, block), num_slots, num_splits)](

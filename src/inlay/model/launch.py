@@ -56,9 +56,9 @@ def chunks_of(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def splits_of(num_programs: int, num_tokens: int, wanted: int = PROGRAMS) -> int:
-    """Into how many shares a slot's tokens are split, of so many programs making about so many."""
-    return max(1, min(round(wanted / num_programs), num_tokens // TOKENS_OF_A_SPLIT))
+def splits_of(num_programs: int, num_tokens: int, wanted: int = PROGRAMS, fewest: int | None = None) -> int:
+    """Into how many shares of `fewest` tokens or more a slot's are split, of so many programs making about so many."""
+    return max(1, min(round(wanted / num_programs), num_tokens // (fewest or TOKENS_OF_A_SPLIT)))
 
 
 def dense(tensor: Tensor | None) -> Tensor | None:

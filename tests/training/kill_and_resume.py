@@ -93,8 +93,10 @@ NUM_SLOTS = {"queued": 2}
 
 def train(runs: list[Run], backbone: Backbone, folder: Path, fate: Fate) -> None:
     plant(fate)
-    limit = 20_000  # bytes: the rest is in the file
-    fit(runs, backbone, folder, FitSettings(save_every=2, max_cohort=NUM_SLOTS.get(sys.argv[3]), prefix_bytes=limit))
+    kind, limit = sys.argv[3], 20_000  # bytes: the rest is in the file
+    drawn = kind == "one"  # a picture is written as every other file, and takes longer than a run
+    slots = NUM_SLOTS.get(kind)
+    fit(runs, backbone, folder, FitSettings(save_every=2, max_cohort=slots, prefix_bytes=limit, draw_curves=drawn))
 
 
 def in_child(work: Callable[[], None]) -> int:

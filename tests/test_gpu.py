@@ -225,9 +225,14 @@ def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, toy_tags
         replace(toy_tags(num_rows=18), metric="token_accuracy"),  # which needs no seqeval
         toy_answers(num_rows=18, longest=20),
     ]
+    own = [(8, "none"), (16, "tanh"), (3, "pooler"), (8, "none"), (8, "tanh"), (8, "none")]
     runs = [
-        make_run(task, RunConfig(method=MethodConfig(size=size), train=TrainConfig(**{**QUIET, "seed": size})), gpu)
-        for task, size in zip(tasks, (8, 16, 3, 8, 8, 8), strict=True)
+        make_run(
+            task,
+            RunConfig(method=MethodConfig(size=size), train=TrainConfig(**{**QUIET, "seed": size, "hidden": hidden})),
+            gpu,
+        )
+        for task, (size, hidden) in zip(tasks, own, strict=True)
     ]
     ours, plain = (Cohort(runs, gpu, CohortSettings(65536, torch.get_num_threads(), 100)) for _ in range(2))
     assert isinstance(ours.stepper, CompiledStepper)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 TASKS = {
     "two": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean")),
     "tags": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("tag", 5, "mean")),
-    "twenty": SlotSpec(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls")),
+    "twenty": SlotSpec(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls", hidden="tanh")),
     "number": SlotSpec(MethodConfig("houlsby", 16), HeadSpec("regress", 1, "mean")),
     "rank": SlotSpec(MethodConfig("lora", 4), HeadSpec("classify", 4, "mean")),
     "set": SlotSpec(MethodConfig("bitfit"), HeadSpec("multilabel", 3, "cls")),

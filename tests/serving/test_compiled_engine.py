@@ -19,7 +19,7 @@ pytestmark = pytest.mark.triton
 TASKS = {
     "two": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean")),
     "tags": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("tag", 5, "mean")),
-    "twenty": SlotSpec(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls")),
+    "twenty": SlotSpec(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls", hidden="tanh")),
     "number": SlotSpec(MethodConfig("houlsby", 16), HeadSpec("regress", 1, "mean")),
 }
 LATER = SlotSpec(MethodConfig("pfeiffer", 24), HeadSpec("multilabel", 33, "mean"))

@@ -118,6 +118,61 @@ def test_heads_that_read_tokens_and_several_ways_of_pooling_are_one_program_and_
     torch.testing.assert_close(ours.optimizer.first_SP, plain.optimizer.first_SP, atol=1e-5, rtol=1e-3)
 
 
+def test_heads_with_a_layer_before_their_last_are_in_the_program_of_those_without(
+    backbone_of, toy_task, toy_tags, compilations
+):
+    backbone = backbone_of("bert")
+    tasks = [
+        (toy_task("two", num_labels=2, num_rows=22), {"pooling": "mean"}),
+        (toy_task("five", num_labels=5, num_rows=19, seed=1), {"pooling": "cls", "hidden": "tanh"}),
+        (toy_task("number", kind="regress", num_rows=20, seed=2), {"pooling": "cls", "hidden": "pooler"}),
+        (toy_tags(num_rows=12), {"hidden": "tanh"}),
+    ]
+    runs = [
+        make_run(task, RunConfig(method=MethodConfig(size=8), train=TrainConfig(**QUIET | own)), backbone)
+        for task, own in tasks
+    ]
+    ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
+    assert isinstance(ours.stepper, compiled.CompiledStepper)
+    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    losses = take(ours, 2), take(plain, 2)
+    assert ours.stepper.num_moved == 2, "no step was left to the definition"
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.optimizer.first_SP, plain.optimizer.first_SP, atol=1e-5, rtol=1e-3)
+    has_hidden = ours.bank.stacks["head.hidden.weight"].flatten(1).abs().sum(1) > 0
+    assert has_hidden.tolist() == [False, True, True, True], "a head without the layer gets none"
+
+
+def test_what_a_layer_before_the_last_reads_and_gives_is_dropped_as_its_head_says(backbone_of, toy_task, compilations):
+    """The pooler's input is not dropped, as in BERT; a tanh layer's is. Half of a vector that is dropped is zero."""
+    backbone, seen = backbone_of("bert"), []
+    runs = [
+        make_run(
+            toy_task(hidden, num_rows=22),
+            RunConfig(
+                method=MethodConfig(size=8),
+                train=TrainConfig(**QUIET | {"head_dropout": 0.5, "pooling": "cls", "hidden": hidden}),
+            ),
+            backbone,
+        )
+        for hidden in ("none", "tanh", "pooler")
+    ]
+    cohort = Cohort(runs, backbone, SETTINGS)
+    product = compiled.grouped.segment_linear
+
+    def watched(vectors, *others):
+        seen.append(vectors.detach().clone())
+        return product(vectors, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled.grouped, "segment_linear", watched)
+        take(cohort, 1)
+    before, after = seen[-2:]  # what the layer and what the last one reads, in the order of slots
+    shares = [[float((part == 0).float().mean()) for part in vectors[:12].split(4)] for vectors in (before, after)]
+    assert shares[0] == pytest.approx([0.5, 0.5, 0.0], abs=0.2)
+    assert shares[1] == pytest.approx([0.5, 0.5, 0.5], abs=0.2)
+
+
 @pytest.mark.parametrize("layers", ["2:"])
 def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, tmp_path, compilations, layers):
     backbone = backbone_of("bert")

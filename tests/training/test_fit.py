@@ -96,19 +96,19 @@ def test_runs_of_other_methods_or_dropout_train_in_other_cohorts(tiny_bert, toy_
 
 
 def test_heads_that_no_program_knows_train_apart_where_steps_are_compiled(tiny_bert, toy_task, tmp_path, monkeypatch):
-    plain, hidden = make(tiny_bert, toy_task()), make(tiny_bert, toy_task(), hidden="tanh")
-    other = make(tiny_bert, toy_task(), seed=1)
-    runs = [plain, hidden, other]
+    plain, mixed = make(tiny_bert, toy_task()), make(tiny_bert, toy_task(), features="mix")
+    other = make(tiny_bert, toy_task(), seed=1, hidden="tanh")
+    runs = [plain, mixed, other]
     assert _group(runs, tiny_bert, tmp_path) == [runs]
     monkeypatch.setattr(sys.modules[_group.__module__], "has_programs", lambda backbone, method: True)
-    assert _group(runs, tiny_bert, tmp_path) == [[plain, other], [hidden]]
+    assert _group(runs, tiny_bert, tmp_path) == [[plain, other], [mixed]]
 
 
 @pytest.mark.parametrize("begins_apart", [True, False])
 def test_cohorts_go_on_as_they_were_stopped_where_others_would_be_made_now(
     tiny_bert, toy_task, tmp_path, monkeypatch, begins_apart
 ):
-    runs = [make(tiny_bert, toy_task(), epochs=2), make(tiny_bert, toy_task(), epochs=2, hidden="tanh")]
+    runs = [make(tiny_bert, toy_task(), epochs=2), make(tiny_bert, toy_task(), epochs=2, features="mix")]
 
     monkeypatch.setattr(sys.modules[_group.__module__], "has_programs", lambda backbone, method: begins_apart)
     with pytest.raises(Interrupted):

@@ -93,4 +93,7 @@ def test_a_mix_only_grows_and_knows_which_heads_it_can_lose():
     assert mix.with_heads(heads[2:]).poolings == ("cls", "mean")
     assert can_lose(heads[0])
     assert not can_lose(HeadSpec("classify", 2, "cls", features="mix"))
-    assert not can_lose(HeadSpec("classify", 2, "cls", hidden="pooler"))
+    deeper = HeadSpec("classify", 2, "cls", hidden="pooler")
+    assert can_lose(deeper)
+    assert not mix.has_hidden
+    assert mix.with_heads([deeper]).with_heads(heads).has_hidden

@@ -11,6 +11,7 @@ Shape letters: S slots, N packed tokens, B rows, D width, L labels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,7 @@ class GraphedForward:
         self._programs: dict[tuple[Any, ...], _Program] = {}
         self._recorder = Recorder()
         self._num_changes = -1
-        self._poolings: tuple[str, ...] = ()
-        self._numbers: list[int] = []
+        self._forms = _Forms()
         self._views: Any = None
         self._shapes: list[tuple[int, bool]] = []
         self.on_compile: Callable[[str], None] = lambda what: None
@@ -83,16 +83,16 @@ class GraphedForward:
         longest = bound_length(laid.lengths)
         capacity = Capacity(climb(len(laid.ids)), climb(len(laid.lengths)), bank.num_slots, longest)
         if self._num_changes != bank.num_changes:
-            self._num_changes, (self._poolings, self._numbers) = bank.num_changes, _poolings(bank)
+            self._num_changes, self._forms = bank.num_changes, _Forms.of(bank)
         if self._views is not bank.views:  # stacks were replaced: what was captured reads the old ones
             self._views, self._programs = bank.views, {}
             bank.tell_sizes(torch._dynamo.maybe_mark_dynamic)  # a larger task must not compile anything again
-        key = (capacity, self._poolings)
+        key = (capacity, self._forms.poolings, self._forms.has_hidden)
         program = self._programs.get(key)
         if program is None:
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
-            program = self._programs[key] = _Program(rung, self._poolings)
-        program.choose(self._numbers, backbone.device)
+            program = self._programs[key] = _Program(rung, self._forms)
+        program.choose(self._forms, backbone.device)
         return program
 
     def _run(self, program: _Program) -> None:
@@ -124,50 +124,70 @@ class GraphedForward:
 
     def _compute(self, program: _Program) -> Tensor:
         """Of tensors alone: nothing here knows which tasks it is for."""
-        bank, rung = self._bank, program.rung
+        bank, rung, stacks = self._bank, program.rung, self._bank.stacks
         with bank.routed(rung.route):
             hidden_ND = bank.backbone.hidden(rung.batch).squeeze(0)
-        pooled_BD = bank.backbone.pool_rung(hidden_ND, rung, program.poolings[0])
-        for number, pooling in enumerate(program.poolings[1:], start=1):
-            is_own_B1 = (program.pooling_S[rung.parts["row_slots"]] == number).unsqueeze(1)
+        pooling_B, has_hidden_B = program.forms_2S[:, rung.parts["row_slots"]]
+        poolings = program.forms.poolings
+        pooled_BD = bank.backbone.pool_rung(hidden_ND, rung, poolings[0])
+        for number, pooling in enumerate(poolings[1:], start=1):
+            is_own_B1 = (pooling_B == number).unsqueeze(1)
             pooled_BD = torch.where(is_own_B1, bank.backbone.pool_rung(hidden_ND, rung, pooling), pooled_BD)
-        weight_SDL = bank.stacks["head.weight"].transpose(1, 2)
-        return grouped.segment_linear(pooled_BD.float(), weight_SDL, bank.stacks["head.bias"], rung.row_tiles)
+        pooled_BD = pooled_BD.float()
+        if program.forms.has_hidden:
+            weight_SDD = stacks["head.hidden.weight"].transpose(1, 2)
+            above_BD = grouped.segment_linear(pooled_BD, weight_SDD, stacks["head.hidden.bias"], rung.row_tiles)
+            pooled_BD = torch.where(has_hidden_B.unsqueeze(1) > 0, torch.tanh(above_BD), pooled_BD)
+        weight_SDL = stacks["head.weight"].transpose(1, 2)
+        return grouped.segment_linear(pooled_BD, weight_SDL, stacks["head.bias"], rung.row_tiles)
+
+
+@dataclass(frozen=True)
+class _Forms:
+    """What the heads of a bank read: poolings, and a layer before their last."""
+
+    poolings: tuple[str, ...] = ()
+    """those that occur"""
+    has_hidden: bool = False
+    """whether any has a layer before its last"""
+    by_slot: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int32), compare=False)
+    """the place of each slot's pooling among those, and whether it has that layer [2, S]"""
+
+    @classmethod
+    def of(cls, bank: Bank) -> _Forms:
+        heads = [spec.head if spec is not None and spec.head.reads_rows else None for spec in bank.specs]
+        names = tuple(sorted({head.pooling for head in heads if head is not None}))
+        places = [0 if head is None else names.index(head.pooling) for head in heads]
+        hidden = [head is not None and head.hidden != "none" for head in heads]
+        return cls(names, any(hidden), np.array([places, hidden], np.int32))
 
 
 class _Program:
-    def __init__(self, rung: Rung, poolings: tuple[str, ...]) -> None:
-        self.rung, self.poolings = rung, poolings
-        self.pooling_S: Tensor = torch.empty(0)
+    def __init__(self, rung: Rung, forms: _Forms) -> None:
+        self.rung, self.forms = rung, forms
+        self.forms_2S: Tensor = torch.empty(0)
         self.logits_BL: Tensor = torch.empty(0)
         self.graph: Any = None
         self.has_run = False
-        self._chosen: list[int] = []
+        self._chosen: _Forms | None = None
 
-    def choose(self, numbers: list[int], device: torch.device) -> None:
-        """Which pooling each slot has, at a fixed address."""
-        if numbers is self._chosen:
+    def choose(self, forms: _Forms, device: torch.device) -> None:
+        """What each slot's head reads, at a fixed address."""
+        if forms is self._chosen:
             return
-        sent = torch.tensor(numbers, dtype=torch.int32, device=device)
-        if self._chosen:
-            self.pooling_S.copy_(sent)
+        sent = torch.from_numpy(forms.by_slot).to(device, copy=True)
+        if self._chosen is not None:
+            self.forms_2S.copy_(sent)
         else:
-            self.pooling_S = sent
-        self._chosen = numbers
+            self.forms_2S = sent
+        self._chosen = forms
 
 
 def _takes(spec: SlotSpec | None) -> bool:
     if spec is None or spec.is_solo:
         return False
     head = spec.head
-    return head.reads_rows and not head.is_written and head.hidden == "none" and head.features == "last"
-
-
-def _poolings(bank: Bank) -> tuple[tuple[str, ...], list[int]]:
-    """The poolings that occur in a bank, and the place of each slot's among them."""
-    by_slot = [None if spec is None or not spec.head.reads_rows else spec.head.pooling for spec in bank.specs]
-    names = tuple(sorted({pooling for pooling in by_slot if pooling is not None}))
-    return names, [0 if pooling is None else names.index(pooling) for pooling in by_slot]
+    return head.reads_rows and not head.is_written and head.features == "last"
 
 
 def _lay(rows: Sequence[Row]) -> Laid:

@@ -5,7 +5,7 @@ nearly all rungs; whatever the mix of runs, nothing is compiled again within a r
 graphs: what they read lies at fixed addresses and is written by two copies. While the GPU works on a step, the host
 lays out the next one. Fine-tuning is a bank of one that goes through its own copy of the weights. `steps.Stepper` is
 the definition, and takes over wherever a step does not fit: a run's gradients that need several passes, heads that
-read a mix of layers or have a layer of their own before the last, batch norm.
+read a mix of layers, batch norm.
 
 Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, D hidden, L labels, C columns of the optimizer.
 """
@@ -53,6 +53,8 @@ MOST_GRAPHED = 65536
 """Tokens of a captured step at most: beyond, launches are no cost worth the memory a capture holds."""
 MOST_EMBEDDED = 3072
 """Tokens of a captured step at most where the embeddings are trained: torch sorts the gradients of more, and waits."""
+_NUM_BY_SLOT = 6
+"""what a step knows of a slot's head: kind, pooling, outputs, dropout, whether it has a layer more, and its dropout"""
 
 
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
@@ -75,7 +77,8 @@ class Program:
         device = rung.batch.input_ids_BT.device
         num_rows, num_slots = rung.capacity.all_rows, rung.capacity.num_slots
         num_marks = 2 * rung.capacity.num_tokens if mix.of_tokens else 0
-        self._sizes = [num_rows, num_rows, num_rows * num_labels, num_marks, len(COLUMNS) * num_slots, 4 * num_slots]
+        self._sizes = [num_rows, num_rows, num_rows * num_labels, num_marks, len(COLUMNS) * num_slots]
+        self._sizes.append(_NUM_BY_SLOT * num_slots)
         self._host = torch.zeros(sum(self._sizes), pin_memory=device.type == "cuda")
         self._there = torch.zeros_like(self._host, device=device)
         targets, weights, labels, marks, columns, by_slot = self._there.split(self._sizes)
@@ -86,7 +89,8 @@ class Program:
         self.marks_N2 = marks.view(-1, 2)
         """targets of tokens, for heads that read them; else none"""
         self.columns_CS = columns.view(len(COLUMNS), num_slots)
-        self.kinds_S, self.poolings_S, self.num_outputs_S, self.dropout_S = by_slot.view(4, num_slots)
+        self.kinds_S, self.poolings_S, self.num_outputs_S, *rest = by_slot.view(_NUM_BY_SLOT, num_slots)
+        self.dropout_S, self.has_hidden_S, self.hidden_dropout_S = rest
         self.seen_2S = torch.zeros(2, num_slots, device=device)
         """losses and norms of the last step"""
         self.graph: Any = None
@@ -238,13 +242,15 @@ class CompiledStepper(Stepper):
         return np.concatenate([targets, weights, labels.ravel(), marks.ravel()])
 
     def _by_slot(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        known = np.zeros((len(COLUMNS) + 4, self._bank.num_slots), np.float32)
+        known = np.zeros((len(COLUMNS) + _NUM_BY_SLOT, self._bank.num_slots), np.float32)
         known[: len(COLUMNS)] = self._optimizer.columns({member.slot: rates[member.slot] for member in active}, limits)
         for member in active:
             head = member.run.spec.head
             pooling = POOLINGS.index(head.pooling) if head.reads_rows else 0
-            dropout = member.run.config.train.head_dropout
-            known[-4:, member.slot] = KINDS.index(head.kind), pooling, head.num_outputs, dropout
+            rate, has_hidden = member.run.config.train.head_dropout, head.hidden != "none"
+            dropout = 0.0 if head.hidden == "pooler" else rate  # BERT drops what its pooler gives, not what it reads
+            of_head = (KINDS.index(head.kind), pooling, head.num_outputs, dropout, has_hidden, rate)
+            known[-_NUM_BY_SLOT:, member.slot] = of_head
         return known
 
     @property
@@ -344,11 +350,19 @@ class CompiledStepper(Stepper):
     def _apply_heads(self, program: Program, vectors: Tensor, slots: str, tiles: Tiles) -> Tensor:
         """Vectors of rows, or of tokens, through each slot's dropout and head; `slots` names the part that has whose
         they are."""
-        rates = program.dropout_S[program.rung.parts[slots]].unsqueeze(1)
-        vectors = vectors.float()
-        vectors = vectors * (torch.rand_like(vectors) >= rates) / (1 - rates)
-        stacks = self._bank.stacks
+        slot_V, stacks = program.rung.parts[slots], self._bank.stacks
+        vectors = _dropped(vectors.float(), program.dropout_S[slot_V])
+        if program.mix.has_hidden:
+            weight_SDD = stacks["head.hidden.weight"].transpose(1, 2)
+            above = torch.tanh(grouped.segment_linear(vectors, weight_SDD, stacks["head.hidden.bias"], tiles))
+            above = _dropped(above, program.hidden_dropout_S[slot_V])
+            vectors = torch.where(program.has_hidden_S[slot_V].unsqueeze(1) > 0, above, vectors)
         return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
+
+
+def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:
+    """Each vector after dropout at its own rate."""
+    return vectors * (torch.rand_like(vectors) >= rates.unsqueeze(1)) / (1 - rates.unsqueeze(1))
 
 
 def _trains_embeddings(bank: Bank) -> bool:

@@ -33,22 +33,24 @@ _NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
 
 
 def can_lose(head: HeadSpec) -> bool:
-    """Whether the losses of this head are computed here: of the last layer's states, with one linear layer."""
-    return not head.is_written and head.kind in KINDS and head.features == "last" and head.hidden == "none"
+    """Whether the losses of this head are computed here: it reads the last layer's states."""
+    return not head.is_written and head.kind in KINDS and head.features == "last"
 
 
 @dataclass(frozen=True)
 class Mix:
-    """The kinds of heads that a program knows, and the ways of pooling."""
+    """The kinds of heads that a program knows, the ways of pooling, and whether any has a layer before its last."""
 
     kinds: tuple[str, ...] = ()
     poolings: tuple[str, ...] = ()
+    has_hidden: bool = False
 
     def with_heads(self, heads: Sequence[HeadSpec]) -> Mix:
         """With these too; a mix only ever grows, so that runs that come and go share programs."""
         kinds = {*self.kinds, *(head.kind for head in heads)}
         poolings = {*self.poolings, *(head.pooling for head in heads if head.reads_rows)}
-        return Mix(tuple(k for k in KINDS if k in kinds), tuple(p for p in POOLINGS if p in poolings))
+        has_hidden = self.has_hidden or any(head.hidden != "none" for head in heads)
+        return Mix(tuple(k for k in KINDS if k in kinds), tuple(p for p in POOLINGS if p in poolings), has_hidden)
 
     @property
     def of_rows(self) -> tuple[str, ...]:

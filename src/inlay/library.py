@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, from_tree, overlay
+from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, overlay
 from inlay.data import Task, make_task
 from inlay.data import load_task as _load_task
 from inlay.model import Backbone
@@ -30,6 +30,7 @@ from inlay.training.materialize import materialize as _materialize
 from inlay.training.materialize import read_method, start_from
 from inlay.training.run import Trained
 from inlay.training.start import Start, inherit
+from inlay.trees import from_tree
 
 if TYPE_CHECKING:
     import pandas

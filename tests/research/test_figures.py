@@ -12,15 +12,16 @@ import pytest
 import synthetic
 
 from inlay.errors import UnknownName
-from inlay.research import curves, maps
+from inlay.research import curves, maps, tradeoff
 from inlay.research.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
-from inlay.research.curves import common_tasks, draw_percentiles, percentiles
 from inlay.research.extras import forgotten, read_ablations, read_spans, read_steps
 from inlay.research.figures import draw_figures
 from inlay.research.lineup import score_study
 from inlay.research.maps import draw_spans, growth
 from inlay.research.published import read_published
 from inlay.research.scores import Estimate
+from inlay.research.series import planned_keys
+from inlay.research.tradeoff import common_tasks, draw_percentiles, percentiles
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 NAMES = {
@@ -32,8 +33,11 @@ NAMES = {
 
 @pytest.fixture
 def unfinished(monkeypatch):
-    """What curves draw, neither laid out nor written, which takes the most of the time."""
-    monkeypatch.setattr(curves, "finish", lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption))
+    """What lines are drawn in, neither laid out nor written, which takes the most of the time."""
+    for module in (curves, tradeoff):
+        monkeypatch.setattr(
+            module, "finish", lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)
+        )
 
 
 def scored_of(name: str, records=None, **more):
@@ -137,10 +141,10 @@ def test_planned_points_are_those_of_the_study_file():
     assert lines_of(drawn.figure.axes[0])[:2] == [[1e-7, 1e-3], [0.1, 1.0]]
     study, records = synthetic.squad()
     no_64 = scored_of("squad", [item for item in records if item.arm != "adapters-64"])
-    assert curves.planned_keys(no_64, "adapters") == [f"adapters-{size}" for size in (2, 8, 64, 256)]
+    assert planned_keys(no_64, "adapters") == [f"adapters-{size}" for size in (2, 8, 64, 256)]
     named = scored_of("squad", [dataclasses.replace(item, arm=item.arm.replace("-64", "-small")) for item in records])
-    assert curves.planned_keys(named, "adapters") == [f"adapters-{size}" for size in (2, 8, 64, 256)], "no number"
-    drawn = curves.draw_panels(no_64)
+    assert planned_keys(named, "adapters") == [f"adapters-{size}" for size in (2, 8, 64, 256)], "no number"
+    drawn = tradeoff.draw_panels(no_64)
     counts = [synthetic.adapter_parameters(size) for size in (2, 8)]
     assert counts in lines_of(drawn.figure.axes[0])
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inlay.config import TrainConfig
-from inlay.model.bank import FlatBank
+from inlay.model.flat import FlatBank
 from inlay.training.optimizer import SlotOptimizer, _move, learning_rate
 
 # Of a slot's seven parameters the first five are a matrix's, the rest biases.

@@ -11,8 +11,8 @@ from inlay.cli import screen
 from inlay.cli.backbones import open_backbone
 from inlay.cli.graph import export_graph
 from inlay.cli.options import BackboneOption, JsonOption, StoreOption, open_store
-from inlay.config import split_list
 from inlay.errors import BadConfig, UnknownName
+from inlay.trees import split_list
 
 if TYPE_CHECKING:
     from inlay.store import Store, Version

@@ -20,10 +20,11 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.config import RunConfig, overlay, read_tree, split_list
+from inlay.config import RunConfig, overlay
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.presets import PRESETS, apply_preset
 from inlay.store import Store
+from inlay.trees import read_tree, split_list
 
 # Panel of `--help` -> the config keys that have a flag of their own there. All others are reached with `--set`.
 FLAGS: dict[str, tuple[str, ...]] = {

@@ -13,8 +13,8 @@ from inlay.cli.backbones import check_device_name, open_backbone
 from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task
-from inlay.config import split_list
 from inlay.errors import Missing
+from inlay.trees import split_list
 
 if TYPE_CHECKING:
     from inlay.research.suggest import Suggestion, Suggestions

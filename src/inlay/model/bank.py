@@ -18,57 +18,30 @@ bf16), and no operation on one slot touches another.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from inlay.errors import StoreDamaged, Unsupported
+from inlay.errors import Unsupported
 from inlay.model import kernels, launch, readout, writing
 from inlay.model.backbone import Backbone
 from inlay.model.expand import Expander, renumber
+from inlay.model.flat import FlatBank, lay_flat
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import resolve_method, written_method
 from inlay.model.route import Batch, Route, Segment
 from inlay.model.routed import RoutedBank
-from inlay.model.slots import SlotSpec
-from inlay.model.tensors import TensorSpec, adapter_groups
+from inlay.model.slots import SlotSpec, check_tensors
+from inlay.model.tensors import TensorSpec, adapter_groups, draw_tensor
 from inlay.model.views import Gated, Molds, Views, build_views, site_shapes
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 _OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
-
-
-@dataclass(frozen=True)
-class FlatBank:
-    """Parameters of a bank side by side: a row per slot, or per run where its slots share them.
-
-    The bank's stacks are views into `values_SP`.
-    """
-
-    values_SP: Tensor
-    decays_P: Tensor
-    """which parameters weight decay applies to"""
-    stacks: tuple[Tensor, ...]
-    """in the order they lie in"""
-
-    def take_grads(self) -> Tensor:
-        """The gradients of all parameters [S, P], taken away from the stacks."""
-        # Gradients that are views of one tensor would save this copy, but autograd wants them dense like the stacks.
-        grads = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self.stacks]
-        self.drop_grads()
-        return torch.cat([grad.flatten(1) for grad in grads], 1) if grads else torch.zeros_like(self.values_SP)
-
-    def drop_grads(self) -> None:
-        """Forget the gradients."""
-        for stack in self.stacks:
-            stack.grad = None
 
 
 class Bank:
@@ -142,7 +115,7 @@ class Bank:
     def put(self, slot: int, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> None:
         """Set a slot to `tensors`, growing the bank where they do not fit. Refuses missing, extra or misshapen ones."""
         expected = {item.name: item for item in spec.layout(self.anatomy)}
-        _check_tensors(expected, tensors)
+        check_tensors(expected, tensors)
         is_one_run = self.num_slots == self.slots_per_run
         assert not (self.is_trainable and spec.is_solo and not is_one_run), "such a slot trains in a bank of one run"
         if spec.is_joint and not self.is_trainable:
@@ -235,21 +208,13 @@ class Bank:
 
         The bank must not grow after it: what its slots will hold is reserved.
         """
-        names = [name for name, item in self._items.items() if item.is_shared == shared]
-        stacks, device = [self.stacks[name] for name in names], self.backbone.device
-        none = torch.zeros(self.num_slots // (self.slots_per_run if shared else 1), 0, device=device)
-        values = torch.cat([none, *(stack.detach().flatten(1) for stack in stacks)], 1)
-        decays_P = [
-            torch.full(stack[0].shape, self._items[n].decays).flatten() for n, stack in zip(names, stacks, strict=True)
-        ]
-        start = 0
-        for name, stack in zip(names, stacks, strict=True):
-            stop = start + stack[0].numel()
-            self.stacks[name] = values[:, start:stop].view(stack.shape).requires_grad_()
-            start = stop
+        items = {name: item for name, item in self._items.items() if item.is_shared == shared}
+        num_rows = self.num_slots // (self.slots_per_run if shared else 1)
+        stacks, decays = [self.stacks[name] for name in items], [item.decays for item in items.values()]
+        flat = lay_flat(stacks, decays, num_rows, self.backbone.device)
+        self.stacks.update(zip(items, flat.stacks, strict=True))
         self._views, self._is_flat = None, True
-        flat = tuple(self.stacks[name] for name in names)
-        return FlatBank(values, torch.cat([torch.zeros(0, dtype=torch.bool), *decays_P]).to(device), flat)
+        return flat
 
     @property
     def has_shared(self) -> bool:
@@ -447,38 +412,3 @@ def _adapter_of(name: str) -> str:
 
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in shape)
-
-
-def _check_tensors(expected: Mapping[str, TensorSpec], tensors: Mapping[str, Tensor]) -> None:
-    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    if missing or extra:
-        what = f"lacks `{missing[0]}`" if missing else f"has `{extra[0]}`, which its method does not train"
-        raise StoreDamaged(f"a version's set of tensors {what}", "run `inlay verify`, or publish the task again")
-    for name, item in expected.items():
-        if tuple(tensors[name].shape) != item.shape:
-            raise StoreDamaged(
-                f"tensor `{name}` has the shape {tuple(tensors[name].shape)}, not {item.shape}",
-                "run `inlay verify`, or publish the task again",
-            )
-
-
-def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
-    """The values that a tensor of a slot begins with, if they are not the backbone's: by the seed, and the task's name.
-
-    What tasks of a run share is drawn without a name.
-    """
-    if item.start in ("zeros", "ones"):
-        return torch.full(item.shape, float(item.start == "ones"))
-    words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}" + (f"/{task}" if task else "")
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
-    tensor = torch.zeros(item.shape)
-    if item.start == "uniform":
-        bound = 1 / math.sqrt(item.shape[0])
-        return tensor.uniform_(-bound, bound, generator=generator)
-    if item.start == "gaussian":
-        return tensor.normal_(0.0, item.std, generator=generator)
-    # A normal cut off at two standard deviations, by the inverse of its distribution: the same in every version of
-    # torch, and faster than drawing again what falls outside.
-    share = math.erf(math.sqrt(2.0))
-    drawn = tensor.uniform_(-share, share, generator=generator).erfinv_()
-    return drawn.mul_(math.sqrt(2.0) * item.std).clamp_(-2 * item.std, 2 * item.std)

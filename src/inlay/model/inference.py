@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from inlay.model.backbone import Backbone, load_backbone
+from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
+from inlay.model.loading import load_backbone
 from inlay.model.route import Row, collate
 from inlay.model.slots import SlotSpec
 

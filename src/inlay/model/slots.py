@@ -1,4 +1,4 @@
-"""What a slot is: a resolved method and a head."""
+"""What a slot is: a resolved method and a head, and so a set of tensors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from inlay.config import MethodConfig
-from inlay.errors import Unsupported
+from inlay.errors import StoreDamaged, Unsupported
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import find_method, layout
 from inlay.model.sites import Anatomy
@@ -48,3 +50,17 @@ class SlotSpec:
             raise Unsupported(
                 f"the version has a setting this Inlay does not know: {error}", "it was made by a newer Inlay: upgrade"
             ) from None
+
+
+def check_tensors(expected: Mapping[str, TensorSpec], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not those a slot is to have, by name and shape: missing, extra or misshapen ones."""
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    if missing or extra:
+        what = f"lacks `{missing[0]}`" if missing else f"has `{extra[0]}`, which its method does not train"
+        raise StoreDamaged(f"a version's set of tensors {what}", "run `inlay verify`, or publish the task again")
+    for name, item in expected.items():
+        if tuple(tensors[name].shape) != item.shape:
+            raise StoreDamaged(
+                f"tensor `{name}` has the shape {tuple(tensors[name].shape)}, not {item.shape}",
+                "run `inlay verify`, or publish the task again",
+            )

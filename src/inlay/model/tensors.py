@@ -1,15 +1,19 @@
 """The tensors that methods are made of: one function for each kind, from a backbone's anatomy and resolved settings.
 
 What the settings name (layers, places, linear layers, who shares an adapter) is found here too, for whoever reads those
-tensors again.
+tensors again; so are the values that a tensor begins with.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName, Unsupported
@@ -48,6 +52,28 @@ class TensorSpec:
     def decays(self) -> bool:
         """Weight decay is for matrices: none on biases, also where several lie in one tensor, and layer norms."""
         return len(self.shape) > 1 and not self.name.endswith(".bias")
+
+
+def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
+    """The values that a tensor of a slot begins with, if they are not the backbone's: by the seed, and the task's name.
+
+    What tasks of a run share is drawn without a name.
+    """
+    if item.start in ("zeros", "ones"):
+        return torch.full(item.shape, float(item.start == "ones"))
+    words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}" + (f"/{task}" if task else "")
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
+    tensor = torch.zeros(item.shape)
+    if item.start == "uniform":
+        bound = 1 / math.sqrt(item.shape[0])
+        return tensor.uniform_(-bound, bound, generator=generator)
+    if item.start == "gaussian":
+        return tensor.normal_(0.0, item.std, generator=generator)
+    # A normal cut off at two standard deviations, by the inverse of its distribution: the same in every version of
+    # torch, and faster than drawing again what falls outside.
+    share = math.erf(math.sqrt(2.0))
+    drawn = tensor.uniform_(-share, share, generator=generator).erfinv_()
+    return drawn.mul_(math.sqrt(2.0) * item.std).clamp_(-2 * item.std, 2 * item.std)
 
 
 def adapted_layers(anatomy: Anatomy, config: MethodConfig) -> tuple[int, ...]:

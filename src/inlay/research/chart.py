@@ -214,6 +214,11 @@ def tell_lone(shown: Iterable[Estimate]) -> str:
     return f" {'All (pale) are' if all(lone) else 'Pale:'} of one seed, so that no error is known."
 
 
+def plain(label: str) -> str:
+    """A row's label as figures have it: without the backticks of documents."""
+    return label.replace("`", "")
+
+
 Entry = tuple[str, "Mark | None", bool]
 """a legend's label, its mark and whether it is hollow; no mark: a dashed line"""
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from inlay.research.coverage import Coverage
-from inlay.research.curves import series_keys
 from inlay.research.extras import Ablation, forgotten, read_ablations, read_steps
 from inlay.research.hyper_claims import HYPER_CLAIMS
 from inlay.research.init_claims import INIT_CLAIMS
 from inlay.research.lineup import NOT_AVERAGED, RowSpec, Scored, mean_tasks, name_task, score_row, way_of
 from inlay.research.records import Record
 from inlay.research.scores import Paired, Row, estimate, mean_of, pair
+from inlay.research.series import series_keys
 from inlay.research.tables import find_gaps, show
 from inlay.research.verdicts import (
     CLEARLY,

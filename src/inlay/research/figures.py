@@ -24,12 +24,14 @@ from inlay.research.chart import (
     marks_for,
     new_figure,
     paper_style,
+    plain,
     tell_lone,
 )
-from inlay.research.curves import draw_init, draw_methods, draw_panels, draw_percentiles, draw_samples, draw_sizes
+from inlay.research.curves import draw_init, draw_samples, draw_sizes
 from inlay.research.lineup import Scored, group_tasks, mean_tasks, name_column, name_task, shape_of
 from inlay.research.maps import draw_ablation, draw_embeddings, draw_forgetting, draw_growth
 from inlay.research.scores import Estimate, pair
+from inlay.research.tradeoff import draw_methods, draw_panels, draw_percentiles
 
 Maker = Callable[[Scored], "list[Drawing] | Drawing | None"]
 
@@ -83,9 +85,9 @@ def _draw_differences(scored: Scored, name: str) -> Drawing | None:
         axes.axvline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
         axes.set_xlim(*limits)
         _name_lines(axes, [label for label, _, _ in lines], has_mean=len(lines) > 1)
-        axes.set_xlabel(f"difference to {_plain(scored.label(reference))} (points)")
+        axes.set_xlabel(f"difference to {plain(scored.label(reference))} (points)")
         shown = [value for _, ours, _ in lines for value in ours.values()]
-        entries: list[Entry] = [(_plain(scored.label(key)), marks[key], False) for key in keys]
+        entries: list[Entry] = [(plain(scored.label(key)), marks[key], False) for key in keys]
         entries += lone_entries(shown)
         entries += [("published", Mark(PALE_INK, "o"), True)] if hollow else []
         legend(figure, entries)
@@ -197,8 +199,8 @@ def draw_extensions(scored: Scored) -> Drawing | None:
                 axes.plot(item.mean, place, small[task], color=PALE_INK, markersize=4, alpha=0.75, zorder=3)
             error_bar(axes, place, paired.estimate, mark, across=True)
         axes.axvline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
-        _name_lines(axes, [_plain(scored.label(key)) for key in shown], has_mean=False)
-        axes.set_xlabel(f"difference to {_plain(scored.label(reference))} (points)")
+        _name_lines(axes, [plain(scored.label(key)) for key in shown], has_mean=False)
+        axes.set_xlabel(f"difference to {plain(scored.label(reference))} (points)")
         entries: list[Entry] = [("mean over tasks ± s.e.m.", mark, False)]
         entries += [(name_task(task), Mark(PALE_INK, small[task]), False) for task in mean_tasks(scored)]
         means = [paired.estimate for paired in shown.values()]
@@ -244,8 +246,8 @@ def draw_bars(scored: Scored) -> Drawing | None:
         axes.set_ylabel(f"dev score (points,\naxis from {bottom:g})")
         entries: list[Entry] = []
         for key in keys:
-            entries.append((_plain(scored.label(key)), Mark(marks[key].colour, "s"), False))
-            entries.append((f"{_plain(scored.label(key))}, published", Mark(marks[key].colour, "s"), True))
+            entries.append((plain(scored.label(key)), Mark(marks[key].colour, "s"), False))
+            entries.append((f"{plain(scored.label(key))}, published", Mark(marks[key].colour, "s"), True))
         legend(figure, entries + lone_entries(shown, "s"))
         caption = "Ours, ± one s.e.m. over seeds, beside the published scores (hollow; one run each)."
         return finish(figure, name, caption + tell_lone(shown))
@@ -260,10 +262,6 @@ def _bar(axes: Any, x: float, value: Estimate, width: float, mark: Mark, *, is_h
         f"{value.mean:.1f}", (x, value.mean + value.margin), xytext=(0, 2), textcoords="offset points", ha="center",
         fontsize=7.5, zorder=5,
     )  # fmt: skip
-
-
-def _plain(label: str) -> str:
-    return label.replace("`", "")
 
 
 # kind of figure -> what draws it; a study's file names kinds, or by a study's own name those that it has in the paper

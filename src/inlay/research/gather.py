@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from inlay.config import read_tree
 from inlay.errors import UnknownName
 from inlay.research.differences import list_differences
 from inlay.research.published import Published, read_published
@@ -13,6 +12,7 @@ from inlay.research.records import read_study as read_results
 from inlay.research.records import short_name
 from inlay.research.report import Chapter, group_records, make_report, write_report
 from inlay.research.study import read_study, study_folders
+from inlay.trees import read_tree
 
 # The order of a report: the papers' main tables first, then the studies of several tasks as one run.
 ORDER = (

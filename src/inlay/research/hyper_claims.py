@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from inlay.research.curves import list_samples
 from inlay.research.lineup import Scored, has_joint_runs, mean_tasks, name_task
 from inlay.research.maps import read_embeddings
 from inlay.research.scores import Row, estimate, pair
+from inlay.research.series import list_samples
 from inlay.research.tables import show
 from inlay.research.verdicts import (
     CLEARLY,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inlay.config import from_tree
 from inlay.errors import BadConfig, UnknownName
+from inlay.trees import from_tree
 
 _MEND = "see studies/published/glue.toml for an example"
 

@@ -15,7 +15,7 @@ import torch
 
 from inlay.data.tasks import Task
 from inlay.errors import Diverged, InlayError
-from inlay.model.bank import draw_tensor
+from inlay.model.tensors import draw_tensor
 from inlay.research.planning import Item, Plan
 from inlay.research.records import DIVERGED, FAILED, FINISHED, Record, short_name
 from inlay.training import Result, Run

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, from_tree, overlay, read_tree
+from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, overlay
 from inlay.errors import BadConfig, InlayError, UnknownName
 from inlay.fit_settings import FitSettings
 from inlay.presets import apply_preset
 from inlay.research.arms import ARM_KINDS
+from inlay.trees import from_tree, read_tree
 
 PROFILES = ("paper", "device", "tiny")
 TOY = "toy"

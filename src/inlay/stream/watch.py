@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from inlay.config import RunConfig, digest, from_tree, write_toml
+from inlay.config import RunConfig, digest
 from inlay.data import Split, Task, load_task
 from inlay.errors import Diverged, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.model import Backbone
@@ -37,6 +37,7 @@ from inlay.training.cohort import Watcher
 from inlay.training.joint import AnyMember
 from inlay.training.memory import MAX_COHORT
 from inlay.training.run import DIVERGED, read_result
+from inlay.trees import from_tree, write_toml
 
 T = TypeVar("T")
 

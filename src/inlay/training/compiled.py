@@ -26,8 +26,9 @@ from torch import Tensor
 from inlay.config import MethodConfig
 from inlay.model import grouped, launch, rewrite
 from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank, FlatBank
+from inlay.model.bank import Bank
 from inlay.model.capture import Recorder, is_out_of_memory
+from inlay.model.flat import FlatBank
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb

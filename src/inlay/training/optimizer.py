@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from inlay.config import TrainConfig
-from inlay.model.bank import FlatBank
+from inlay.model.flat import FlatBank
 from inlay.model.parcel import send
 
 _BETA1, _BETA2 = 0.9, 0.999

@@ -21,7 +21,7 @@ from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
-from inlay.config import RunConfig, TrainConfig, read_toml, write_toml
+from inlay.config import RunConfig, TrainConfig, read_toml
 from inlay.data.tasks import Task
 from inlay.data.windows import Reading
 from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
@@ -31,6 +31,7 @@ from inlay.model.methods import find_method, resolve_method
 from inlay.model.slots import SlotSpec
 from inlay.store import Store, write_atomically
 from inlay.training.start import Start, load_sources, make_start
+from inlay.trees import write_toml
 
 if TYPE_CHECKING:
     from inlay.training.joint import JointRun

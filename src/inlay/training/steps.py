@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from inlay.model import launch
-from inlay.model.bank import Bank, FlatBank
+from inlay.model.bank import Bank
+from inlay.model.flat import FlatBank
 from inlay.model.inference import batches_by_length
 from inlay.model.parcel import send
 from inlay.model.route import Batch, Row

@@ -95,5 +95,6 @@ def test_a_mix_only_grows_and_knows_which_heads_it_can_lose():
     assert not can_lose(HeadSpec("classify", 2, "cls", features="mix"))
     deeper = HeadSpec("classify", 2, "cls", hidden="pooler")
     assert can_lose(deeper)
-    assert not mix.has_hidden
-    assert mix.with_heads([deeper]).with_heads(heads).has_hidden
+    assert not mix.rows_have_hidden
+    assert mix.with_heads([deeper]).with_heads(heads).rows_have_hidden
+    assert not mix.with_heads([deeper]).tokens_have_hidden

@@ -34,7 +34,7 @@ class Launch(NamedTuple):
     num_stages: int
     """blocks on their way or worked on"""
     fewest: int = 4
-    """tokens of one at least"""
+    """tokens of a program at least"""
 
 
 class Sums(NamedTuple):

@@ -149,7 +149,7 @@ class _Forms:
     poolings: tuple[str, ...] = ()
     """those that occur"""
     has_hidden: bool = False
-    """whether any has a layer before its last"""
+    """whether any has, or had, a layer before its last"""
     by_slot: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int32), compare=False)
     """the place of each slot's pooling among those, and whether it has that layer [2, S]"""
 
@@ -159,7 +159,7 @@ class _Forms:
         names = tuple(sorted({head.pooling for head in heads if head is not None}))
         places = [0 if head is None else names.index(head.pooling) for head in heads]
         hidden = [head is not None and head.hidden != "none" for head in heads]
-        return cls(names, any(hidden), np.array([places, hidden], np.int32))
+        return cls(names, "head.hidden.weight" in bank.stacks, np.array([places, hidden], np.int32))
 
 
 class _Program:

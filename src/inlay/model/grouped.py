@@ -80,6 +80,8 @@ def _product(
 ) -> Tensor:
     from inlay.model.grouped_programs import linear_forward
 
+    if not w.is_contiguous() and w.mT.is_contiguous():  # as it lies: a bank's stack is large
+        w, is_transposed = w.mT, not is_transposed
     size_D, size_E = reversed(w.shape[1:]) if is_transposed else w.shape[1:]
     y, cut = x.new_empty(len(x), size_E), FORWARD[x.element_size()]
     block_e = block_of(size_E, WIDEST[x.element_size()])

@@ -18,7 +18,7 @@ from typing import Any
 
 from inlay.research.ledger import Ledger
 from inlay.research.planning import Item, Plan
-from inlay.training.fit import has_plain_heads, structure_of, trains_apart
+from inlay.training.fit import has_known_heads, structure_of, trains_apart
 from inlay.training.memory import MAX_COHORT
 from inlay.training.resume import list_stopped
 from inlay.training.run import is_finished
@@ -166,7 +166,7 @@ def _likeness(item: Item) -> tuple[Any, ...]:
     if item.run is None:
         return (item.arm.kind,)
     method, rates, _, num_parts = structure_of(item.run)  # not whether it is alone
-    return (method, rates, num_parts, has_plain_heads(item.run))
+    return (method, rates, num_parts, has_known_heads(item.run))
 
 
 def _key(item: Item, plan: Plan) -> tuple[Any, ...]:

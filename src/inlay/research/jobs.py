@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -39,23 +39,12 @@ from inlay.research.worker import Order, Recipe, serve
 from inlay.training.resume import drop_rows
 from inlay.training.run import is_finished
 
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, SpawnContext
-
 _MANY_PARAMETERS = 50_000_000
 """of a backbone whose cohorts keep a GPU busy, two at a time; of a smaller one it takes four"""
 _LISTEN_SECONDS = 0.5
 _STOP_SECONDS = 120.0
 """how long a process may take to save what it has in hand"""
 _EXIT_SECONDS = 10.0
-_PRELOADED = (
-    "inlay.research.planning",
-    "inlay.research.conduct",
-    "transformers.modeling_layers",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-)
-"""what a process that trains imports sooner or later, torch with them"""
 _MOST_LOST = 3
 """units in a row that are lost before their first step: what takes them would take the whole agenda"""
 _USABLE, _FOR_COPIES = 0.9, 0.5
@@ -113,16 +102,6 @@ class _Job:
     """whether it has said that it does no more"""
 
 
-def _context_for(backbones: Sequence[Backbone]) -> SpawnContext | ForkServerContext:
-    """How processes begin: in a moment, from one that has everything imported; on a GPU, which none can pass on, each
-    by itself."""
-    if backbones[0].device.type != "cpu" or "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
-    return context
-
-
 class _Foreman:
     """Deals units out, hears of them, and keeps what they come to."""
 
@@ -135,7 +114,6 @@ class _Foreman:
         self._num_units, self._num_begun, self._num_rows = len(self._waiting), 0, 0
         backbones = [plan.backbone for plan in sitting.plans.values()]
         self._limits = _Limits.of(backbones, recipe.num_jobs)
-        self._context = _context_for(backbones)
         self._jobs: list[_Job] = []
         self._familiar: set[tuple[Any, ...]] = set()
         """likenesses of which some process has taken a step, or done a unit too short to tell of one"""
@@ -175,10 +153,10 @@ class _Foreman:
         return [job for job in self._jobs if job.unit is not None]
 
     def _hire(self, number: int) -> _Job:
-        ours, theirs = self._context.Pipe()
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
         log = self._places.runs.parent / "jobs" / f"{number}.log"
         arguments = (theirs, self._recipe, number, log)
-        process = self._context.Process(target=serve, args=arguments, name=f"inlay-{number}")
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=arguments, name=f"inlay-{number}")
         process.start()
         theirs.close()
         return _Job(number, process, ours, log)

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,6 @@ class Recipe:
     runs: Path
     commit: str | None
     num_jobs: int
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,6 @@ def serve(link: Connection, recipe: Recipe, number: int, log: Path) -> None:
     """Do what is asked until nothing more is; the process `number` of several."""
     os.setsid()
     _speak_into(log)
-    os.environ.clear()
-    os.environ.update(recipe.environment)  # of who asks, not of the server that this process may come from
     os.environ[JOBS] = str(recipe.num_jobs)
     # Each process would compile with all cores.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // recipe.num_jobs)))

@@ -353,7 +353,7 @@ class CompiledStepper(Stepper):
         they are."""
         slot_V, stacks = program.rung.parts[slots], self._bank.stacks
         vectors = _dropped(vectors.float(), program.dropout_S[slot_V])
-        if program.mix.has_hidden:
+        if program.mix.rows_have_hidden if slots == "row_slots" else program.mix.tokens_have_hidden:
             weight_SDD = stacks["head.hidden.weight"].transpose(1, 2)
             above = torch.tanh(grouped.segment_linear(vectors, weight_SDD, stacks["head.hidden.bias"], tiles))
             above = _dropped(above, program.hidden_dropout_S[slot_V])

@@ -43,7 +43,7 @@ from inlay.training.run import Result, is_finished, read_result
 MAX_DRAWN = 8
 """curves of a cohort that are drawn, unless asked otherwise"""
 
-__all__ = ["FitSettings", "Interrupted", "fit", "has_plain_heads", "structure_of", "trains_apart"]
+__all__ = ["FitSettings", "Interrupted", "fit", "has_known_heads", "structure_of", "trains_apart"]
 
 # What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
 _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
@@ -116,14 +116,14 @@ def structure_of(run: AnyRun) -> tuple[Any, ...]:
     return (replace(run.config.method, **free), rates, alone, len(run.parts))
 
 
-def has_plain_heads(run: AnyRun) -> bool:
+def has_known_heads(run: AnyRun) -> bool:
     """Whether its steps are compiled where any are; if not, it would hold up those beside it."""
     return all(can_lose(part.spec.head) for part in run.parts)
 
 
 def trains_apart(run: AnyRun, backbone: Backbone) -> bool:
-    """Whether it joins no cohort of runs with plain heads."""
-    return has_programs(backbone, run.config.method) and not has_plain_heads(run)
+    """Whether it joins no cohort of runs whose heads programs know."""
+    return has_programs(backbone, run.config.method) and not has_known_heads(run)
 
 
 def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[AnyRun]]:
@@ -134,7 +134,7 @@ def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[An
         groups.setdefault((begun_alone, structure_of(run)), []).append(run)
     found = []
     for group in groups.values():
-        parts = [[run for run in group if has_plain_heads(run) == is_plain] for is_plain in (True, False)]
+        parts = [[run for run in group if has_known_heads(run) == is_plain] for is_plain in (True, False)]
         parts = [part for part in parts if part]
         is_apart = any(trains_apart(run, backbone) for run in group) or any(_is_stopped(part, folder) for part in parts)
         found += parts if is_apart and not _is_stopped(group, folder) else [group]

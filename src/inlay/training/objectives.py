@@ -39,18 +39,25 @@ def can_lose(head: HeadSpec) -> bool:
 
 @dataclass(frozen=True)
 class Mix:
-    """The kinds of heads that a program knows, the ways of pooling, and whether any has a layer before its last."""
+    """The kinds of heads that a program knows, the ways of pooling, and which have a layer before their last."""
 
     kinds: tuple[str, ...] = ()
     poolings: tuple[str, ...] = ()
-    has_hidden: bool = False
+    rows_have_hidden: bool = False
+    tokens_have_hidden: bool = False
+    """whether any head of rows, of tokens, has a layer before its last"""
 
     def with_heads(self, heads: Sequence[HeadSpec]) -> Mix:
         """With these too; a mix only ever grows, so that runs that come and go share programs."""
         kinds = {*self.kinds, *(head.kind for head in heads)}
         poolings = {*self.poolings, *(head.pooling for head in heads if head.reads_rows)}
-        has_hidden = self.has_hidden or any(head.hidden != "none" for head in heads)
-        return Mix(tuple(k for k in KINDS if k in kinds), tuple(p for p in POOLINGS if p in poolings), has_hidden)
+        deeper = [head.reads_rows for head in heads if head.hidden != "none"]
+        return Mix(
+            tuple(k for k in KINDS if k in kinds),
+            tuple(p for p in POOLINGS if p in poolings),
+            self.rows_have_hidden or True in deeper,
+            self.tokens_have_hidden or False in deeper,
+        )
 
     @property
     def of_rows(self) -> tuple[str, ...]:

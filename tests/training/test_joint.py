@@ -132,8 +132,9 @@ def test_hyperformer_starts_near_the_backbone(tiny_bert, toy_task):
             assert (tiny_bert.hidden(batch) - plain).norm() < 0.01 * plain.norm()
 
 
-def test_the_norms_behind_start_small_where_they_are_written_and_at_one_where_they_are_not(tiny_bert, toy_task):
-    """So Adapters† add noise of size one at first, HyperFormer++ of the size of its heads' 0.01·√64."""
+def test_the_norms_behind_start_small_on_an_encoder_whether_they_are_written_or_not(tiny_bert, toy_task):
+    """HyperFormer++ adds noise of the size of its heads' 0.01·√64 at first, and so do Adapters†: of size one, as
+    published for T5, it drowns an encoder's states, and nothing is learned."""
     run = make_joint(tiny_bert, toy_task, "hyperformer++")
     cohort = Cohort([run], tiny_bert, SETTINGS)
     scales = torch.stack([
@@ -143,7 +144,8 @@ def test_the_norms_behind_start_small_where_they_are_written_and_at_one_where_th
     ])  # fmt: skip
     assert 0.04 < scales.std() < 0.12
     plain = Cohort([make_joint(tiny_bert, toy_task, "mahabadi-multi")], tiny_bert, SETTINGS).bank.read(0)
-    assert all((tensor == 1).all() for name, tensor in plain.items() if name.endswith("out_scale"))
+    scales = torch.stack([tensor for name, tensor in plain.items() if name.endswith("out_scale")])
+    assert 0.04 < scales.std() < 0.12
 
 
 def test_embeddings_of_tasks_start_apart_and_depend_on_seed_and_name_only(tiny_bert, toy_task):

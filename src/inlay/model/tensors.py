@@ -171,7 +171,7 @@ def adapters(anatomy: Anatomy, config: MethodConfig, *, starts_at_zero: bool = F
     for group in dict.fromkeys(adapter_groups(anatomy, config).values()):
         name = f"adapter.{group}"
         if config.inner_norm in ("output", "alone"):
-            yield TensorSpec(f"{name}.out_scale", (width,), "ones")
+            yield TensorSpec(f"{name}.out_scale", (width,), *_scale_behind(anatomy))
             yield TensorSpec(f"{name}.out_shift", (width,), "zeros")
         if config.inner_norm == "alone":
             continue
@@ -275,6 +275,15 @@ def make_hypernet(anatomy: Anatomy, config: MethodConfig, *, shares_heads: bool)
     )
 
 
+def _scale_behind(anatomy: Anatomy) -> tuple[str, float]:
+    """How the scale of a norm behind an adapter begins.
+
+    At one, as published, on T5, whose states are far larger than what it then adds. An encoder's are of size one, and
+    drown in it: there it begins as small as what HyperFormer++'s heads write.
+    """
+    return ("ones", 0.0) if anatomy.has_decoder else ("normal", 0.08)
+
+
 def hypernet(anatomy: Anatomy, config: MethodConfig, *, shares_heads: bool = False) -> Iterator[TensorSpec]:
     """A hypernetwork, and what each task has of its own before it."""
     net = make_hypernet(anatomy, config, shares_heads=shares_heads)
@@ -282,7 +291,7 @@ def hypernet(anatomy: Anatomy, config: MethodConfig, *, shares_heads: bool = Fal
         yield TensorSpec(item.name, item.shape, item.start, item.std)
     if config.writes == "blocks":  # the norms behind them are trained as they are
         for site in (key for group in net.groups for key in group.keys):
-            yield TensorSpec(f"adapter.{site}.out_scale", (net.width,), "ones")
+            yield TensorSpec(f"adapter.{site}.out_scale", (net.width,), *_scale_behind(anatomy))
             yield TensorSpec(f"adapter.{site}.out_shift", (net.width,), "zeros")
 
 

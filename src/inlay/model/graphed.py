@@ -22,6 +22,7 @@ from inlay.model import grouped, launch, rewrite
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.capture import Recorder
+from inlay.model.readout import read_deeper
 from inlay.model.route import Row
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.model.slots import SlotSpec
@@ -135,14 +136,13 @@ class GraphedForward:
             pooled_BD = torch.where(is_own_B1, bank.backbone.pool_rung(hidden_ND, rung, pooling), pooled_BD)
         pooled_BD = pooled_BD.float()
         if program.forms.has_hidden:
-            weight_SDD = stacks["head.hidden.weight"].transpose(1, 2)
-            above_BD = grouped.segment_linear(pooled_BD, weight_SDD, stacks["head.hidden.bias"], rung.row_tiles)
-            pooled_BD = torch.where(has_hidden_B.unsqueeze(1) > 0, torch.tanh(above_BD), pooled_BD)
+            above_BD = read_deeper(pooled_BD, stacks, rung.row_tiles)
+            pooled_BD = torch.where(has_hidden_B.unsqueeze(1) > 0, above_BD, pooled_BD)
         weight_SDL = stacks["head.weight"].transpose(1, 2)
         return grouped.segment_linear(pooled_BD, weight_SDL, stacks["head.bias"], rung.row_tiles)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Forms:
     """What the heads of a bank read: poolings, and a layer before their last."""
 
@@ -150,7 +150,7 @@ class _Forms:
     """those that occur"""
     has_hidden: bool = False
     """whether any has, or had, a layer before its last"""
-    by_slot: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int32), compare=False)
+    by_slot: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int32))
     """the place of each slot's pooling among those, and whether it has that layer [2, S]"""
 
     @classmethod

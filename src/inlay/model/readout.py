@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inlay.model import grouped
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Batch, Segment
+from inlay.model.tiles import Tiles
 
 if TYPE_CHECKING:
     from inlay.model.bank import Bank
@@ -84,6 +86,13 @@ def _before_head(bank: Bank, slot: int, vector_BD: Tensor, head: HeadSpec, rate:
         return vector_BD.float()
     weight, bias = bank.stacks["head.hidden.weight"][slot], bank.stacks["head.hidden.bias"][slot]
     return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
+
+
+def read_deeper(vectors: Tensor, stacks: Mapping[str, Tensor], tiles: Tiles) -> Tensor:
+    """What the layer before the last gives of each vector, by its slot, of tensors alone; slots without one have
+    zeros there."""
+    weight_SDD = stacks["head.hidden.weight"].transpose(1, 2)
+    return torch.tanh(grouped.segment_linear(vectors, weight_SDD, stacks["head.hidden.bias"], tiles))
 
 
 def _dropped(vector: Tensor, rate: float) -> Tensor:

@@ -30,6 +30,7 @@ from inlay.model.bank import Bank
 from inlay.model.capture import Recorder, is_out_of_memory
 from inlay.model.flat import FlatBank
 from inlay.model.heads import HeadSpec
+from inlay.model.readout import read_deeper
 from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.model.tiles import Tiles
@@ -354,9 +355,7 @@ class CompiledStepper(Stepper):
         slot_V, stacks = program.rung.parts[slots], self._bank.stacks
         vectors = _dropped(vectors.float(), program.dropout_S[slot_V])
         if program.mix.rows_have_hidden if slots == "row_slots" else program.mix.tokens_have_hidden:
-            weight_SDD = stacks["head.hidden.weight"].transpose(1, 2)
-            above = torch.tanh(grouped.segment_linear(vectors, weight_SDD, stacks["head.hidden.bias"], tiles))
-            above = _dropped(above, program.hidden_dropout_S[slot_V])
+            above = _dropped(read_deeper(vectors, stacks, tiles), program.hidden_dropout_S[slot_V])
             vectors = torch.where(program.has_hidden_S[slot_V].unsqueeze(1) > 0, above, vectors)
         return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
 

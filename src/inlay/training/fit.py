@@ -134,7 +134,7 @@ def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[An
         groups.setdefault((begun_alone, structure_of(run)), []).append(run)
     found = []
     for group in groups.values():
-        parts = [[run for run in group if has_known_heads(run) == is_plain] for is_plain in (True, False)]
+        parts = [[run for run in group if has_known_heads(run) == are_known] for are_known in (True, False)]
         parts = [part for part in parts if part]
         is_apart = any(trains_apart(run, backbone) for run in group) or any(_is_stopped(part, folder) for part in parts)
         found += parts if is_apart and not _is_stopped(group, folder) else [group]

@@ -59,6 +59,15 @@ def test_a_run_may_stand_in_several_arms():
     assert len(merge_records([make_record(arm="adapters")], [make_record(arm="adapters-64")])) == 2
 
 
+def test_a_run_that_reads_no_backbone_stands_beside_each_and_in_every_profile(tmp_path):
+    places = [("small", "f", "device"), ("large", "g", "device"), ("small", "f", "paper")]
+    records = [make_record("tfidf", backbone=name, fingerprint=of, profile=profile) for name, of, profile in places]
+    for record in records:
+        add_records(results_file(tmp_path, "glue", record.backbone, record.profile), "glue", [record])
+    found = {(record.backbone, record.profile) for record in read_study(tmp_path, "glue")}
+    assert found == {("small", "device"), ("large", "device"), ("small", "paper")}
+
+
 def test_merging_does_not_depend_on_the_order():
     records = [make_record(name, hardware=where) for name in "abc" for where in ("CPU", "H200")]
     merged = merge_records(records)

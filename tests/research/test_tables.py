@@ -359,6 +359,26 @@ def test_a_run_of_several_tasks_has_one_setting_for_all_of_them():
     assert [task for task, cell in alone.items() if cell.setting == {"lr": 1.0}] == ["glue/rte"]
 
 
+def test_one_network_through_a_sequence_is_one_network_under_one_setting():
+    study, records = synthetic.stream()
+    records = [item for item in records if item.arm == "sequence"]
+    order = list(study.tasks)
+    runs = []
+    for lr, gain in ((1e-4, 0.0), (1e-3, -0.1)):  # the second is better on RTE alone
+        for item in records:
+            better = {item.metric: item.dev[item.metric] + (0.1 if gain and item.task == "glue/rte" else gain)}
+            name, config = f"{lr}{item.seed}-{order.index(item.task)}", {"method": {}, "train": {"lr": lr}}
+            extra = {**item.extra, "sequence": order}
+            known = {"id": name, "axes": {"lr": lr}, "config": config, "dev": item.dev | better, "extra": extra}
+            runs.append(dataclasses.replace(item, **known))
+    scored = score_study(study, runs, Published(""))
+    assert {cell.setting["lr"] for cell in scored.rows["sequence"].values()} == {1e-4}
+    table = score_tables(scored)[0]
+    share = (synthetic.BACKBONE - 590_592) / synthetic.BACKBONE
+    assert line_of(table, "one network, fine-tuned in turn")[f"total, {len(order)} tasks"] == f"{share:.2f}×"
+    assert "once for all tasks of a row: they are one sequence" in study_tables(scored)[0].notes[0]
+
+
 def test_a_table_says_for_which_rows_settings_are_chosen_for_all_tasks_at_once():
     mixed = study_tables(scored_of("multitask"))[0].notes[0]
     joint = "adapters-multi, hyperformer, hyperformer++, multi-full"

@@ -97,7 +97,7 @@ def _find_adapters(scored: Scored, most_share: float) -> _Adapters | None:
         return None
     whole = _Adapters(scored.label(key), scored.rows[key], _mean_share(scored, scored.rows[key]))
     specs = [spec for spec in scored.specs if spec.key == "adapters" or spec.key.rpartition("-")[0] == "adapters"]
-    held = {(item.id, item.arm, item.hardware): item for spec in specs for item in spec.records}
+    held = {item.key: item for spec in specs for item in spec.records}
     kept = [item for item in held.values() if 100 * item.trained_parameters <= most_share * item.backbone_parameters]
     row = score_row(scored.study, RowSpec(key, "", tuple(kept)), scored.split) if whole.share > most_share else {}
     if not row:

@@ -304,9 +304,9 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
 
 
 def score_row(study: StudySpec, spec: RowSpec, split: str) -> Row:
-    """The cells of a row; a run of several tasks has one setting for all of them."""
+    """The cells of a row; tasks of one run, and of one sequence, have one setting for all of them."""
     found: Sequence[Record] = spec.records
-    if has_joint_runs(spec):
+    if has_one_setting(spec):
         found = keep_best(found, shown_metric(study), over_tasks=True)
     chosen = _choose(study, found, split)
     if len(found) < len(spec.records):
@@ -343,6 +343,11 @@ def _is_fixed(study: StudySpec, arm: str) -> bool:
 def has_joint_runs(spec: RowSpec) -> bool:
     """Whether runs of a row have several tasks."""
     return any(len(joint_of(record).get("tasks", ())) > 1 for record in spec.records)
+
+
+def has_one_setting(spec: RowSpec) -> bool:
+    """Whether the setting of a row is chosen once for all its tasks: they are one run, or one sequence."""
+    return has_joint_runs(spec) or any(len(record.extra.get("sequence", ())) > 1 for record in spec.records)
 
 
 def needs_backbone(scored: Scored, key: str) -> bool:

@@ -64,9 +64,10 @@ class Record:
     """what one study needs beyond that: spans of layers and their score, scores of earlier tasks"""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What tells records apart: a run may stand in several arms, and be repeated on other hardware."""
-        return (self.id, self.arm, self.hardware)
+    def key(self) -> tuple[str, ...]:
+        """What tells records apart: a run may stand in several arms, and be repeated on other hardware; one that reads
+        no backbone, such as TF-IDF's, stands beside every backbone and in every profile."""
+        return (self.id, self.arm, self.hardware, self.fingerprint, self.profile)
 
     def to_json(self) -> dict[str, Any]:
         """The record as data; a number that is none (NaN, infinite) is null, as JSON has no word for it."""
@@ -138,8 +139,8 @@ def list_files(root: Path, study: str = "*") -> list[Path]:
 
 
 def merge_records(*groups: Iterable[Record]) -> list[Record]:
-    """All records, each run once per arm and hardware, in an order that does not depend on who came first."""
-    kept: dict[tuple[str, str, str], Record] = {}
+    """All records, each run once of those with its key, in an order that does not depend on who came first."""
+    kept: dict[tuple[str, ...], Record] = {}
     for record in (record for group in groups for record in group):
         other = kept.get(record.key)
         if other is None or _rank(record) > _rank(other):

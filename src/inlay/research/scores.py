@@ -1,11 +1,11 @@
 """From records to numbers: settings chosen on dev, means and s.e.m. over seeds, differences pair by pair.
 
 Everything shown about a study goes through here, so that one rule holds everywhere. A **setting** is an arm with values
-on its axes. Of the settings of a row the one with the best mean dev score is chosen for each task. While a grid is not
-complete, settings have unlike numbers of seeds: one seed among settings of more is no candidate, as a lucky one could
-win, nor is one of whose runs some diverged, as its others were lucky; and a candidate counts by the lower of two means,
-over its own seeds and over those that all candidates have. Test scores are never looked at before that. Numbers here
-are in points (× 100).
+on its axes. Of the settings of a row the one with the best mean dev score is chosen: for each task, or once for all
+tasks of one run or of one sequence. While a grid is not complete, settings have unlike numbers of seeds: one seed among
+settings of more is no candidate, as a lucky one could win, nor is one of whose runs some diverged, as its others were
+lucky; and a candidate counts by the lower of two means, over its own seeds and over those that all candidates have.
+Test scores are never looked at before that. Numbers here are in points (× 100).
 
 What one network scored is one draw, in however many columns it stands: columns that share networks (the tasks of a
 joint run, two metrics of a task) are averaged seed by seed before their spread over seeds is taken.

@@ -18,6 +18,7 @@ from inlay.research.lineup import (
     averaged_tasks,
     group_tasks,
     has_joint_runs,
+    has_one_setting,
     mean_tasks,
     name_column,
     name_task,
@@ -327,13 +328,16 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
 
 
 def _chosen_for(scored: Scored) -> str:
-    """What the settings of a row are chosen for: a run of several tasks has one for all of them."""
-    joint = [scored.label(spec.key) for spec in scored.specs if spec.key in scored.rows and has_joint_runs(spec)]
-    if not joint:
+    """What the settings of a row are chosen for: tasks of one run, or of one sequence, have one setting."""
+    specs = [spec for spec in scored.specs if spec.key in scored.rows]
+    once = [spec for spec in specs if has_one_setting(spec)]
+    if not once:
         return "for each task on dev"
-    if len(joint) == len(scored.rows):
-        return "on dev, once for all tasks of a row: they are one run"
-    return f"on dev, once for all tasks where they are one run ({', '.join(joint)}), else for each task"
+    kind = "run" if all(map(has_joint_runs, once)) else "sequence"
+    if len(once) == len(scored.rows):
+        return f"on dev, once for all tasks of a row: they are one {kind}"
+    names = ", ".join(scored.label(spec.key) for spec in once)
+    return f"on dev, once for all tasks where they are one {kind} ({names}), else for each task"
 
 
 def ablation_table(scored: Scored) -> list[Table]:

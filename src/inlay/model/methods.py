@@ -8,9 +8,10 @@ cannot do stands in UNSUPPORTED.
 Houlsby et al. 2019 put an adapter after both sublayers of every block and train all layer norms; Pfeiffer et al. 2021
 put one at the end of each block, reading the normalised sum, `LN(s + f(LN(s)))`, and leave the norms frozen; He et al.
 2022 put a scaled one beside the feed-forward sublayer. Mahabadi et al. 2021 put two as Houlsby et al., with a layer
-norm behind each, `x + LN(f(x))`: such an adapter adds noise of size one at the start, however small its weights. LoRA
-(Hu et al. 2022), (IA)³ (Liu et al. 2022) and BitFit (Ben Zaken et al. 2022) change linear layers. Stickland and Murray
-2019 put a small attention layer beside every block.
+norm behind each, `x + LN(f(x))`: such an adapter adds noise of size one at the start, however small its weights (on
+encoders, whose states are of that size, the norm begins small). LoRA (Hu et al. 2022), (IA)³ (Liu et al. 2022) and
+BitFit (Ben Zaken et al. 2022) change linear layers. Stickland and Murray 2019 put a small attention layer beside every
+block.
 
 Methods with `shared` tensors train several tasks as one run: HyperFormer and HyperFormer++ (Mahabadi et al. 2021), the
 adapters they were compared with, multi-task fine-tuning and PALs. A trained task of theirs becomes an ordinary one.

@@ -14,7 +14,8 @@ from inlay.training import compiled
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.prefix import PrefixCache
 from inlay.training.run import make_run
-from inlay.training.steps import Stepper
+from inlay.training.steps import JointStepper, Stepper
+from joint_runs import make_joint
 
 pytestmark = pytest.mark.triton
 
@@ -171,6 +172,72 @@ def test_what_a_layer_before_the_last_reads_and_gives_is_dropped_as_its_head_say
     shares = [[float((part == 0).float().mean()) for part in vectors[:12].split(4)] for vectors in (before, after)]
     assert shares[0] == pytest.approx([0.5, 0.5, 0.0], abs=0.2)
     assert shares[1] == pytest.approx([0.5, 0.5, 0.5], abs=0.2)
+
+
+def make_joint_cohorts(backbone, runs, settings=SETTINGS):
+    """One that is compiled, and the definition."""
+    ours, plain = Cohort(runs, backbone, settings), Cohort(runs, backbone, SETTINGS)
+    assert isinstance(ours.stepper, compiled.CompiledJointStepper)
+    parts = (plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    plain.stepper = JointStepper(*parts, shared=plain.shared)
+    return ours, plain
+
+
+def compare_joint(ours, plain, num_steps):
+    losses = take(ours, num_steps), take(plain, num_steps)
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)
+    for one, other in ((ours.optimizer, plain.optimizer), (ours.shared, plain.shared)):
+        assert one.num_steps == other.num_steps
+        for found, expected in zip(one.stored, other.stored, strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("batches", ["homogeneous", "mixed"])
+@pytest.mark.parametrize("method", ["hyperformer", "hyperformer++", "mahabadi-multi"])
+def test_compiled_steps_of_runs_of_several_tasks_equal_the_definition(
+    backbone_of, toy_task, compilations, method, batches
+):
+    backbone, joint = backbone_of("bert"), {"batches": batches, "weights": ("five=3",)}
+    settings = {"max_length": 8, "batch_size": 4, "clip_norm": 0.5}
+    runs = [make_joint(backbone, toy_task, method, seed, joint, lr=3e-4, **settings) for seed in range(2)]
+    ours, plain = make_joint_cohorts(backbone, runs)
+    compare_joint(ours, plain, 2)
+    assert ours.stepper.num_moved == 2, "no step was left to the definition"
+    assert len(compilations) == 2, "a block, for every one and every step, and the optimizer's step"
+
+
+def test_compiled_steps_of_several_tasks_keep_a_run_whole_and_leave_what_is_frozen(backbone_of, toy_task, compilations):
+    backbone = backbone_of("bert")
+    usual = {"max_length": 8, "batch_size": 4, "lr": 3e-4}
+    runs = [
+        make_joint(backbone, toy_task, seed=seed, joint={"batches": "mixed", **more}, **usual)
+        for seed, more in enumerate(({}, {"trained": "task"}))
+    ]
+    ours, plain = make_joint_cohorts(backbone, runs, dataclasses.replace(SETTINGS, token_budget=64))
+    before = ours.shared.values_SP.clone()
+    compare_joint(ours, plain, 2)
+    assert ours.stepper.num_moved == 4, "a program for each run"
+    has_moved = (ours.shared.values_SP != before).any(1)
+    assert has_moved.tolist() == [True, False]
+    assert ours.shared.num_steps == [2, 0]
+
+
+def test_a_run_of_several_tasks_that_is_not_sound_moves_nowhere(backbone_of, toy_task, compilations):
+    backbone = backbone_of("bert")
+    runs = [
+        make_joint(backbone, toy_task, seed=seed, joint={"batches": "mixed"}, max_length=8, batch_size=4)
+        for seed in range(2)
+    ]
+    ours, plain = make_joint_cohorts(backbone, runs)
+    for cohort in (ours, plain):
+        with torch.no_grad():
+            cohort.bank.stacks["head.bias"][0, 0] = float("nan")
+    values = ours.flat.values_SP.clone()
+    take(ours, 1), take(plain, 1)
+    assert ours.optimizer.num_steps == plain.optimizer.num_steps == [0, 0, 0, 1, 1, 1]
+    assert ours.shared.num_steps == plain.shared.num_steps == [0, 1]
+    torch.testing.assert_close(ours.flat.values_SP[:3], values[:3], equal_nan=True, atol=0, rtol=0)
+    torch.testing.assert_close(ours.flat.values_SP[3:], plain.flat.values_SP[3:], atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("layers", ["2:"])

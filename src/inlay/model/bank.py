@@ -100,6 +100,14 @@ class Bank:
         return self._views
 
     @property
+    def basis(self) -> object:
+        """What programs are made for: as long as it is equal, all that they read lies where it lay.
+
+        What a hypernetwork writes is made in every pass, out of stacks that stay where they are.
+        """
+        return self.views if self._expander is None else tuple(map(self._gated, range(self.num_slots)))
+
+    @property
     def num_slots(self) -> int:
         return len(self.specs)
 
@@ -325,6 +333,8 @@ class Bank:
     def _expand(self, expander: Expander, route: Route) -> tuple[Views, Route]:
         """What the slots of a route read, computed from what their runs share, and the route among them alone."""
         used = [segment.slot for segment in route.segments]
+        if not used:  # a route of any mix
+            used = list(range(self.num_slots))
         if not torch.is_grad_enabled():  # the same for all passes until something is trained: once for all slots
             used = [slot for slot, spec in enumerate(self.specs) if spec is not None]
         slots = tuple(used) if expander.is_generated else tuple(range(self.num_slots))

@@ -95,6 +95,11 @@ def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
         return stack_G.expand(len(runs), *stack_G.shape[1:])
     if runs == tuple(range(len(stack_G))):
         return stack_G
+    often = len(runs) // len(stack_G)
+    if runs == tuple(
+        run for run in range(len(stack_G)) for _ in range(often)
+    ):  # all slots: gradients are sums in order
+        return stack_G.unsqueeze(1).expand(-1, often, *stack_G.shape[1:]).flatten(0, 1)
     return stack_G[numbers_on(stack_G.device, runs)]
 
 

@@ -28,7 +28,7 @@ from inlay.model.families import find_family
 from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer, has_frozen_attention
 from inlay.model.route import Reach
-from inlay.training.compiled import CompiledStepper, can_compile
+from inlay.training.compiled import CompiledJointStepper, CompiledStepper, can_compile
 from inlay.training.encoder import Encoder
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun
@@ -147,18 +147,19 @@ class Cohort:
         self.stepper.on_notice = heard.on_notice
 
     def _make_stepper(self, settings: CohortSettings) -> Stepper:
-        if self.shared is not None:
-            return JointStepper(
-                self.bank, self.flat, self.optimizer, settings.token_budget, self._world, shared=self.shared
-            )
         members = [part for member in self.members for part in member.parts]
         is_compiled = can_compile(self.bank, members) and not settings.checkpointing
-        if is_compiled and self._world.place.size == 1:
-            stepper = CompiledStepper(self.bank, self.flat, self.optimizer, settings.token_budget)
-            stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
-            return stepper
+        parts = (self.bank, self.flat, self.optimizer, settings.token_budget)
         # A program has the optimizer inside: nothing can be exchanged before it.
-        return Stepper(self.bank, self.flat, self.optimizer, settings.token_budget, self._world)
+        if not is_compiled or self._world.place.size > 1:
+            return (
+                Stepper(*parts, self._world)
+                if self.shared is None
+                else JointStepper(*parts, self._world, shared=self.shared)
+            )
+        stepper = CompiledStepper(*parts) if self.shared is None else CompiledJointStepper(*parts, shared=self.shared)
+        stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
+        return stepper
 
     @property
     def active(self) -> list[AnyMember]:

@@ -12,8 +12,9 @@ Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, D hidde
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,8 +47,8 @@ from inlay.training.objectives import (
     lose_rows,
     lose_tokens,
 )
-from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance
-from inlay.training.steps import Seen, Stepper
+from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance, advance_together
+from inlay.training.steps import JointStepper, Seen, Stepper
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
@@ -62,6 +63,8 @@ _NUM_BY_SLOT = 6
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     """Whether programs can step these runs, which have one structure."""
     specs = [member.run.spec for member in members]
+    if any(spec.is_solo and spec.is_joint for spec in specs):  # tasks that share a copy of the backbone
+        return False
     return has_programs(bank.backbone, specs[0].method) and all(can_lose(spec.head) for spec in specs)
 
 
@@ -73,13 +76,13 @@ def has_programs(backbone: Backbone, method: MethodConfig) -> bool:
 class Program:
     """One step on one rung: its inputs at fixed addresses, and what it computes."""
 
-    def __init__(self, rung: Rung, prefix: Prefix | None, mix: Mix, num_labels: int) -> None:
+    def __init__(self, rung: Rung, prefix: Prefix | None, mix: Mix, num_labels: int, num_columns: int) -> None:
         self.rung, self.mix = rung, mix
         self.batch = replace(rung.batch, route=replace(rung.route, prefix=prefix))
         device = rung.batch.input_ids_BT.device
         num_rows, num_slots = rung.capacity.all_rows, rung.capacity.num_slots
         num_marks = 2 * rung.capacity.num_tokens if mix.of_tokens else 0
-        self._sizes = [num_rows, num_rows, num_rows * num_labels, num_marks, len(COLUMNS) * num_slots]
+        self._sizes = [num_rows, num_rows, num_rows * num_labels, num_marks, num_columns * num_slots]
         self._sizes.append(_NUM_BY_SLOT * num_slots)
         self._host = torch.zeros(sum(self._sizes), pin_memory=device.type == "cuda")
         self._there = torch.zeros_like(self._host, device=device)
@@ -90,14 +93,14 @@ class Program:
         """which labels apply, for heads that give several"""
         self.marks_N2 = marks.view(-1, 2)
         """targets of tokens, for heads that read them; else none"""
-        self.columns_CS = columns.view(len(COLUMNS), num_slots)
+        self.columns_CS = columns.view(num_columns, num_slots)
         self.kinds_S, self.poolings_S, self.num_outputs_S, *rest = by_slot.view(_NUM_BY_SLOT, num_slots)
         self.dropout_S, self.has_hidden_S, self.hidden_dropout_S = rest
         self.seen_2S = torch.zeros(2, num_slots, device=device)
         """losses and norms of the last step"""
         self.graph: Any = None
-        self.views: Any = None
-        """the bank's when it was captured: where they are built anew, tensors lie at other addresses"""
+        self.basis: Any = None
+        """the bank's when it was computed first: with another, tensors lie at other addresses"""
 
     def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
         """Write a step's rows and what is known of each slot; no copy waits."""
@@ -135,13 +138,16 @@ class Prepared:
 class CompiledStepper(Stepper):
     """Steps as compiled programs, one for each rung that occurs."""
 
-    def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int) -> None:
-        super().__init__(bank, flat, optimizer, token_budget)
+    num_columns = len(COLUMNS)
+    """what the optimizer's step reads of every slot"""
+
+    def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int, **others: Any) -> None:
+        super().__init__(bank, flat, optimizer, token_budget, **others)
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._dealt: tuple[Any, list[list[Member]]] = ((), [])
         """who is stepped together in the step that was laid out early, by its key and the token budget then"""
-        self._advance = torch.compile(advance, backend=BACKEND, dynamic=False)
+        self._advance: Callable[..., Any] = torch.compile(advance, backend=BACKEND, dynamic=False)
         self._is_captured = bank.backbone.device.type == "cuda"
         self._recorder = Recorder()
         self._longest = 0
@@ -181,24 +187,30 @@ class CompiledStepper(Stepper):
                 self._look_ahead(active)
             losses, norms = ready.program.seen_2S.tolist()  # waits for the step
             seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
-        for slot, found in seen.items():
-            if not found.is_sound(limits[slot]):
-                self._optimizer.take_back(slot)
+        self._take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
         return seen
+
+    def _take_back(self, slots: Set[int]) -> None:
+        """Steps that were counted and moved nothing."""
+        for slot in slots:
+            self._optimizer.take_back(slot)
 
     def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
         """Who is stepped together: in as few programs as hold everyone, of about equal size. Nobody, if a run's batch
         alone is too large: its gradients need several passes."""
-        tokens = {member.slot: int(member.train.lengths[batches[member.slot]].sum()) for member in active}
-        if not all(self._holds(tokens, [slot]) for slot in tokens):
+        tokens: dict[int, int] = {}
+        for member in active:
+            run, num_tokens = self._bank.run_of(member.slot), int(member.train.lengths[batches[member.slot]].sum())
+            tokens[run] = tokens.get(run, 0) + num_tokens
+        if not all(self._holds(tokens, [run]) for run in tokens):
             return []
         fewest = -(-sum(tokens.values()) // self.token_budget)
-        dealt = (_deal(tokens, num_groups) for num_groups in range(fewest, len(active) + 1))  # at last each its own
-        groups = next(found for found in dealt if all(self._holds(tokens, slots) for slots in found))
-        return [[member for member in active if member.slot in slots] for slots in groups]
+        dealt = (_deal(tokens, num_groups) for num_groups in range(fewest, len(tokens) + 1))  # at last each its own
+        groups = next(found for found in dealt if all(self._holds(tokens, runs) for runs in found))
+        return [[member for member in active if self._bank.run_of(member.slot) in runs] for runs in groups]
 
-    def _holds(self, tokens: Mapping[int, int], slots: Iterable[int]) -> bool:
-        return climb(sum(tokens[slot] for slot in slots)) <= self.token_budget
+    def _holds(self, tokens: Mapping[int, int], runs: Iterable[int]) -> bool:
+        return climb(sum(tokens[run] for run in runs)) <= self.token_budget
 
     def _look_ahead(self, active: Sequence[Member]) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
@@ -239,13 +251,13 @@ class CompiledStepper(Stepper):
                 targets[start:stop] = own
             else:
                 labels[start:stop, : own.shape[1]] = own
-            weights[start:stop] = member.weights_of(batch)
+            weights[start:stop] = member.weights_of(batch) * self._share(member, batches)
             start, first = stop, last
         return np.concatenate([targets, weights, labels.ravel(), marks.ravel()])
 
     def _by_slot(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        known = np.zeros((len(COLUMNS) + _NUM_BY_SLOT, self._bank.num_slots), np.float32)
-        known[: len(COLUMNS)] = self._optimizer.columns({member.slot: rates[member.slot] for member in active}, limits)
+        known = np.zeros((self.num_columns + _NUM_BY_SLOT, self._bank.num_slots), np.float32)
+        known[: self.num_columns] = self._columns(active, rates, limits)
         for member in active:
             head = member.run.spec.head
             pooling = POOLINGS.index(head.pooling) if head.reads_rows else 0
@@ -254,6 +266,11 @@ class CompiledStepper(Stepper):
             of_head = (KINDS.index(head.kind), pooling, head.num_outputs, dropout, has_hidden, rate)
             known[-_NUM_BY_SLOT:, member.slot] = of_head
         return known
+
+    def _columns(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
+        """What the optimizer reads of every slot [C, S]."""
+        own = {member.slot: rates[member.slot] for member in active}
+        return np.array(self._optimizer.columns(own, limits), np.float32)
 
     @property
     def _num_labels(self) -> int:
@@ -273,21 +290,21 @@ class CompiledStepper(Stepper):
             if begins_at is not None:
                 shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
                 prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
-            self._programs[key] = Program(rung, prefix, self._mix, self._num_labels)
+            self._programs[key] = Program(rung, prefix, self._mix, self._num_labels, self.num_columns)
         return self._programs[key]
 
     def _launch(self, program: Program) -> None:
         """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
-        views = self._bank.views
-        if program.graph is not None and program.views is views:
+        basis = self._bank.basis
+        if program.graph is not None and program.basis == basis:
             program.graph.replay()
             return
         num_tokens = program.rung.capacity.num_tokens
         with self._bank.backbone.compiled(BACKEND):
-            if program.views is not views:
+            if program.basis != basis:
                 what, began = f"compiling steps of up to {num_tokens:,} tokens", time.perf_counter()
                 self.on_compile(what)
-                program.graph, program.views = None, views
+                program.graph, program.basis = None, basis
                 self._compute(program)
                 self.on_compiled(what, time.perf_counter() - began)
                 return
@@ -311,15 +328,16 @@ class CompiledStepper(Stepper):
 
     def _compute(self, program: Program) -> None:
         """The step itself, of tensors alone: nothing here knows which runs it is for."""
-        self._flat.drop_grads()
+        self.drop_grads()
         with self._bank.routed(program.batch.route):
             losses_S = self._losses(program)
             losses_S.sum().backward()
-        grads_SP = self._flat.take_grads()
-        stored = (self._flat.values_SP, self._optimizer.first_SP, self._optimizer.second_SP)
-        losses_S = losses_S.detach()
-        norms_S = self._advance(stored, grads_SP, losses_S, program.columns_CS, self._flat.decays_P)
-        program.seen_2S.copy_(torch.stack([losses_S, norms_S]))
+        program.seen_2S.copy_(torch.stack(self._move(losses_S.detach(), program.columns_CS)))
+
+    def _move(self, losses_S: Tensor, columns_CS: Tensor) -> tuple[Tensor, Tensor]:
+        """Clip the gradients and step; what is seen of every slot: its loss and norm."""
+        optimizer, flat = self._optimizer, self._flat
+        return losses_S, self._advance(optimizer.stored, flat.take_grads(), losses_S, columns_CS, flat.decays_P)
 
     def _losses(self, program: Program) -> Tensor:
         """The loss of every slot [S]."""
@@ -358,6 +376,55 @@ class CompiledStepper(Stepper):
             above = _dropped(read_deeper(vectors, stacks, tiles), program.hidden_dropout_S[slot_V])
             vectors = torch.where(program.has_hidden_S[slot_V].unsqueeze(1) > 0, above, vectors)
         return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
+
+
+class CompiledJointStepper(CompiledStepper, JointStepper):
+    """The same for runs whose slots share parameters. What all slots read is computed in the program, whoever has rows:
+    its shapes are those of the bank."""
+
+    num_columns = 2 * len(COLUMNS)
+    """those of every slot, then those of every run, which its first slot has"""
+
+    def __init__(
+        self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int, *, shared: SlotOptimizer
+    ) -> None:
+        super().__init__(bank, flat, optimizer, token_budget, shared=shared)
+        self._advance = torch.compile(advance_together, backend=BACKEND, dynamic=False)
+        self._held: set[int] = set()
+        """runs of which nothing shared moves"""
+
+    def _look_ahead(self, active: Sequence[Member]) -> None:
+        """Which rows come next is the run's to draw, not its tasks': they are laid out when they are asked for."""
+
+    def _take_back(self, slots: Set[int]) -> None:
+        super()._take_back(slots)
+        for run in {self._bank.run_of(slot) for slot in slots} - self._held:
+            self._shared.take_back(run)
+
+    def _columns(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
+        members = {self._bank.run_of(member.slot): member for member in active}
+        self._held = self._held - members.keys() | {run for run in members if self._is_frozen(run, active)}
+        moving = {run: rates[member.slot] for run, member in members.items() if run not in self._held}
+        by_run = np.array(self._shared.columns(moving, {run: limits[members[run].slot] for run in members}), np.float32)
+        for run in members.keys() & self._held:  # nothing shared moves, but all is clipped and may be unsound
+            clip = members[run].run.config.train.clip_norm or math.inf
+            by_run[-2:, run] = clip, limits[members[run].slot]
+        of_runs = np.zeros((len(COLUMNS), self._bank.num_slots), np.float32)
+        of_runs[:, :: self._bank.slots_per_run] = by_run
+        return np.concatenate([super()._columns(active, rates, limits), of_runs])
+
+    def _move(self, losses_S: Tensor, columns_CS: Tensor) -> tuple[Tensor, Tensor]:
+        own, shared = self._optimizer, self._shared
+        columns_CG = columns_CS[len(COLUMNS) :, :: self._bank.slots_per_run]
+        found: tuple[Tensor, Tensor] = self._advance(
+            own.stored,
+            shared.stored,
+            (own.bank.take_grads(), shared.bank.take_grads()),
+            losses_S,
+            (columns_CS[: len(COLUMNS)], columns_CG),
+            (own.bank.decays_P, shared.bank.decays_P),
+        )
+        return found
 
 
 def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:

@@ -49,6 +49,11 @@ class SlotOptimizer:
         self.first_SP = torch.zeros_like(bank.values_SP)
         self.second_SP = torch.zeros_like(bank.values_SP)
 
+    @property
+    def stored(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Values and moments, which steps change in place."""
+        return (self.values_SP, self.first_SP, self.second_SP)
+
     def reset(self, slot: int, settings: TrainConfig) -> None:
         """A slot as if it had never been stepped, for the run that enters it."""
         self._settings[slot], self.num_steps[slot] = settings, 0
@@ -87,7 +92,7 @@ class SlotOptimizer:
             [self._correction(slot, _BETA2, variant) for slot, variant in zip(slots, variants, strict=True)],
             [self._settings[slot].weight_decay for slot in slots],
         )
-        stored = (self.bank.values_SP, self.first_SP, self.second_SP)
+        stored = self.stored
         if self.first_SP.device.type == "cpu":
             for slot, own in zip(slots, zip(*columns, strict=True), strict=True):
                 rows = (*(tensor[slot] for tensor in stored), grads_SP[slot], self.bank.decays_P)
@@ -156,19 +161,64 @@ def advance(
     `stored` are values and moments, changed in place; `columns_CS` has the rows of COLUMNS. A slot whose loss or norm
     is not finite, or whose loss is above its limit, does not move. Returns the norms [S] before clipping.
     """
-    moves, rate, eps, correct1, correct2, decay, clip, limit = columns_CS.unsqueeze(-1)
+    moves, *_, clip, limit = columns_CS.unsqueeze(-1)
     norms_S1 = grads_SP.square().sum(1, keepdim=True).sqrt()
-    loss_S1 = losses_S.unsqueeze(1)
-    moves = (moves > 0) & norms_S1.isfinite() & loss_S1.isfinite() & (loss_S1 <= limit)
-    g = grads_SP * torch.where(norms_S1 > clip, clip / norms_S1, 1.0)
+    is_sound_S1 = _is_sound(losses_S.unsqueeze(1), norms_S1, limit)
+    _replace(stored, grads_SP * _shrink(norms_S1, clip), (moves > 0) & is_sound_S1, columns_CS, decays_P)
+    return norms_S1.squeeze(1)
+
+
+def advance_together(
+    own: tuple[Tensor, Tensor, Tensor],
+    shared: tuple[Tensor, Tensor, Tensor],
+    grads: tuple[Tensor, Tensor],
+    losses_S: Tensor,
+    columns: tuple[Tensor, Tensor],
+    decays: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """`advance` for runs whose slots share parameters: what is of slots comes first, what is of runs second.
+
+    A run is clipped by the norm of all it has, moves whole or not at all, and what it shares counts nothing where that
+    does not move. Returns each slot's run's loss and norm [S].
+    """
+    (grads_SP, grads_GQ), (columns_CS, columns_CG) = grads, columns
+    moves_G1, *_, clip_G1, limit_G1 = columns_CG.unsqueeze(-1)
+    num_runs, num_slots = len(grads_GQ), len(grads_SP)
+    # Not times zero: what is not trained may be no number.
+    grads_GQ = torch.where(moves_G1 > 0, grads_GQ, 0.0)
+    squares_G = grads_GQ.square().sum(1) + grads_SP.square().view(num_runs, -1).sum(1)
+    norms_G1, losses_G1 = squares_G.sqrt().unsqueeze(1), losses_S.view(num_runs, -1).sum(1, keepdim=True)
+    is_sound_G1, shrink_G1 = _is_sound(losses_G1, norms_G1, limit_G1), _shrink(norms_G1, clip_G1)
+
+    def by_slot(value_G1: Tensor) -> Tensor:
+        return value_G1.expand(-1, num_slots // num_runs).reshape(num_slots, 1)
+
+    _replace(shared, grads_GQ * shrink_G1, (moves_G1 > 0) & is_sound_G1, columns_CG, decays[1])
+    moves_S1 = (columns_CS[0].unsqueeze(-1) > 0) & by_slot(is_sound_G1)
+    _replace(own, grads_SP * by_slot(shrink_G1), moves_S1, columns_CS, decays[0])
+    return by_slot(losses_G1).squeeze(1), by_slot(norms_G1).squeeze(1)
+
+
+def _is_sound(losses: Tensor, norms: Tensor, limits: Tensor) -> Tensor:
+    return norms.isfinite() & losses.isfinite() & (losses <= limits)
+
+
+def _shrink(norms: Tensor, limits: Tensor) -> Tensor:
+    return torch.where(norms > limits, limits / norms, 1.0)
+
+
+def _replace(
+    stored: tuple[Tensor, Tensor, Tensor], g: Tensor, moves_S1: Tensor, columns_CS: Tensor, decays_P: Tensor
+) -> None:
+    """Put the values and moments after a step of clipped gradients in the place of those before, where they move."""
+    _, rate, eps, correct1, correct2, decay, *_ = columns_CS.unsqueeze(-1)
     p, m, v = stored
     m_new = torch.lerp(m, g, 1 - _BETA1)
     v_new = v * _BETA2 + (1 - _BETA2) * g * g
     update = (m_new / correct1) / ((v_new / correct2).sqrt() + eps)
     p_new = p * (1 - rate * decay * decays_P) - update * rate
     for old, new in zip(stored, (p_new, m_new, v_new), strict=True):
-        old.copy_(torch.where(moves, new, old))
-    return norms_S1.squeeze(1)
+        old.copy_(torch.where(moves_S1, new, old))
 
 
 def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:

@@ -200,8 +200,8 @@ def test_the_help_of_the_rate_says_what_methods_have():
     assert len(told) == 4
     for rate, method in told:
         assert find_method(method).lr == float(rate)
-    (writing,) = re.findall(r"on T5 (\S+) for the last two", on_t5)
-    assert {find_method(method).lr_writing for _, method in told[-2:]} == {float(writing)}
+    (writing,) = re.findall(r"on T5 (\S+) for the last three", on_t5)
+    assert {find_method(method).lr_writing for _, method in told[-3:]} == {float(writing)}
     ((rate, method),) = re.findall(r"(\S+) for (\w+) with joint.trained task", alone)
     assert find_method(method).lr_alone == float(rate)
 

@@ -96,8 +96,8 @@ class TrainConfig:
 
     lr: float | None = setting(
         None,
-        "peak learning rate; default: the method's own, such as 5e-4 for houlsby, 3e-4 for mahabadi, 1e-4 for "
-        "hyperformer, 5e-5 for full; on T5 3e-4 for the last two; 0.03 for hyperformer with joint.trained task",
+        "peak learning rate; default: the method's own, such as 5e-4 for houlsby, 1e-3 for mahabadi, 1e-4 for "
+        "hyperformer, 5e-5 for full; on T5 3e-4 for the last three; 0.03 for hyperformer with joint.trained task",
     )
     epochs: int = setting(10, "passes over the training rows at most")
     batch_size: int = setting(32, "rows per step")

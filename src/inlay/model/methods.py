@@ -260,7 +260,9 @@ METHODS: dict[str, Method] = {
         form="sequential",
         inner_norm="output",
         scale=1.0,
-        lr=3e-4,
+        # MiniLM, four tasks as one run, 400 steps: the mean over them is 53.6 at 3e-4, 55.1 at 1e-3, 55.4 at 3e-3.
+        lr=1e-3,
+        lr_writing=3e-4,  # as published for T5
     ),
     "pfeiffer": Method(
         "one adapter per block, layer norms frozen",

@@ -223,11 +223,8 @@ def test_compiled_steps_of_several_tasks_keep_a_run_whole_and_leave_what_is_froz
 
 
 def test_a_run_of_several_tasks_that_is_not_sound_moves_nowhere(backbone_of, toy_task, compilations):
-    backbone = backbone_of("bert")
-    runs = [
-        make_joint(backbone, toy_task, seed=seed, joint={"batches": "mixed"}, max_length=8, batch_size=4)
-        for seed in range(2)
-    ]
+    backbone, usual = backbone_of("bert"), {"max_length": 8, "batch_size": 4}
+    runs = [make_joint(backbone, toy_task, seed=seed, joint={"batches": "mixed"}, **usual) for seed in range(2)]
     ours, plain = make_joint_cohorts(backbone, runs)
     for cohort in (ours, plain):
         with torch.no_grad():

@@ -13,9 +13,11 @@ from inlay.research.conduct import Places, conduct
 from inlay.research.planning import load_tasks, plan_study
 from inlay.research.study import find_study, read_study, study_folders
 from inlay.training.cohort import Cohort
+from inlay.training.compiled import CompiledJointStepper
 from inlay.training.fit import FitSettings, fit
 from inlay.training.joint import make_joint_run
 from inlay.training.materialize import materialize
+from inlay.training.steps import JointStepper
 from joint_runs import METHODS, SETTINGS, make_joint, take_steps
 
 pytestmark = pytest.mark.gpu
@@ -34,6 +36,25 @@ def test_steps_on_a_gpu_equal_those_on_a_cpu(backbone_folder, backbone_of, toy_t
         take_steps(cohort, 4)
         found.append(cohort.members[0].progress.losses)
     torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(found[1]), atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("batches", ["homogeneous", "mixed"])
+@pytest.mark.parametrize("method", ["hyperformer", "hyperformer++", "mahabadi-multi"])
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_compiled_and_captured_steps_equal_launched_ones(backbone_folder, toy_task, family, method, batches):
+    gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
+    runs = [make_joint(gpu, toy_task, method, seed, {"batches": batches}, lr=3e-4) for seed in range(3)]
+    ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
+    assert isinstance(ours.stepper, CompiledJointStepper)
+    parts = (plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    plain.stepper = JointStepper(*parts, shared=plain.shared)
+    for cohort in (ours, plain):
+        take_steps(cohort, 8)
+    assert any(program.graph is not None for program in ours.stepper._programs.values())
+    for one, other in zip(ours.members, plain.members, strict=True):
+        losses = (torch.tensor(member.progress.losses) for member in (one, other))
+        torch.testing.assert_close(*losses, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(ours.shared.values_SP, plain.shared.values_SP, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("method", ["hyperformer", "hyperformer++", "mahabadi-multi"])

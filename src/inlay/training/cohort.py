@@ -39,7 +39,7 @@ from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
 from inlay.training.queue import Parked, Queue
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
-from inlay.training.steps import JointStepper, Seen, Stepper
+from inlay.training.steps import JointStepper, Rows, Seen, Stepper
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 
@@ -142,6 +142,7 @@ class Cohort:
             assert isinstance(entering, Run | JointRun)
             self.members.append(self._enter(seat, entering))
         self.stepper = self._make_stepper(settings)
+        self.stepper.look_ahead = self._look_ahead
         heard = watch or Watcher()
         self.stepper.on_compile, self.stepper.on_compiled = heard.on_compile, heard.on_compiled
         self.stepper.on_notice = heard.on_notice
@@ -350,8 +351,7 @@ class Cohort:
         by an earlier program of the step, the error itself.
         """
         active = self.active
-        batches = {slot: rows for member in active for slot, rows in member.next_batches().items()}
-        parts = [part for member in active for part in member.parts if part.slot in batches]
+        parts, batches = self._next_rows()
         rates = {
             p.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active for p in m.parts
         }
@@ -367,6 +367,15 @@ class Cohort:
             progress.losses.append(round(found.loss, 5))
         self.num_steps += 1
         return sum(len(batch) for batch in batches.values())
+
+    def _next_rows(self, ahead: int = 0) -> Rows:
+        batches = {slot: rows for member in self.active for slot, rows in member.next_batches(ahead).items()}
+        return [part for member in self.active for part in member.parts if part.slot in batches], batches
+
+    def _look_ahead(self) -> Rows | None:
+        if any(member.progress.cursor + 1 >= member.steps_of_epoch for member in self.active):
+            return None
+        return self._next_rows(ahead=1)
 
     def finish_epochs(self) -> list[tuple[AnyMember, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""

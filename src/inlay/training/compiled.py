@@ -184,7 +184,7 @@ class CompiledStepper(Stepper):
             if index + 1 < len(groups):
                 self._next = self._prepare(groups[index + 1], batches)
             else:
-                self._look_ahead(active)
+                self._prepare_ahead()
             losses, norms = ready.program.seen_2S.tolist()  # waits for the step
             seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
         self._take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
@@ -212,11 +212,12 @@ class CompiledStepper(Stepper):
     def _holds(self, tokens: Mapping[int, int], runs: Iterable[int]) -> bool:
         return climb(sum(tokens[run] for run in runs)) <= self.token_budget
 
-    def _look_ahead(self, active: Sequence[Member]) -> None:
+    def _prepare_ahead(self) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
-        if any(member.progress.cursor + 1 >= member.steps_of_epoch for member in active):
+        rows = self.look_ahead()
+        if rows is None:
             return
-        batches = {member.slot: member.batch_after_next() for member in active}
+        active, batches = rows
         groups = self._group(active, batches)
         self._dealt = ((_key(active, ahead=1), self.token_budget), groups)
         with suppress(torch.OutOfMemoryError):  # what is laid out early needs room too, and need not be
@@ -392,9 +393,6 @@ class CompiledJointStepper(CompiledStepper, JointStepper):
         self._advance = torch.compile(advance_together, backend=BACKEND, dynamic=False)
         self._held: set[int] = set()
         """runs of which nothing shared moves"""
-
-    def _look_ahead(self, active: Sequence[Member]) -> None:
-        """Which rows come next is the run's to draw, not its tasks': they are laid out when they are asked for."""
 
     def _take_back(self, slots: Set[int]) -> None:
         super()._take_back(slots)

@@ -234,9 +234,9 @@ class JointMember:
             sizes, self.run.config.joint, train.batch_size, self.steps_per_epoch, train.epochs, train.seed
         )
 
-    def next_batches(self) -> dict[int, np.ndarray]:
-        """Row numbers of the step to come, by the slots of the tasks that have any."""
-        found = self._sampler.rows(self.progress.epoch, self.progress.cursor)
+    def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
+        """Row numbers of the step to come, or of one so many later in its epoch, by slots of tasks that have any."""
+        found = self._sampler.rows(self.progress.epoch, self.progress.cursor + ahead)
         return {self.parts[task].slot: rows for task, rows in found.items()}
 
     def read(self, bank: Bank) -> dict[str, Tensor]:

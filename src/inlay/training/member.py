@@ -131,9 +131,10 @@ class Member:
             self._batches = (progress.epoch, batches)
         return self._batches[1][progress.cursor]
 
-    def next_batches(self) -> dict[int, np.ndarray]:
-        """The same by slot."""
-        return {self.slot: self.next_batch()}
+    def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
+        """The same by slot; or of a step so many later, which must be of the same epoch."""
+        self.next_batch()
+        return {self.slot: self._batches[1][self.progress.cursor + ahead]}
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
         """All that it has trained."""
@@ -142,11 +143,6 @@ class Member:
     def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
         """What the dev rows of its tasks say about it."""
         return verdicts[0]
-
-    def batch_after_next(self) -> np.ndarray:
-        """Row numbers of the step after the next, which must be of the same epoch."""
-        self.next_batch()
-        return self._batches[1][self.progress.cursor + 1]
 
     def targets_of(self, batch: np.ndarray) -> np.ndarray:
         """The targets of whole rows as numbers: classes, numbers on the head's scale, or which labels apply."""

@@ -40,6 +40,10 @@ class Seen:
         return math.isfinite(self.loss) and math.isfinite(self.norm) and self.loss <= limit
 
 
+Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
+"""who has rows in a step, and their numbers by slot"""
+
+
 class Stepper:
     """Forward and backward passes of a training bank, and its optimizer's steps."""
 
@@ -52,6 +56,8 @@ class Stepper:
         """whether the last block leaves out tokens that no head reads"""
         self.num_moved = 0
         """programs that have moved runs: what is replayed as a graph changes no tensor's version"""
+        self.look_ahead: Callable[[], Rows | None] = lambda: None
+        """the step after the one that is taken; None where something happens in between"""
         self.on_compile: Callable[[str], None] = lambda what: None
         """hears what is about to be compiled"""
         self.on_compiled: Callable[[str, float], None] = lambda what, seconds: None

@@ -36,7 +36,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     launch.is_available = lambda device: True
-    ahead = Clock(compiled.CompiledStepper, "_look_ahead")
+    ahead = Clock(compiled.CompiledStepper, "_prepare_ahead")
     compiled.CompiledStepper._launch = lambda self, program: None  # type: ignore[method-assign]
     backbone = load_backbone(options.backbone)
     tasks = [load_task(DataConfig(source=f"glue/{name}", root=options.data_root), name) for name in TASKS]

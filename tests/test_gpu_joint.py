@@ -43,17 +43,20 @@ def test_steps_on_a_gpu_equal_those_on_a_cpu(backbone_folder, backbone_of, toy_t
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 def test_compiled_and_captured_steps_equal_launched_ones(backbone_folder, toy_task, family, method, batches):
     gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
-    runs = [make_joint(gpu, toy_task, method, seed, {"batches": batches}, lr=3e-4) for seed in range(3)]
+    joint = {"batches": batches, "steps": 16}  # four epochs of four: the last ones are replayed whole, and scored
+    runs = [make_joint(gpu, toy_task, method, seed, joint, lr=3e-4, epochs=4) for seed in range(3)]
     ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
     assert isinstance(ours.stepper, CompiledJointStepper)
     parts = (plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
     plain.stepper = JointStepper(*parts, shared=plain.shared)
     for cohort in (ours, plain):
-        take_steps(cohort, 8)
+        take_steps(cohort, 14)
     assert any(program.graph is not None for program in ours.stepper._programs.values())
     for one, other in zip(ours.members, plain.members, strict=True):
         losses = (torch.tensor(member.progress.losses) for member in (one, other))
         torch.testing.assert_close(*losses, atol=2e-3, rtol=2e-3)
+        scored = ([line["dev_loss"] for line in member.progress.history] for member in (one, other))
+        assert next(scored) == pytest.approx(next(scored), abs=2e-3)
     torch.testing.assert_close(ours.shared.values_SP, plain.shared.values_SP, atol=2e-3, rtol=2e-3)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from counted import count_graphs
 from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.model import infer
 from inlay.training import compiled
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.prefix import PrefixCache
@@ -204,6 +206,24 @@ def test_compiled_steps_of_runs_of_several_tasks_equal_the_definition(
     compare_joint(ours, plain, 2)
     assert ours.stepper.num_moved == 2, "no step was left to the definition"
     assert len(compilations) == 2, "a block, for every one and every step, and the optimizer's step"
+
+
+def test_answers_after_a_replayed_step_are_of_what_it_left(backbone_of, toy_task, compilations):
+    """A graph changes tensors without a word: what was written for the answers before must not be read again."""
+    backbone = backbone_of("bert")
+    ours, _ = make_joint_cohorts(backbone, [make_joint(backbone, toy_task, max_length=8, batch_size=4)])
+    take(ours, 1)
+    (program,) = ours.stepper._programs.values()
+    rows = ours.members[0].parts[0].dev_rows()[:2]
+    backbone.model.eval()
+    before = infer(ours.bank, rows)
+    program.graph = SimpleNamespace(replay=lambda: ours.shared.values_SP.data.mul_(2))
+    ours.stepper._launch(program)
+    after = infer(ours.bank, rows)
+    ours.bank.forget_written()
+    for old, new, expected in zip(before, after, infer(ours.bank, rows), strict=True):
+        assert not torch.equal(old, new)
+        assert torch.equal(new, expected)
 
 
 def test_compiled_steps_of_several_tasks_keep_a_run_whole_and_leave_what_is_frozen(backbone_of, toy_task, compilations):

@@ -77,6 +77,7 @@ class Bank:
         self._items: dict[str, TensorSpec] = {}
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
+        self._basis: tuple[Gated, ...] = ()
         self._molds: dict[tuple[Gated, ...], Molds] = {}
         self._texts: dict[tuple[str, ...], list[list[int]]] = {}
         self._views: Views | None = None
@@ -105,7 +106,14 @@ class Bank:
 
         What a hypernetwork writes is made in every pass, out of stacks that stay where they are.
         """
-        return self.views if self._expander is None else tuple(map(self._gated, range(self.num_slots)))
+        if self._expander is None:
+            return self.views
+        self._basis = self._basis or tuple(map(self._gated, range(self.num_slots)))
+        return self._basis
+
+    def forget_written(self) -> None:
+        """Write anew for the next pass without gradients: a replayed graph changes stacks, and their versions stay."""
+        self._known_views = None
 
     @property
     def num_slots(self) -> int:
@@ -406,6 +414,7 @@ class Bank:
     def _tell_views(self, slot: int) -> None:
         """A slot changed hands: in place where the views have room for its kind, else they are built anew."""
         self.num_changes += 1
+        self._basis = ()
         shapes = site_shapes(self.anatomy, *self._gated(slot))
         if self._views is not None and not self._views.set_slot(slot, shapes):
             self._views = None

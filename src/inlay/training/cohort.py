@@ -142,7 +142,6 @@ class Cohort:
             assert isinstance(entering, Run | JointRun)
             self.members.append(self._enter(seat, entering))
         self.stepper = self._make_stepper(settings)
-        self.stepper.look_ahead = self._look_ahead
         heard = watch or Watcher()
         self.stepper.on_compile, self.stepper.on_compiled = heard.on_compile, heard.on_compiled
         self.stepper.on_notice = heard.on_notice
@@ -356,7 +355,7 @@ class Cohort:
             p.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active for p in m.parts
         }
         limits = {part.slot: _loss_limit(member) for member in active for part in member.parts}
-        seen = self.attempt(lambda: self.stepper.step(parts, batches, rates, limits))
+        seen = self.attempt(lambda: self.stepper.step(parts, batches, rates, limits, self._look_ahead))
         for member in active:
             progress = member.progress
             found = next(seen[part.slot] for part in member.parts if part.slot in seen)

@@ -48,7 +48,7 @@ from inlay.training.objectives import (
     lose_tokens,
 )
 from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance, advance_together
-from inlay.training.steps import JointStepper, Seen, Stepper
+from inlay.training.steps import JointStepper, LookAhead, Rows, Seen, Stepper
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
@@ -117,8 +117,8 @@ class Program:
 class Prepared:
     """A step laid out on the host."""
 
-    key: tuple[tuple[str, int, int], ...]
-    """(run, epoch, cursor) of every run it is for"""
+    key: tuple[tuple[str, int, int, int], ...]
+    """(run, slot, epoch, cursor) of every run it is for"""
     program: Program
     rows: np.ndarray
     numbers: np.ndarray
@@ -165,6 +165,7 @@ class CompiledStepper(Stepper):
         batches: Mapping[int, np.ndarray],
         rates: Mapping[int, float],
         limits: Mapping[int, float],
+        look_ahead: LookAhead = lambda: None,
     ) -> dict[int, Seen]:
         """As `Stepper.step`, in one program, or in several where the token budget does not hold all runs."""
         is_dealt = self._dealt[0] == (_key(active), self.token_budget)
@@ -172,7 +173,7 @@ class CompiledStepper(Stepper):
         if not is_dealt and can_compile(self._bank, active):
             groups = self._group(active, batches)
         if not groups:
-            return super().step(active, batches, rates, limits)
+            return super().step(active, batches, rates, limits, look_ahead)
         seen: dict[int, Seen] = {}
         for index, group in enumerate(groups):
             ready, self._next = self._next, None
@@ -184,7 +185,7 @@ class CompiledStepper(Stepper):
             if index + 1 < len(groups):
                 self._next = self._prepare(groups[index + 1], batches)
             else:
-                self._prepare_ahead()
+                self._prepare_ahead(look_ahead())
             losses, norms = ready.program.seen_2S.tolist()  # waits for the step
             seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
         self._take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
@@ -212,10 +213,9 @@ class CompiledStepper(Stepper):
     def _holds(self, tokens: Mapping[int, int], runs: Iterable[int]) -> bool:
         return climb(sum(tokens[run] for run in runs)) <= self.token_budget
 
-    def _prepare_ahead(self) -> None:
+    def _prepare_ahead(self, rows: Rows | None) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
-        rows = self.look_ahead()
-        if rows is None:
+        if rows is None or not can_compile(self._bank, rows[0]):
             return
         active, batches = rows
         groups = self._group(active, batches)
@@ -394,6 +394,10 @@ class CompiledJointStepper(CompiledStepper, JointStepper):
         self._held: set[int] = set()
         """runs of which nothing shared moves"""
 
+    def _launch(self, program: Program) -> None:
+        super()._launch(program)
+        self._bank.forget_written()
+
     def _take_back(self, slots: Set[int]) -> None:
         super()._take_back(slots)
         for run in {self._bank.run_of(slot) for slot in slots} - self._held:
@@ -445,5 +449,7 @@ def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:
     return groups
 
 
-def _key(active: Sequence[Member], ahead: int = 0) -> tuple[tuple[str, int, int], ...]:
-    return tuple((member.run.id, member.progress.epoch, member.progress.cursor + ahead) for member in active)
+def _key(active: Sequence[Member], ahead: int = 0) -> tuple[tuple[str, int, int, int], ...]:
+    return tuple(
+        (member.run.id, member.slot, member.progress.epoch, member.progress.cursor + ahead) for member in active
+    )

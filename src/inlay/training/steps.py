@@ -42,6 +42,8 @@ class Seen:
 
 Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
 """who has rows in a step, and their numbers by slot"""
+LookAhead = Callable[[], Rows | None]
+"""the step to come; None where something happens before it"""
 
 
 class Stepper:
@@ -56,8 +58,6 @@ class Stepper:
         """whether the last block leaves out tokens that no head reads"""
         self.num_moved = 0
         """programs that have moved runs: what is replayed as a graph changes no tensor's version"""
-        self.look_ahead: Callable[[], Rows | None] = lambda: None
-        """the step after the one that is taken; None where something happens in between"""
         self.on_compile: Callable[[str], None] = lambda what: None
         """hears what is about to be compiled"""
         self.on_compiled: Callable[[str, float], None] = lambda what, seconds: None
@@ -71,8 +71,12 @@ class Stepper:
         batches: Mapping[int, np.ndarray],
         rates: Mapping[int, float],
         limits: Mapping[int, float],
+        look_ahead: LookAhead = lambda: None,
     ) -> dict[int, Seen]:
-        """One step of every active run at its rate; a loss above its limit moves nothing."""
+        """One step of every active run at its rate; a loss above its limit moves nothing.
+
+        `look_ahead` says what the step after it will be, for whoever can make something of that early.
+        """
         losses_S, grads_SP = self.differentiate(active, batches)
         norms_S = self._optimizer.clip(grads_SP)
         losses, norms = torch.stack([losses_S, norms_S]).tolist()
@@ -192,6 +196,7 @@ class JointStepper(Stepper):
         batches: Mapping[int, np.ndarray],
         rates: Mapping[int, float],
         limits: Mapping[int, float],
+        look_ahead: LookAhead = lambda: None,
     ) -> dict[int, Seen]:
         """As `Stepper.step`; every slot of a run sees the run's loss and norm."""
         losses_S, grads_SP = self.differentiate(active, batches)

@@ -172,3 +172,11 @@ def test_what_heads_read_is_said_as_runs_came_to_it():
     pooled = [dataclasses.replace(item, config=configs[item.arm]) for item in records]
     text = make_report([Chapter(study, pooled)]).markdown
     assert "What heads read: the mean of all tokens (full); the backbone's pooler (adapters-64)." in text
+
+
+def test_a_run_that_two_studies_have_is_counted_once():
+    glue, records = synthetic.glue()
+    other = dataclasses.replace(glue, name="uva", title="The same runs")
+    both = make_report([Chapter(glue, records), Chapter(other, records)])
+    hours = 60 * len(records) / 3600  # each took a minute
+    assert f"2 studies, {len(records):,} runs ({hours:.1f} hours" in both.markdown

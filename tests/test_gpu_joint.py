@@ -13,11 +13,11 @@ from inlay.research.conduct import Places, conduct
 from inlay.research.planning import load_tasks, plan_study
 from inlay.research.study import find_study, read_study, study_folders
 from inlay.training.cohort import Cohort
-from inlay.training.compiled import CompiledJointStepper
+from inlay.training.compiled import CompiledStepper
 from inlay.training.fit import FitSettings, fit
 from inlay.training.joint import make_joint_run
 from inlay.training.materialize import materialize
-from inlay.training.steps import JointStepper
+from inlay.training.steps import Stepper
 from joint_runs import METHODS, SETTINGS, make_joint, take_steps
 
 pytestmark = pytest.mark.gpu
@@ -46,9 +46,8 @@ def test_compiled_and_captured_steps_equal_launched_ones(backbone_folder, toy_ta
     joint = {"batches": batches, "steps": 16}  # four epochs of four: the last ones are replayed whole, and scored
     runs = [make_joint(gpu, toy_task, method, seed, joint, lr=3e-4, epochs=4) for seed in range(3)]
     ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
-    assert isinstance(ours.stepper, CompiledJointStepper)
-    parts = (plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
-    plain.stepper = JointStepper(*parts, shared=plain.shared)
+    assert isinstance(ours.stepper, CompiledStepper)
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     for cohort in (ours, plain):
         take_steps(cohort, 14)
     assert any(program.graph is not None for program in ours.stepper._programs.values())

@@ -16,7 +16,7 @@ from inlay.training import compiled
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.prefix import PrefixCache
 from inlay.training.run import make_run
-from inlay.training.steps import JointStepper, Stepper
+from inlay.training.steps import Stepper
 from joint_runs import make_joint
 
 pytestmark = pytest.mark.triton
@@ -63,7 +63,7 @@ def test_a_compiled_step_equals_the_definition_and_one_compilation_serves_every_
     runs = make_runs(backbone, toy_task, pooling="mean")[:3]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
     assert isinstance(ours.stepper, compiled.CompiledStepper)
-    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     counts = []
     for step in range(3):
         if step == 2:  # a run that left: another mix of the same size
@@ -86,7 +86,7 @@ def test_runs_beyond_the_token_budget_are_stepped_by_several_programs_and_equal_
     runs = make_runs(backbone, toy_task, pooling="mean", batch_size=16)[:3]
     small = dataclasses.replace(SETTINGS, token_budget=256)
     ours, plain = Cohort(runs, backbone, small), Cohort(runs, backbone, SETTINGS)
-    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     losses = take(ours, 2), take(plain, 2)
     assert ours.stepper.num_moved > 2
     assert {program.rung.capacity.num_tokens for program in ours.stepper._programs.values()} == {256}
@@ -110,7 +110,7 @@ def test_heads_that_read_tokens_and_several_ways_of_pooling_are_one_program_and_
         for task, own in tasks
     ]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
-    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     losses = take(ours, 2), take(plain, 2)
     assert ours.stepper.num_moved == 2
     assert {program.mix.kinds for program in ours.stepper._programs.values()} == {
@@ -137,7 +137,7 @@ def test_heads_with_a_layer_before_their_last_are_in_the_program_of_those_withou
     ]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
     assert isinstance(ours.stepper, compiled.CompiledStepper)
-    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     losses = take(ours, 2), take(plain, 2)
     assert ours.stepper.num_moved == 2, "no step was left to the definition"
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)
@@ -179,9 +179,8 @@ def test_what_a_layer_before_the_last_reads_and_gives_is_dropped_as_its_head_say
 def make_joint_cohorts(backbone, runs, settings=SETTINGS):
     """One that is compiled, and the definition."""
     ours, plain = Cohort(runs, backbone, settings), Cohort(runs, backbone, SETTINGS)
-    assert isinstance(ours.stepper, compiled.CompiledJointStepper)
-    parts = (plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
-    plain.stepper = JointStepper(*parts, shared=plain.shared)
+    assert isinstance(ours.stepper, compiled.CompiledStepper)
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     return ours, plain
 
 
@@ -265,7 +264,7 @@ def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, t
         for run in make_runs(backbone, toy_task)[:2]
     ]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
-    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     ours.reuse(PrefixCache(backbone, tmp_path, Watcher()))
     below = []
     handle = backbone._blocks[int(layers[0]) - 1].inner.register_forward_hook(lambda *_: below.append(1))
@@ -288,7 +287,7 @@ def test_nothing_is_compiled_again_for_a_run_that_enters_a_freed_slot(backbone_o
     for is_plain in (False, True):
         cohort = Cohort(runs, backbone, settings)
         if is_plain:
-            cohort.stepper = Stepper(cohort.bank, cohort.flat, cohort.optimizer, SETTINGS.token_budget)
+            cohort.stepper = Stepper(cohort.bank, cohort.mover, SETTINGS.token_budget)
         for _ in range(2):
             take(cohort, 1)
             counts.append(len(compilations))
@@ -310,7 +309,7 @@ def test_fine_tuning_compiled_equals_the_definition(backbone_of, toy_task, compi
     )
     run = make_run(toy_task("two", num_labels=2, num_rows=22), config, backbone)
     ours, plain = Cohort([run], backbone, SETTINGS), Cohort([run], backbone, SETTINGS)
-    plain.stepper = Stepper(plain.bank, plain.flat, plain.optimizer, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     assert isinstance(ours.stepper, compiled.CompiledStepper)
     losses = take(ours, 2), take(plain, 2)
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)

@@ -28,18 +28,19 @@ from inlay.model.families import find_family
 from inlay.model.inference import TOKEN_BUDGET
 from inlay.model.methods import first_layer, has_frozen_attention
 from inlay.model.route import Reach
-from inlay.training.compiled import CompiledJointStepper, CompiledStepper, can_compile
+from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.encoder import Encoder
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun
 from inlay.training.member import Member
 from inlay.training.memory import first_line, release_memory
+from inlay.training.movers import JointMover, Mover, Seen
 from inlay.training.optimizer import SlotOptimizer, learning_rate
 from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
 from inlay.training.queue import Parked, Queue
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
-from inlay.training.steps import JointStepper, Rows, Seen, Stepper
+from inlay.training.steps import Rows, Stepper
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 
@@ -132,6 +133,9 @@ class Cohort:
         """of what the slots of each run share"""
         if self.bank.has_shared:
             self.shared = SlotOptimizer(self.bank.flatten(shared=True), [run.config.train for run in runs[:num_seats]])
+        self.mover = (
+            Mover(self.optimizer) if self.shared is None else JointMover(self.optimizer, self.shared, self._world)
+        )
         self.num_steps = 0
         self.seconds = 0.0
         self.left_steps = 0
@@ -149,15 +153,10 @@ class Cohort:
     def _make_stepper(self, settings: CohortSettings) -> Stepper:
         members = [part for member in self.members for part in member.parts]
         is_compiled = can_compile(self.bank, members) and not settings.checkpointing
-        parts = (self.bank, self.flat, self.optimizer, settings.token_budget)
         # A program has the optimizer inside: nothing can be exchanged before it.
         if not is_compiled or self._world.place.size > 1:
-            return (
-                Stepper(*parts, self._world)
-                if self.shared is None
-                else JointStepper(*parts, self._world, shared=self.shared)
-            )
-        stepper = CompiledStepper(*parts) if self.shared is None else CompiledJointStepper(*parts, shared=self.shared)
+            return Stepper(self.bank, self.mover, settings.token_budget, self._world)
+        stepper = CompiledStepper(self.bank, self.mover, settings.token_budget)
         stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
         return stepper
 

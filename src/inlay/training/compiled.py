@@ -12,9 +12,8 @@ Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, D hidde
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,13 +28,13 @@ from inlay.model import grouped, launch, rewrite
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.capture import Recorder, is_out_of_memory
-from inlay.model.flat import FlatBank
 from inlay.model.heads import HeadSpec
 from inlay.model.readout import read_deeper
 from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.model.tiles import Tiles
 from inlay.training.member import Member
+from inlay.training.movers import Mover, Seen
 from inlay.training.objectives import (
     KINDS,
     NO_TARGET,
@@ -47,8 +46,7 @@ from inlay.training.objectives import (
     lose_rows,
     lose_tokens,
 )
-from inlay.training.optimizer import COLUMNS, SlotOptimizer, advance, advance_together
-from inlay.training.steps import JointStepper, LookAhead, Rows, Seen, Stepper
+from inlay.training.steps import LookAhead, Rows, Stepper
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
@@ -138,16 +136,13 @@ class Prepared:
 class CompiledStepper(Stepper):
     """Steps as compiled programs, one for each rung that occurs."""
 
-    num_columns = len(COLUMNS)
-    """what the optimizer's step reads of every slot"""
-
-    def __init__(self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int, **others: Any) -> None:
-        super().__init__(bank, flat, optimizer, token_budget, **others)
+    def __init__(self, bank: Bank, mover: Mover, token_budget: int) -> None:
+        super().__init__(bank, mover, token_budget)
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._dealt: tuple[Any, list[list[Member]]] = ((), [])
         """who is stepped together in the step that was laid out early, by its key and the token budget then"""
-        self._advance: Callable[..., Any] = torch.compile(advance, backend=BACKEND, dynamic=False)
+        self._formula = torch.compile(mover.formula, backend=BACKEND, dynamic=False)
         self._is_captured = bank.backbone.device.type == "cuda"
         self._recorder = Recorder()
         self._longest = 0
@@ -188,13 +183,8 @@ class CompiledStepper(Stepper):
                 self._prepare_ahead(look_ahead())
             losses, norms = ready.program.seen_2S.tolist()  # waits for the step
             seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
-        self._take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
+        self._mover.take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
         return seen
-
-    def _take_back(self, slots: Set[int]) -> None:
-        """Steps that were counted and moved nothing."""
-        for slot in slots:
-            self._optimizer.take_back(slot)
 
     def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
         """Who is stepped together: in as few programs as hold everyone, of about equal size. Nobody, if a run's batch
@@ -252,13 +242,13 @@ class CompiledStepper(Stepper):
                 targets[start:stop] = own
             else:
                 labels[start:stop, : own.shape[1]] = own
-            weights[start:stop] = member.weights_of(batch) * self._share(member, batches)
+            weights[start:stop] = member.weights_of(batch) * self._mover.share(member, batches)
             start, first = stop, last
         return np.concatenate([targets, weights, labels.ravel(), marks.ravel()])
 
     def _by_slot(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        known = np.zeros((self.num_columns + _NUM_BY_SLOT, self._bank.num_slots), np.float32)
-        known[: self.num_columns] = self._columns(active, rates, limits)
+        columns = self._mover.columns(active, rates, limits)
+        known = np.concatenate([columns, np.zeros((_NUM_BY_SLOT, self._bank.num_slots), np.float32)])
         for member in active:
             head = member.run.spec.head
             pooling = POOLINGS.index(head.pooling) if head.reads_rows else 0
@@ -267,11 +257,6 @@ class CompiledStepper(Stepper):
             of_head = (KINDS.index(head.kind), pooling, head.num_outputs, dropout, has_hidden, rate)
             known[-_NUM_BY_SLOT:, member.slot] = of_head
         return known
-
-    def _columns(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        """What the optimizer reads of every slot [C, S]."""
-        own = {member.slot: rates[member.slot] for member in active}
-        return np.array(self._optimizer.columns(own, limits), np.float32)
 
     @property
     def _num_labels(self) -> int:
@@ -291,12 +276,13 @@ class CompiledStepper(Stepper):
             if begins_at is not None:
                 shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
                 prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
-            self._programs[key] = Program(rung, prefix, self._mix, self._num_labels, self.num_columns)
+            self._programs[key] = Program(rung, prefix, self._mix, self._num_labels, self._mover.num_columns)
         return self._programs[key]
 
     def _launch(self, program: Program) -> None:
         """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
         basis = self._bank.basis
+        self._bank.forget_written()
         if program.graph is not None and program.basis == basis:
             program.graph.replay()
             return
@@ -333,12 +319,8 @@ class CompiledStepper(Stepper):
         with self._bank.routed(program.batch.route):
             losses_S = self._losses(program)
             losses_S.sum().backward()
-        program.seen_2S.copy_(torch.stack(self._move(losses_S.detach(), program.columns_CS)))
-
-    def _move(self, losses_S: Tensor, columns_CS: Tensor) -> tuple[Tensor, Tensor]:
-        """Clip the gradients and step; what is seen of every slot: its loss and norm."""
-        optimizer, flat = self._optimizer, self._flat
-        return losses_S, self._advance(optimizer.stored, flat.take_grads(), losses_S, columns_CS, flat.decays_P)
+        seen = self._mover.advance(self._formula, losses_S.detach(), program.columns_CS)
+        program.seen_2S.copy_(torch.stack(seen))
 
     def _losses(self, program: Program) -> Tensor:
         """The loss of every slot [S]."""
@@ -377,56 +359,6 @@ class CompiledStepper(Stepper):
             above = _dropped(read_deeper(vectors, stacks, tiles), program.hidden_dropout_S[slot_V])
             vectors = torch.where(program.has_hidden_S[slot_V].unsqueeze(1) > 0, above, vectors)
         return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
-
-
-class CompiledJointStepper(CompiledStepper, JointStepper):
-    """The same for runs whose slots share parameters. What all slots read is computed in the program, whoever has rows:
-    its shapes are those of the bank."""
-
-    num_columns = 2 * len(COLUMNS)
-    """those of every slot, then those of every run, which its first slot has"""
-
-    def __init__(
-        self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int, *, shared: SlotOptimizer
-    ) -> None:
-        super().__init__(bank, flat, optimizer, token_budget, shared=shared)
-        self._advance = torch.compile(advance_together, backend=BACKEND, dynamic=False)
-        self._held: set[int] = set()
-        """runs of which nothing shared moves"""
-
-    def _launch(self, program: Program) -> None:
-        super()._launch(program)
-        self._bank.forget_written()
-
-    def _take_back(self, slots: Set[int]) -> None:
-        super()._take_back(slots)
-        for run in {self._bank.run_of(slot) for slot in slots} - self._held:
-            self._shared.take_back(run)
-
-    def _columns(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        members = {self._bank.run_of(member.slot): member for member in active}
-        self._held = self._held - members.keys() | {run for run in members if self._is_frozen(run, active)}
-        moving = {run: rates[member.slot] for run, member in members.items() if run not in self._held}
-        by_run = np.array(self._shared.columns(moving, {run: limits[members[run].slot] for run in members}), np.float32)
-        for run in members.keys() & self._held:  # nothing shared moves, but all is clipped and may be unsound
-            clip = members[run].run.config.train.clip_norm or math.inf
-            by_run[-2:, run] = clip, limits[members[run].slot]
-        of_runs = np.zeros((len(COLUMNS), self._bank.num_slots), np.float32)
-        of_runs[:, :: self._bank.slots_per_run] = by_run
-        return np.concatenate([super()._columns(active, rates, limits), of_runs])
-
-    def _move(self, losses_S: Tensor, columns_CS: Tensor) -> tuple[Tensor, Tensor]:
-        own, shared = self._optimizer, self._shared
-        columns_CG = columns_CS[len(COLUMNS) :, :: self._bank.slots_per_run]
-        found: tuple[Tensor, Tensor] = self._advance(
-            own.stored,
-            shared.stored,
-            (own.bank.take_grads(), shared.bank.take_grads()),
-            losses_S,
-            (columns_CS[: len(COLUMNS)], columns_CG),
-            (own.bank.decays_P, shared.bank.decays_P),
-        )
-        return found
 
 
 def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def measure_token_bytes(cohort: Cohort) -> float:
     costs = []
     with cohort.rehearsing():
         for count in counts:
-            stepper = Stepper(cohort.bank, cohort.flat, cohort.optimizer, count * length)
+            stepper = Stepper(cohort.bank, cohort.mover, count * length)
             stepper.may_narrow = False  # what is on its way is estimated from blocks that are whole
             batches = {member.slot: np.full(count, row)}
             costs.append(_measure(cohort, lambda: stepper.differentiate([member], batches)))  # noqa: B023 - called here

@@ -153,9 +153,11 @@ COLUMNS = ("moves", "rate", "eps", "correct1", "correct2", "decay", "clip", "lim
 """What `advance` reads of every slot."""
 
 
-def advance(
-    stored: tuple[Tensor, Tensor, Tensor], grads_SP: Tensor, losses_S: Tensor, columns_CS: Tensor, decays_P: Tensor
-) -> Tensor:
+Stored = tuple[Tensor, Tensor, Tensor]
+"""values and moments, which steps change in place"""
+
+
+def advance(stored: Stored, grads_SP: Tensor, losses_S: Tensor, columns_CS: Tensor, decays_P: Tensor) -> Tensor:
     """The step of `SlotOptimizer` and the clipping before it, of tensors alone: for a compiled or captured step.
 
     `stored` are values and moments, changed in place; `columns_CS` has the rows of COLUMNS. A slot whose loss or norm
@@ -169,8 +171,7 @@ def advance(
 
 
 def advance_together(
-    own: tuple[Tensor, Tensor, Tensor],
-    shared: tuple[Tensor, Tensor, Tensor],
+    stored: tuple[Stored, Stored],
     grads: tuple[Tensor, Tensor],
     losses_S: Tensor,
     columns: tuple[Tensor, Tensor],
@@ -193,9 +194,9 @@ def advance_together(
     def by_slot(value_G1: Tensor) -> Tensor:
         return value_G1.expand(-1, num_slots // num_runs).reshape(num_slots, 1)
 
-    _replace(shared, grads_GQ * shrink_G1, (moves_G1 > 0) & is_sound_G1, columns_CG, decays[1])
+    _replace(stored[1], grads_GQ * shrink_G1, (moves_G1 > 0) & is_sound_G1, columns_CG, decays[1])
     moves_S1 = (columns_CS[0].unsqueeze(-1) > 0) & by_slot(is_sound_G1)
-    _replace(own, grads_SP * by_slot(shrink_G1), moves_S1, columns_CS, decays[0])
+    _replace(stored[0], grads_SP * by_slot(shrink_G1), moves_S1, columns_CS, decays[0])
     return by_slot(losses_G1).squeeze(1), by_slot(norms_G1).squeeze(1)
 
 
@@ -207,9 +208,7 @@ def _shrink(norms: Tensor, limits: Tensor) -> Tensor:
     return torch.where(norms > limits, limits / norms, 1.0)
 
 
-def _replace(
-    stored: tuple[Tensor, Tensor, Tensor], g: Tensor, moves_S1: Tensor, columns_CS: Tensor, decays_P: Tensor
-) -> None:
+def _replace(stored: Stored, g: Tensor, moves_S1: Tensor, columns_CS: Tensor, decays_P: Tensor) -> None:
     """Put the values and moments after a step of clipped gradients in the place of those before, where they move."""
     _, rate, eps, correct1, correct2, decay, *_ = columns_CS.unsqueeze(-1)
     p, m, v = stored

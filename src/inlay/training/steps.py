@@ -8,9 +8,7 @@ or whose loss is above its limit, is not moved.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,27 +16,12 @@ from torch import Tensor
 
 from inlay.model import launch
 from inlay.model.bank import Bank
-from inlay.model.flat import FlatBank
 from inlay.model.inference import batches_by_length
 from inlay.model.parcel import send
 from inlay.model.route import Batch, Row
 from inlay.training.member import Member
-from inlay.training.optimizer import SlotOptimizer
+from inlay.training.movers import Mover, Seen
 from inlay.training.parallel import World
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a step saw of one run."""
-
-    loss: float
-    norm: float
-    """of the gradient, before it was clipped"""
-
-    def is_sound(self, limit: float) -> bool:
-        """Whether the run was moved by it."""
-        return math.isfinite(self.loss) and math.isfinite(self.norm) and self.loss <= limit
-
 
 Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
 """who has rows in a step, and their numbers by slot"""
@@ -49,10 +32,8 @@ LookAhead = Callable[[], Rows | None]
 class Stepper:
     """Forward and backward passes of a training bank, and its optimizer's steps."""
 
-    def __init__(
-        self, bank: Bank, flat: FlatBank, optimizer: SlotOptimizer, token_budget: int, world: World | None = None
-    ) -> None:
-        self._bank, self._flat, self._optimizer, self._world = bank, flat, optimizer, world or World()
+    def __init__(self, bank: Bank, mover: Mover, token_budget: int, world: World | None = None) -> None:
+        self._bank, self._mover, self._world = bank, mover, world or World()
         self.token_budget = token_budget
         self.may_narrow = True
         """whether the last block leaves out tokens that no head reads"""
@@ -78,13 +59,7 @@ class Stepper:
         `look_ahead` says what the step after it will be, for whoever can make something of that early.
         """
         losses_S, grads_SP = self.differentiate(active, batches)
-        norms_S = self._optimizer.clip(grads_SP)
-        losses, norms = torch.stack([losses_S, norms_S]).tolist()
-        seen = {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in active}
-        sound = {slot: rates[slot] for slot, found in seen.items() if found.is_sound(limits[slot])}
-        if sound:
-            self._optimizer.step(grads_SP, sound)
-        return seen
+        return self._mover.move(active, losses_S, grads_SP, rates, limits)
 
     def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
         """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot.
@@ -109,18 +84,18 @@ class Stepper:
                 for (slot, start, stop), own in zip(batch.rows, logits, strict=True):
                     windows = [picks[chunk[position]][1] for position in batch.order[start:stop]]
                     targets, counts = members[slot].lesson(windows, batches[slot], own.shape[1])
-                    share = self._share(members[slot], batches)
+                    share = self._mover.share(members[slot], batches)
                     lessons.append((targets, (counts * share).astype(np.float32), np.full(len(windows), slot)))
                 losses_B, slots_B = self._lose(lessons, logits, [members[slot] for slot, *_ in batch.rows])
                 losses_S.index_add_(0, slots_B, losses_B.detach())
                 losses_B.sum().backward()
-        grads_SP = self._flat.take_grads()
+        grads_SP = self._mover.take_grads()
         self._world.add_up(losses_S, grads_SP)
         return losses_S, grads_SP
 
     def drop_grads(self) -> None:
         """Forget the gradients."""
-        self._flat.drop_grads()
+        self._mover.drop_grads()
 
     def _lose(
         self, lessons: Sequence[tuple[np.ndarray, ...]], logits: Sequence[Tensor], members: Sequence[Member]
@@ -130,10 +105,6 @@ class Stepper:
         sent = send([*targets, np.concatenate(counts), np.concatenate(slots)], logits[0].device)
         losses = [member.row_losses(own, target) for member, own, target in zip(members, logits, sent, strict=False)]
         return torch.cat(losses) * sent[-2], sent[-1]
-
-    def _share(self, member: Member, batches: Mapping[int, np.ndarray]) -> float:
-        """What a task's loss counts in its run: all, where it is the only one."""
-        return 1.0
 
     def _reads_first_tokens(self, active: Sequence[Member]) -> bool:
         """Whether the last block may leave out all tokens but the first of each row, and every result stay the same."""
@@ -169,66 +140,3 @@ class Stepper:
                 chunk, longest = [], 0
             chunk, longest = chunk + own, max(longest, widest)
         yield chunk
-
-
-class JointStepper(Stepper):
-    """Steps of runs whose slots share parameters: a run's gradient is that of its slots and of what they share.
-
-    What a slot has of its own moves only when it has rows; what is shared, whenever the run has.
-    """
-
-    def __init__(
-        self,
-        bank: Bank,
-        flat: FlatBank,
-        optimizer: SlotOptimizer,
-        token_budget: int,
-        world: World | None = None,
-        *,
-        shared: SlotOptimizer,
-    ) -> None:
-        super().__init__(bank, flat, optimizer, token_budget, world)
-        self._shared = shared
-
-    def step(
-        self,
-        active: Sequence[Member],
-        batches: Mapping[int, np.ndarray],
-        rates: Mapping[int, float],
-        limits: Mapping[int, float],
-        look_ahead: LookAhead = lambda: None,
-    ) -> dict[int, Seen]:
-        """As `Stepper.step`; every slot of a run sees the run's loss and norm."""
-        losses_S, grads_SP = self.differentiate(active, batches)
-        shared_GP = self._shared.bank.take_grads()
-        self._world.add_up(torch.zeros_like(losses_S), shared_GP)
-        frozen = [run for run in range(len(shared_GP)) if self._is_frozen(run, active)]
-        for run in frozen:  # not by a list, which would go to the device and be waited for
-            shared_GP[run].zero_()
-        norms_G = self._shared.clip_together(shared_GP, grads_SP)
-        losses_G = losses_S.view(len(norms_G), -1).sum(1)
-        losses, norms = torch.stack([losses_G, norms_G]).tolist()
-        seen = {
-            member.slot: Seen(*(each[self._bank.run_of(member.slot)] for each in (losses, norms))) for member in active
-        }
-        sound = {slot: rates[slot] for slot, found in seen.items() if found.is_sound(limits[slot])}
-        if sound:
-            self._optimizer.step(grads_SP, sound)
-            by_run = {self._bank.run_of(slot): rate for slot, rate in sound.items()}
-            if moving := {run: rate for run, rate in by_run.items() if run not in frozen}:
-                self._shared.step(shared_GP, moving)
-        return seen
-
-    def drop_grads(self) -> None:
-        super().drop_grads()
-        self._shared.bank.drop_grads()
-
-    def _is_frozen(self, run: int, active: Sequence[Member]) -> bool:
-        own = [member for member in active if self._bank.run_of(member.slot) == run]
-        return bool(own) and own[0].run.config.joint.trained == "task"
-
-    def _share(self, member: Member, batches: Mapping[int, np.ndarray]) -> float:
-        """By the task's weight, and by its share of the run's rows: the mean over all rows of the batch."""
-        run = self._bank.run_of(member.slot)
-        num_rows = sum(len(rows) for slot, rows in batches.items() if self._bank.run_of(slot) == run)
-        return member.weight * len(batches[member.slot]) / num_rows

@@ -121,7 +121,7 @@ def test_seeds_and_rates_of_a_method_train_as_one_cohort_and_copies_alone(tmp_pa
         ("hyper on 2 tasks, 2 seeds, size 4", 4),
         ("multi-full on 2 tasks, seed 0, lr 5e-05", 1),
         ("pals on 2 tasks, seed 0, lr 5e-05", 1),
-        ("alone on 2 tasks, 2 seeds, size 4, lr 0.0003", 4),
+        ("alone on 2 tasks, 2 seeds, size 4, lr 0.001", 4),
     ]
 
 

@@ -291,8 +291,9 @@ class CompiledStepper(Stepper):
             if program.basis != basis:
                 what, began = f"compiling steps of up to {num_tokens:,} tokens", time.perf_counter()
                 self.on_compile(what)
-                program.graph, program.basis = None, basis
+                program.graph = None
                 self._compute(program)
+                program.basis = basis  # not before: a step that ran out of memory has not loaded all that it launches
                 self.on_compiled(what, time.perf_counter() - began)
                 return
             if self._is_captured and num_tokens <= self._most_captured:

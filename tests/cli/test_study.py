@@ -130,6 +130,7 @@ def test_the_list_names_every_study_with_its_runs(inlay: Inlay) -> None:
     [
         (("glu",), "no study named `glu`\nhint: did you mean `glue`?"),
         (("glue", "--profile", "large"), "no profile of study `glue` named `large`"),
+        (("glue", "--profile", "tiny", "--memory-share", "1.5"), "`--memory-share 1.5` is no share\nhint: give more"),
         (("glue", "--profile", "tiny", "--budget", "10"), "`--budget` is `10`\nhint: write it as 90s, 10m or 1.5h"),
         (("glue", "--profile", "tiny", "--arms", "ful"), "did you mean `full`?"),
         (("glue", "--device", "tpu"), "no device named `tpu`"),

@@ -12,8 +12,10 @@ import sys
 import time
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from test_conduct import ROW, STUDY, Counter, file_of, make_plan, without_times
 from test_conduct_several import make_plan as make_several
 
@@ -106,6 +108,7 @@ STOPPED = """
 import sys
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 sys.path.insert(0, sys.argv[1])
 from test_jobs import CREW, LONG, Saboteur, make_plan, places_in
 from inlay.model import load_backbone
@@ -158,6 +161,16 @@ def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_sitt
     assert not conduct([plan], places, stage=rest).missing
     assert not list((places.runs / "cohorts").glob("*/state.safetensors")), "they were gone on with"
     assert not {record.id for record in first.records} & set(rest.trained)
+
+
+def test_a_share_of_the_memory_is_all_that_the_processes_take_together(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    gpu = SimpleNamespace(device=torch.device("cuda"), num_parameters=1, writes=False)
+    for num_jobs in (1, 3, 9):
+        whole, half = (jobs._Limits.of([gpu], num_jobs, share) for share in (1.0, 0.5))
+        num_copies = num_jobs - half.most_cohorts
+        assert half.most_cohorts * half.for_cohort + num_copies * half.for_copy <= 0.45 + 1e-6
+        assert half.for_cohort == pytest.approx(whole.for_cohort / 2)
 
 
 def test_what_is_compiled_is_compiled_by_one_process_while_others_do_something_else(tmp_path, backbone):

@@ -66,6 +66,10 @@ def study(
         int,
         typer.Option("--jobs", metavar="N", min=1, help="processes that share the device: for GPUs, and fine-tuning"),
     ] = 1,
+    memory_share: Annotated[
+        float,
+        typer.Option("--memory-share", metavar="0.5", help="of a GPU's memory, if others are on it: take this much"),
+    ] = 1.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show runs, cohorts, time and memory, and train nothing")
     ] = False,
@@ -124,6 +128,8 @@ def study(
         put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), backbone, as_json=json)
         return
     check_device_name(device)
+    if not 0 < memory_share <= 1:
+        raise BadConfig(f"`--memory-share {memory_share:g}` is no share", "give more than 0 and at most 1")
     seconds = None if budget is None else parse_budget(budget)
     chosen = list(known.values()) if names == ["all"] else [find_study(name, folders) for name in names]
     paths = list({path.stem: path for path in chosen}.values())
@@ -137,7 +143,7 @@ def study(
     if dry_run:
         forecast(plans, session.places, measured=measure, as_json=json)
         return
-    outcome = session.conduct(plans, None if seconds is None else began + seconds, jobs)
+    outcome = session.conduct(plans, None if seconds is None else began + seconds, jobs, memory_share)
     reports = [_report(plan, outcome, session.places) for plan in plans]
     drawn = {}
     if report:
@@ -265,10 +271,10 @@ class _Session:
 
         return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
-    def conduct(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> Outcome:
+    def conduct(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> Outcome:
         """Train what is missing."""
         with _resumable():
-            return self._work(plans, deadline, num_jobs)
+            return self._work(plans, deadline, num_jobs, memory_share)
 
     def answer(self, plan: Plan, outcome: Outcome, report: dict[str, Any]) -> None:
         """Answer the test sets of a study that has a server for them, and put into its report where."""
@@ -292,14 +298,17 @@ class _Session:
         with _resumable(), screen.Meter("training") as meter:
             train_again(plan, gone, self.places, ScreenWatcher(meter, num_runs=len(gone)))
 
-    def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int) -> Outcome:
+    def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> Outcome:
         from inlay.cli.stage import CrewStage, ScreenStage
         from inlay.research.conduct import conduct
         from inlay.research.jobs import Crew, conduct_in_jobs
+        from inlay.training.memory import take_share
 
         if num_jobs == 1:
+            for plan in plans:
+                take_share(plan.backbone.device, memory_share)
             return conduct(plans, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage())
-        crew = Crew(num_jobs, self.device, self.data_root, self.skip_missing, self.commit)
+        crew = Crew(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
         with CrewStage() as stage:
             return conduct_in_jobs(plans, self.places, crew, deadline=deadline, stage=stage)
 

@@ -60,6 +60,8 @@ class Crew:
     root: str | None = None
     skip_missing: bool = False
     commit: str | None = None
+    memory_share: float = 1.0
+    """of a GPU's memory, what all of them may take together: others may be on it"""
 
 
 def conduct_in_jobs(
@@ -76,6 +78,7 @@ def conduct_in_jobs(
         runs=places.runs,
         commit=crew.commit,
         num_jobs=crew.num_jobs,
+        memory_share=crew.memory_share,
     )
     foreman = _Foreman(sitting, places, recipe, stage or Stage(), Pace(deadline))
     foreman.run()
@@ -113,7 +116,7 @@ class _Foreman:
         self._wanted = [item for unit in self._waiting for item in unit.items]
         self._num_units, self._num_begun, self._num_rows = len(self._waiting), 0, 0
         backbones = [plan.backbone for plan in sitting.plans.values()]
-        self._limits = _Limits.of(backbones, recipe.num_jobs)
+        self._limits = _Limits.of(backbones, recipe.num_jobs, recipe.memory_share)
         self._jobs: list[_Job] = []
         self._familiar: set[tuple[Any, ...]] = set()
         """likenesses of which some process has taken a step, or done a unit too short to tell of one"""
@@ -438,7 +441,7 @@ class _Limits:
     compiles: bool = False
 
     @classmethod
-    def of(cls, backbones: Sequence[Backbone], num_jobs: int) -> _Limits:
+    def of(cls, backbones: Sequence[Backbone], num_jobs: int, memory_share: float = 1.0) -> _Limits:
         """Without a GPU there is none: memory is shared evenly, which is not said here."""
         num_gpus = torch.cuda.device_count() if backbones[0].device.type == "cuda" else 0
         if not num_gpus:
@@ -447,8 +450,8 @@ class _Limits:
         most = 2 if any(backbone.num_parameters >= _MANY_PARAMETERS for backbone in backbones) else 4
         # What writes its answers is not compiled: its steps wait for the processor, however many runs they are of.
         num_cohorts = num_here if all(backbone.writes for backbone in backbones) else min(most, num_here)
-        for_copy = _FOR_COPIES / num_here
-        for_cohort = (_USABLE - for_copy * (num_here - num_cohorts)) / num_cohorts
+        for_copy = memory_share * _FOR_COPIES / num_here
+        for_cohort = (memory_share * _USABLE - for_copy * (num_here - num_cohorts)) / num_cohorts
         return cls(num_cohorts * num_gpus, for_cohort, for_copy, compiles=True)
 
     def share_of(self, unit: Unit) -> float:

@@ -45,6 +45,8 @@ class Recipe:
     runs: Path
     commit: str | None
     num_jobs: int
+    memory_share: float = 1.0
+    """of a GPU's memory, what all processes may take together"""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class _Worker:
     def _do(self, order: Order) -> list[tuple[Item, Any]]:
         from inlay.research.agenda import Unit
         from inlay.research.work import Bench
-        from inlay.training.memory import release_memory
+        from inlay.training.memory import release_memory, take_share
 
         if self._bench is None:
             _share_threads(self._recipe.num_jobs)
@@ -164,10 +166,7 @@ class _Worker:
         unit = Unit(order.kind, self._find_items(order.items), self._find_items(order.along))
         device = self.find_plan(order.items[0][0]).backbone.device
         release_memory(device)
-        if device.type == "cuda":
-            import torch
-
-            torch.cuda.set_per_process_memory_fraction(order.memory_share, device)
+        take_share(device, order.memory_share)
         return self._bench.do(unit, _make_relay(self._line, self._parent))
 
     def _find_items(self, keys: Sequence[Key]) -> tuple[Item, ...]:

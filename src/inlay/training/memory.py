@@ -52,6 +52,12 @@ def available_bytes(device: torch.device) -> int | None:
     return min(found) // count_sharers() if found else None
 
 
+def take_share(device: torch.device, share: float) -> None:
+    """Have torch keep this process to a share of a GPU's memory, which is what `available_bytes` then counts on."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 def _free_in_system() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -136,7 +136,10 @@ class Backbone:
 
     def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
         """What a backbone that writes has read of a batch, padded."""
-        states, pack = self.hidden_layers(batch, weights)[-1], batch.pack
+        states, pack, tiling = self.hidden_layers(batch, weights)[-1], batch.pack, batch.route.tiling
+        if tiling is not None and tiling.rows_N is not None:  # a pass that is made for any mix of rows
+            states_BTD, is_real_BT = tiling.unpack(states[0])
+            return Read(states_BTD, is_real_BT.long())
         if pack is not None:
             return Read(pack.unpack(states[0]), pack.is_real_BT.long())
         assert batch.mask_BT is not None

@@ -134,6 +134,17 @@ class Tiling:
     is_long: bool = False
     """whether packed rows are long, in the mean"""
 
+    def unpack(self, values_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of tokens as rows padded to the longest that may come [B, T, …], and which of those are real [B, T].
+
+        The padding repeats a row's last value.
+        """
+        places_T = torch.arange(self.max_length, device=values_N.device)
+        lengths_B1 = (self.stops_B - self.starts_B).unsqueeze(1)
+        tokens_BT = self.starts_B.unsqueeze(1) + torch.minimum(places_T, (lengths_B1 - 1).clamp(min=0))
+        values_BT = values_N.index_select(0, tokens_BT.flatten()).unflatten(0, tokens_BT.shape)
+        return values_BT, places_T < lengths_B1
+
 
 @dataclass(frozen=True)
 class Route:

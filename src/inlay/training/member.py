@@ -149,6 +149,11 @@ class Member:
         assert self._numbers is not None, "a head that reads tokens has targets of tokens"
         return self._numbers[batch]
 
+    def answers_of(self, batch: np.ndarray) -> list[np.ndarray]:
+        """The tokens of the answers to a batch's rows, where they are written."""
+        assert self._written is not None
+        return [np.asarray(self._written.ids[index]) for index in batch.tolist()]
+
     def marks_of(self, batch: np.ndarray) -> np.ndarray:
         """The targets of a batch's tokens, end to end [N, 1], or [N, 2] where they are starts and ends."""
         return self._targets.lay(batch)

@@ -1,0 +1,91 @@
+"""Steps of backbones that write their answers, as programs of fixed shapes.
+
+As `compiled.py`, but that nothing is compiled: what a step launches is captured as a CUDA graph. What is read is packed
+into a rung; for the decoder, which attends to all of it, it is padded to the longest row that occurred, and answers to
+the longest answer.
+
+Shape letters: R rows, T tokens of an answer, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from torch import Tensor
+
+from inlay.model.answers import Answers
+from inlay.model.bank import Bank
+from inlay.model.heads import HeadSpec
+from inlay.model.route import Prefix
+from inlay.model.rung import Rung
+from inlay.model.writing import forced_logits
+from inlay.training.compiled import CompiledStepper, Prepared, Program
+from inlay.training.member import Member
+from inlay.training.movers import Mover
+from inlay.training.objectives import Mix, lose_answers
+
+_WIDTHS = 2  # answers are padded to a multiple of it
+
+
+class WrittenProgram(Program):
+    """One step on one rung, with its answers."""
+
+    def __init__(self, rung: Rung, prefix: Prefix | None, width: int, num_columns: int) -> None:
+        super().__init__(rung, prefix, Mix(), 0, num_columns)
+        self.answers = Answers(rung.capacity, width, rung.batch.input_ids_BT.device)
+        route = replace(self.batch.route, decoder=self.answers.route)
+        self.batch = replace(self.batch, route=route, written_BT=self.answers.written_RT)
+
+    def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
+        super().fill(ready, by_slot)
+        assert ready.answers is not None
+        self.answers.fill(ready.answers)
+
+
+class WrittenStepper(CompiledStepper):
+    """Steps as captured programs, one for each rung that occurs."""
+
+    doing = "preparing"
+
+    def __init__(self, bank: Bank, mover: Mover, token_budget: int) -> None:
+        super().__init__(bank, mover, token_budget)
+        self._may_launch = True
+        self._widest = 0
+
+    def expect(self, heads: Sequence[HeadSpec]) -> None:
+        """All heads are alike: the backbone's own."""
+
+    def _prepare(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], ahead: int = 0) -> Prepared:
+        answers = [answer for member in active for answer in member.answers_of(batches[member.slot])]
+        self._widest = max(self._widest, -(-max(map(len, answers)) // _WIDTHS) * _WIDTHS)
+        ready = super()._prepare(active, batches, ahead)
+        slots = np.repeat([member.slot for member in active], [len(batches[member.slot]) for member in active])
+        return replace(ready, answers=cast(WrittenProgram, ready.program).answers.lay(answers, slots))
+
+    def _numbers(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], program: Program) -> np.ndarray:
+        targets, weights = np.zeros((2, program.rung.capacity.all_rows), np.float32)
+        found = [member.weights_of(batches[member.slot]) * self._mover.share(member, batches) for member in active]
+        weights[: sum(map(len, found))] = np.concatenate(found)
+        return np.concatenate([targets, weights])
+
+    def _of_head(self, member: Member) -> tuple[float, ...]:
+        return 0, 0, 0, 0.0, False, 0.0, member.run.config.train.label_smoothing or 0.0
+
+    def _find_mix(self) -> Hashable:
+        return self._widest
+
+    def _make_program(self, rung: Rung, prefix: Prefix | None) -> Program:
+        return WrittenProgram(rung, prefix, self._widest, self._mover.num_columns)
+
+    def _compiled(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _losses(self, program: Program) -> Tensor:
+        answers = cast(WrittenProgram, program).answers
+        logits_RTV = forced_logits(self._bank, program.batch, None)
+        smoothing_R = program.smoothing_S[program.rung.parts["row_slots"]]
+        return self._add_up(program, lose_answers(logits_RTV, answers.written_RT, smoothing_R))

@@ -260,8 +260,8 @@ METHODS: dict[str, Method] = {
         form="sequential",
         inner_norm="output",
         scale=1.0,
-        # MiniLM, CoLA, MRPC, RTE and STS-B as one run, 400 steps, one seed: the mean is 53.6 at 3e-4, 55.1 at 1e-3, 55.4 at
-        # 3e-3; the studies of single tasks choose 1e-3 more often than 5e-4.
+        # MiniLM, CoLA, MRPC, RTE and STS-B as one run, 400 steps, one seed: the mean is 53.6 at 3e-4, 55.1 at 1e-3,
+        # 55.4 at 3e-3; the studies of single tasks choose 1e-3 more often than 5e-4.
         lr=1e-3,
         lr_writing=3e-4,  # as published for T5
     ),

@@ -56,8 +56,8 @@ MOST_GRAPHED = 65536
 MOST_EMBEDDED = 3072
 """Tokens of a captured step at most where the embeddings are trained: torch sorts the gradients of more, and waits."""
 _NUM_BY_SLOT = 7
-"""what a step knows of a slot's head: kind, pooling, outputs, dropout, whether it has a layer more, its dropout, how far
-targets are smoothed"""
+"""what a step knows of a slot's head: kind, pooling, outputs, dropout, whether it has a layer more and its dropout, how
+far targets are smoothed"""
 
 
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:

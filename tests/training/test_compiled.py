@@ -12,6 +12,7 @@ import torch
 from counted import count_graphs
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import infer
+from inlay.model import rung as rungs
 from inlay.training import compiled
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.movers import JointMover
@@ -194,11 +195,18 @@ def compare_joint(ours, plain, num_steps):
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("batches", ["homogeneous", "mixed"])
-@pytest.mark.parametrize("method", ["hyperformer", "hyperformer++", "mahabadi-multi"])
+@pytest.fixture
+def small_rungs(monkeypatch):
+    """The interpreter takes its time for every row of padding."""
+    monkeypatch.setattr(rungs, "SMALLEST", 64)
+
+
+@pytest.mark.usefixtures("small_rungs")
+@pytest.mark.parametrize(("method", "batches"), [("hyperformer++", "mixed"), ("mahabadi-multi", "homogeneous")])
 def test_compiled_steps_of_runs_of_several_tasks_equal_the_definition(
     backbone_of, toy_task, compilations, method, batches
 ):
+    """Two of those that tests/test_gpu_joint.py has, which are all."""
     backbone, joint = backbone_of("bert"), {"batches": batches, "weights": ("five=3",)}
     settings = {"max_length": 8, "batch_size": 4, "clip_norm": 0.5}
     runs = [make_joint(backbone, toy_task, method, seed, joint, lr=3e-4, **settings) for seed in range(2)]
@@ -208,6 +216,7 @@ def test_compiled_steps_of_runs_of_several_tasks_equal_the_definition(
     assert len(compilations) == 2, "a block, for every one and every step, and the optimizer's step"
 
 
+@pytest.mark.usefixtures("small_rungs")
 def test_answers_after_a_replayed_step_are_of_what_it_left(backbone_of, toy_task, compilations):
     """A graph changes tensors without a word: what was written for the answers before must not be read again."""
     backbone = backbone_of("bert")
@@ -226,6 +235,7 @@ def test_answers_after_a_replayed_step_are_of_what_it_left(backbone_of, toy_task
         assert torch.equal(new, expected)
 
 
+@pytest.mark.usefixtures("small_rungs")
 def test_compiled_steps_of_several_tasks_keep_a_run_whole_and_leave_what_is_frozen(
     backbone_of, toy_task, compilations, monkeypatch
 ):
@@ -244,6 +254,7 @@ def test_compiled_steps_of_several_tasks_keep_a_run_whole_and_leave_what_is_froz
     assert ours.shared.num_steps == [2, 0]
 
 
+@pytest.mark.usefixtures("small_rungs")
 def test_a_run_of_several_tasks_that_is_not_sound_moves_nowhere(backbone_of, toy_task, compilations):
     backbone, usual = backbone_of("bert"), {"max_length": 8, "batch_size": 4}
     runs = [make_joint(backbone, toy_task, seed=seed, joint={"batches": "mixed"}, **usual) for seed in range(2)]

@@ -17,6 +17,7 @@ from inlay.model.families import find_family
 from inlay.training import FitSettings, fit, make_run, memory
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.memory import TOKEN_BUDGET, choose_budget, choose_slots, counting_saved
+from inlay.training.parallel import World
 from inlay.training.plan import make_plan
 from inlay.training.steps import Stepper
 
@@ -87,6 +88,30 @@ def test_a_step_that_does_not_fit_is_taken_in_halves(tiny_bert, toy_task, tmp_pa
     content = json.loads(membership.read_text())
     assert content["fallbacks"] == ear.told
     assert content["token_budget"] <= 100
+
+
+def test_dev_rows_that_do_not_fit_are_scored_in_halves_and_training_keeps_its_budget(
+    tiny_bert, toy_task, tmp_path, monkeypatch
+):
+    runs = [make(tiny_bert, toy_task(num_rows=200), seed=seed) for seed in range(2)]
+    whole = fit(runs, tiny_bert, tmp_path / "whole")
+    original, failures, ear = World.infer, [], Ear()
+
+    def infer(self, bank, rows, *, token_budget):
+        if token_budget > 100:
+            failures.append(token_budget)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return original(self, bank, rows, token_budget=token_budget)
+
+    monkeypatch.setattr(World, "infer", infer)
+    pieces = fit(runs, tiny_bert, tmp_path / "pieces", FitSettings(token_budget=512), ear)
+    assert_equal_results(pieces, whole)
+    for one, other in zip(pieces, whole, strict=True):
+        assert one.history[-1]["dev"] == pytest.approx(other.history[-1]["dev"], abs=1e-6)
+    assert failures == [2048, 1024, 512, 256, 128], "what keeps nothing is larger, and none happens twice"
+    assert [message.endswith("over dev rows from here on") for message in ear.told] == [True] * 5
+    (membership,) = (tmp_path / "pieces" / "cohorts").glob("*/cohort.json")
+    assert json.loads(membership.read_text())["token_budget"] == 512
 
 
 def test_a_cohort_whose_row_does_not_fit_is_halved_and_its_runs_keep_their_steps(

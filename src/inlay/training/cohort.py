@@ -44,6 +44,7 @@ from inlay.training.steps import Rows, Stepper
 from inlay.training.written import WrittenStepper
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
+_ANSWERED = 4  # times the tokens of a training pass are a pass over dev rows: it keeps nothing for a backward pass
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Cohort:
         self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
         self._world = world or World()
         self._prefixes: PrefixCache | None = None
+        self._most_answered = TOKEN_BUDGET[backbone.device.type]
         num_seats, num_tasks = min(settings.num_slots or len(runs), len(runs)), len(runs[0].parts)
         self.bank = Bank(backbone, num_seats * num_tasks, trainable=True, slots_per_run=num_tasks)
         parts = [part for run in runs for part in run.parts]
@@ -290,6 +292,18 @@ class Cohort:
         self.use_budget(min(before, sum(member.most_tokens for member in self.active)) // 2)
         return self.stepper.token_budget < before
 
+    @property
+    def answer_budget(self) -> int:
+        """Tokens of a forward pass over dev rows at most."""
+        return min(_ANSWERED * self.stepper.token_budget, self._most_answered)
+
+    def halve_answers(self) -> bool:
+        """Half the tokens of a forward pass over dev rows; False if one row is all they are."""
+        before = self.answer_budget
+        longest = max(int(part.dev.lengths.max()) for member in self.active for part in member.parts)
+        self._most_answered = max(longest, before // 2)
+        return self._most_answered < before
+
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
         """Passes inside the block leave no trace: no gradients, random numbers drawn or running statistics moved."""
@@ -383,8 +397,7 @@ class Cohort:
         if not ended:
             return []
         rows = [row for member in ended for part in member.parts for row in part.dev_rows()]
-        budget = min(self.stepper.token_budget, TOKEN_BUDGET[self.backbone.device.type])
-        logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget)))
+        logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=self.answer_budget)))
         records = []
         for member in ended:
             verdicts = [score_dev(part.run, part.dev, [next(logits) for _ in part.dev.ids]) for part in member.parts]

@@ -159,16 +159,25 @@ def _settle(cohort: Cohort, desk: Desk) -> None:
 
 
 def _step(cohort: Cohort, desk: Desk) -> int:
+    def halve() -> str:
+        if not cohort.halve_budget():
+            return ""
+        desk.save(cohort)  # before the membership: between the two, the old budget runs out again and ends here
+        return f"{cohort.settings.token_budget:,} tokens a forward pass"
+
     try:
-        return _in_pieces(cohort, desk, cohort.step, lambda: desk.save(cohort))
+        return _in_pieces(cohort, desk, cohort.step, halve)
     except OutOfMemory:
         desk.save(cohort)  # nothing has moved: a smaller cohort goes on from here
         raise
 
 
 def _score(cohort: Cohort, desk: Desk) -> list[tuple[AnyMember, dict[str, Any]]]:
+    def halve() -> str:
+        return f"{cohort.answer_budget:,} tokens a forward pass over dev rows" if cohort.halve_answers() else ""
+
     with _answering(cohort):
-        return _in_pieces(cohort, desk, cohort.finish_epochs, lambda: None)
+        return _in_pieces(cohort, desk, cohort.finish_epochs, halve)
 
 
 @contextmanager
@@ -181,18 +190,19 @@ def _answering(cohort: Cohort) -> Iterator[None]:
         cohort.backbone.model.train()
 
 
-def _in_pieces(cohort: Cohort, desk: Desk, work: Callable[[], Any], save: Callable[[], None]) -> Any:
-    """What `work` gives, with half the token budget as often as memory runs out; raises OutOfMemory at one row."""
+def _in_pieces(cohort: Cohort, desk: Desk, work: Callable[[], Any], halve: Callable[[], str]) -> Any:
+    """What `work` gives, in smaller pieces as often as memory runs out; raises OutOfMemory where they cannot be.
+
+    `halve` says what they are then; nothing, if they are as small as can be.
+    """
     while True:
         try:
             return work()
         except OutOfMemory as error:
-            if not cohort.halve_budget():
+            if not (pieces := halve()):
                 raise
             reason = error.message
-        save()  # before the membership: between the two, the old budget runs out again and ends here
-        budget = cohort.settings.token_budget
-        desk.fall_back(f"memory ran out ({reason}): {budget:,} tokens a forward pass from here on", cohort.settings)
+        desk.fall_back(f"memory ran out ({reason}): {pieces} from here on", cohort.settings)
 
 
 def _write_end(member: AnyMember, cohort: Cohort, desk: Desk) -> None:

@@ -1,4 +1,4 @@
-"""Steps of backbones that write, as programs of fixed shapes: what they are made of, and that they equal the definition."""
+"""Steps of backbones that write, as programs of fixed shapes: their parts, and that they equal the definition."""
 
 from __future__ import annotations
 
@@ -100,10 +100,12 @@ def compare(backbone, runs, num_steps=2):
 
 
 @pytest.mark.triton
-def test_steps_of_several_tasks_equal_the_definition(backbone_of, toy_task, small_rungs):
+@pytest.mark.parametrize(("method", "num_runs"), [("hyperformer++", 2), ("full-multi", 1)])
+def test_steps_of_several_tasks_equal_the_definition(backbone_of, toy_task, small_rungs, method, num_runs):
     settings = {"max_length": 8, "batch_size": 4, "clip_norm": 0.5, "lr": 3e-4, "label_smoothing": 0.1}
     backbone = backbone_of("t5")
-    compare(backbone, [make_joint(backbone, toy_task, seed=seed, **settings) for seed in range(2)])
+    runs = [make_joint(backbone, toy_task, method, seed, {"batches": "mixed"}, **settings) for seed in range(num_runs)]
+    compare(backbone, runs)
 
 
 @pytest.mark.triton

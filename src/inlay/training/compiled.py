@@ -63,11 +63,8 @@ far targets are smoothed"""
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     """Whether programs can step these runs, which have one structure."""
     specs = [member.run.spec for member in members]
-    if any(spec.is_solo and spec.is_joint for spec in specs):  # tasks that share a copy of the backbone
-        return False
-    if bank.backbone.writes:
-        return has_programs(bank.backbone, specs[0].method) and not any(spec.is_solo for spec in specs)
-    return has_programs(bank.backbone, specs[0].method) and all(can_lose(spec.head) for spec in specs)
+    are_known = bank.backbone.writes or all(can_lose(spec.head) for spec in specs)
+    return are_known and has_programs(bank.backbone, specs[0].method)
 
 
 def has_programs(backbone: Backbone, method: MethodConfig) -> bool:
@@ -396,7 +393,7 @@ def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:
 
 def _trains_embeddings(bank: Bank) -> bool:
     own = bank.weights_of(0) if bank.is_solo(0) else {}
-    return any(name.startswith("embeddings.") for name in own or {})
+    return any(name.startswith(("embeddings.", "shared.")) for name in own or {})
 
 
 def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:

@@ -86,6 +86,7 @@ class WrittenStepper(CompiledStepper):
 
     def _losses(self, program: Program) -> Tensor:
         answers = cast(WrittenProgram, program).answers
-        logits_RTV = forced_logits(self._bank, program.batch, None)
+        weights = self._bank.backbone.in_own_type(self._bank.weights_of(0))
+        logits_RTV = forced_logits(self._bank, program.batch, weights)
         smoothing_R = program.smoothing_S[program.rung.parts["row_slots"]]
         return self._add_up(program, lose_answers(logits_RTV, answers.written_RT, smoothing_R))

@@ -124,6 +124,24 @@ def test_it_says_how_many_rows_were_trained_on_and_what_was_noted_about_them():
     assert "- SQuAD v1.1: 20,000 of 87,599" in text
 
 
+def test_samples_that_seeds_drew_are_told_once():
+    study, records = synthetic.squad()
+    counts = [(4, 100, 2000)[place % 3] for place in range(len(records))]
+    drawn = [
+        dataclasses.replace(
+            item,
+            num_train=count,
+            extra={"notes": [f"training on {count} of 87599 rows, drawn by the seed {item.seed}"]},
+        )
+        for item, count in zip(records, counts, strict=True)
+    ]
+    text = make_report([Chapter(study, drawn)]).markdown
+    assert "Training rows: SQuAD v1.1 4 to 2,000." in text
+    assert [line for line in text.splitlines() if "drawn by the seed" in line] == [
+        "- SQuAD v1.1: training on 4 to 2,000 of 87,599 rows, drawn by the seed"
+    ]
+
+
 def test_every_claim_has_a_verdict_for_every_backbone(report):
     line = next(
         line for line in report.markdown.splitlines() if line.startswith("| adapters within 0.4 points of full")

@@ -6,7 +6,8 @@ from the `paper` profile and where the numbers come from is said beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from inlay.store import write_atomically
 PROFILES = ("paper", "device", "tiny")
 TRIAL = "tiny"
 """the profile that no claim is judged by"""
+_DRAWN = re.compile(r"training on (\d+) of (\d+) rows, drawn by the seed \d+")
 CONTAMINATION = (
     "The sentence-tuned backbones were tuned on pair data that includes NLI, question-duplicate and SQuAD pairs, and "
     "flan-T5 on a mixture that includes GLUE tasks, CB and IMDB. Comparisons between methods on one backbone stand; "
@@ -235,16 +237,38 @@ def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
 
 def _origin_blocks(study: StudySpec, records: Sequence[Record]) -> Iterator[Block]:
     """Training rows of each task, what was noted about the data, and the origin of the numbers."""
-    counts = {record.task: record.num_train for record in records}
-    yield Text("Training rows: " + ", ".join(f"{name_task(task)} {count:,}" for task, count in counts.items()) + ".")
+    counts: dict[str, set[int]] = {}
+    for record in records:
+        counts.setdefault(record.task, set()).add(record.num_train)
+    shown = [f"{name_task(task)} {_range(numbers)}" for task, numbers in counts.items()]
+    yield Text("Training rows: " + ", ".join(shown) + ".")
     if poolings := _list_poolings(records):
         yield Text("What heads read: " + "; ".join(poolings) + ".")
-    noted = dict.fromkeys(
-        f"{name_task(record.task)}: {note}" for record in records for note in record.extra.get("notes", ())
-    )
-    if noted:
+    if noted := _list_notes(records):
         yield Points(tuple(noted), "Noted about the data")
     yield Text(f"{Coverage(study, records).count}; {_origin(records)}")
+
+
+def _list_notes(records: Sequence[Record]) -> list[str]:
+    """What was noted about each task's data, once; of samples that seeds drew, how many there were."""
+    noted: dict[str, None] = {}
+    drawn: dict[tuple[str, int], set[int]] = {}
+    for record in records:
+        for note in record.extra.get("notes", ()):
+            if found := _DRAWN.fullmatch(note):
+                drawn.setdefault((name_task(record.task), int(found[2])), set()).add(int(found[1]))
+            else:
+                noted[f"{name_task(record.task)}: {note}"] = None
+    samples = (
+        f"{task}: training on {_range(numbers)} of {of:,} rows, drawn by the seed"
+        for (task, of), numbers in drawn.items()
+    )
+    return [*noted, *samples]
+
+
+def _range(numbers: Collection[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _list_poolings(records: Sequence[Record]) -> list[str]:

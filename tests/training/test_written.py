@@ -42,35 +42,32 @@ def test_answers_lie_as_their_rows_do_and_padding_goes_through_the_last_slot():
     answers.fill(answers.lay([np.array([5, 6]), np.array([7]), np.array([8, 9, 1, 1])], np.array([0, 0, 2])))
     written, tiling = answers.written_RT, answers.route.tiling
     assert written[:3].tolist() == [[5, 6, -100, -100], [7, -100, -100, -100], [8, 9, 1, 1]]
-    assert (written[3:] == -100).all()
-    assert tiling.slots_N.tolist() == [0] * 8 + [2] * (4 * capacity.all_rows - 8)
+    assert written[3:].tolist() == [[-100] * 4]
+    assert tiling.slots_N.tolist() == [0] * 8 + [2] * 8
     ranges = [(int(a), int(b)) for a, b in zip(tiling.tiles.begins_S, tiling.tiles.ends_S, strict=True)]
-    assert ranges == [(0, 8), (0, 0), (8, 4 * capacity.all_rows)]
+    assert ranges == [(0, 8), (0, 0), (8, 16)]
     covered = [
         (int(slot), token)
         for slot, start, stop in zip(*tiling.tiles.tensors[:3], strict=True)
         for token in range(int(start), int(stop))
     ]
-    assert covered == list(zip(tiling.slots_N.tolist(), range(4 * capacity.all_rows), strict=True))
+    assert covered == list(zip(tiling.slots_N.tolist(), range(16), strict=True))
 
 
 def test_rows_of_a_rung_are_unpacked_as_those_of_a_pack():
-    lengths = [3, 5, 1]
+    lengths = [1, 3, 5]
     rows = [Row(np.arange(length), slot=0) for length in lengths]
     rung = Rung(Capacity(num_tokens=256, num_rows=4, num_slots=1, max_length=64), 0, 0, CPU)
     ids = np.concatenate([row.ids for row in rows])
     rung.fill(rung.lay(Laid(ids, None, np.array(lengths), np.zeros(3, int))))
     values = torch.randn(256, 2)
-    found, is_real = rung.route.tiling.unpack(values)
-    assert found.shape == (rung.capacity.all_rows, 64, 2)
-    assert is_real[:4].sum(1).tolist() == [3, 5, 1, 64]  # then the first row of padding
-    assert is_real.sum() == 256
-    start = 0
-    for row, length in enumerate(lengths):
-        assert torch.equal(found[row, :length], values[start : start + length])
-        assert (found[row, length:] == values[start + length - 1]).all()  # of the row itself: of no other's slot
-        start += length
-    assert pack(rows, 0).pack.is_real_BT.sum() == is_real[:3].sum()
+    found, is_real = rung.route.tiling.unpack(values, 4)
+    assert found.shape == (4, 64, 2)
+    assert is_real[3].all(), "a row of padding"
+    packed = pack(rows, 0).pack
+    assert torch.equal(found[:3, :5], packed.unpack(values))
+    assert torch.equal(is_real[:3, :5], packed.is_real_BT)
+    assert (found[:3, 5:] == found[:3, 4:5]).all(), "a row's own last token: of no other's slot"
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The answers to the rows of a rung, at fixed addresses: what a decoder writes in a pass of fixed shapes.
 
-Every row has as many tokens, those behind an answer's end included; rows of padding and empty ones have answers of
-nothing, and go through the last slot as their rows do.
+Every row has as many tokens, those behind an answer's end included. Of the rows of padding, which come last, only as
+many are answered as there is room for real ones, with nothing, by the last slot, as they are read.
 
 Shape letters: R rows, T tokens of an answer, S slots.
 """
@@ -23,7 +23,7 @@ class Answers:
     """Room for answers of at most `width` tokens. `fill` writes them in one copy; `route` never changes."""
 
     def __init__(self, capacity: Capacity, width: int, device: torch.device) -> None:
-        self._num_rows, self._width, self._num_slots = capacity.all_rows, width, capacity.num_slots
+        self._num_rows, self._width, self._num_slots = capacity.num_rows, width, capacity.num_slots
         num_tokens = self._num_rows * width
         self._tile = tile_for(num_tokens)
         self._num_tiles = tile_capacity(num_tokens, min(capacity.num_slots, capacity.num_rows), self._tile)

@@ -154,6 +154,8 @@ class CompiledStepper(Stepper):
         self._longest = 0
         self._most_rows = 0
         self._mix = Mix()
+        self._grown: Hashable = None
+        self._largest_budget = token_budget
         self._most_captured = MOST_EMBEDDED if _trains_embeddings(bank) else MOST_GRAPHED
         self._may_launch = bank.is_solo(0)
         """whether steps that this torch cannot capture are launched"""
@@ -171,6 +173,7 @@ class CompiledStepper(Stepper):
         look_ahead: LookAhead = lambda: None,
     ) -> dict[int, Seen]:
         """As `Stepper.step`, in one program, or in several where the token budget does not hold all runs."""
+        self._shrink()
         is_dealt = self._dealt[0] == (_key(active), self.token_budget)
         groups = self._dealt[1] if is_dealt else []
         if not is_dealt and can_compile(self._bank, active):
@@ -193,6 +196,12 @@ class CompiledStepper(Stepper):
             seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
         self._mover.take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
         return seen
+
+    def _shrink(self) -> None:
+        """Forget the programs of a larger budget, which memory ran out for, and the rows they had room for."""
+        if self.token_budget < self._largest_budget:
+            self._programs, self._next, self._longest, self._most_rows = {}, None, 0, 0
+        self._largest_budget = self.token_budget
 
     def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
         """Who is stepped together: in as few programs as hold everyone, of about equal size. Nobody, if a run's batch
@@ -276,9 +285,11 @@ class CompiledStepper(Stepper):
         """The program for a step. Rows, the longest row and kinds of heads only ever grow, so steps of one size share
         a program."""
         self._longest = max(self._longest, bound_length(lengths))
-        self._most_rows = max(self._most_rows, len(lengths))
-        capacity = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest)
-        key = (capacity, self._find_mix(), begins_at)
+        num_rows, grown = self._find_rows(len(lengths)), self._grow()
+        if grown != self._grown:
+            self._programs, self._grown = {}, grown
+        capacity = Capacity(climb(num_tokens), num_rows, self._bank.num_slots, self._longest)
+        key = (capacity, begins_at)
         if key not in self._programs:
             backbone, prefix = self._bank.backbone, None
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
@@ -288,10 +299,15 @@ class CompiledStepper(Stepper):
             self._programs[key] = self._make_program(rung, prefix)
         return self._programs[key]
 
-    def _find_mix(self) -> Hashable:
-        """What a program is made for besides rows: it grows to the heads of now."""
+    def _find_rows(self, num_rows: int) -> int:
+        """How many rows a program has room for."""
+        self._most_rows = max(self._most_rows, num_rows)
+        return self._most_rows
+
+    def _grow(self) -> Hashable:
+        """What programs are made for that only ever grows, as it is now: with less they are never launched again."""
         self._mix = self._mix.with_heads([spec.head for spec in self._bank.specs if spec is not None])
-        return self._mix
+        return self._longest, self._most_rows, self._mix
 
     def _make_program(self, rung: Rung, prefix: Prefix | None) -> Program:
         return Program(rung, prefix, self._mix, self._num_labels, self._mover.num_columns)
@@ -308,11 +324,12 @@ class CompiledStepper(Stepper):
             if program.basis != basis:
                 what, began = f"{self.doing} steps of up to {num_tokens:,} tokens", time.perf_counter()
                 self.on_compile(what)
-                program.graph, program.basis = None, basis
+                program.graph = None
                 self._compute(program)
+                program.basis = basis  # not before: a step that ran out of memory has not loaded all that it launches
                 self.on_compiled(what, time.perf_counter() - began)
                 return
-            if self._is_captured and num_tokens <= self._most_captured:
+            if self._is_captured and self._may_capture(program):
                 program.graph = self._try_to_capture(program)
             if program.graph is None:
                 self._compute(program)
@@ -321,6 +338,9 @@ class CompiledStepper(Stepper):
 
     def _compiled(self) -> AbstractContextManager[None]:
         return self._bank.backbone.compiled(BACKEND)
+
+    def _may_capture(self, program: Program) -> bool:
+        return program.rung.capacity.num_tokens <= self._most_captured
 
     def _try_to_capture(self, program: Program) -> Any:
         """The step as a graph; None, from then on, if it may be launched and this torch cannot."""
@@ -363,10 +383,11 @@ class CompiledStepper(Stepper):
         return self._add_up(program, losses_B)
 
     def _add_up(self, program: Program, losses_B: Tensor) -> Tensor:
-        """The loss of every slot [S], of those of rows."""
+        """The loss of every slot [S], of those of the first rows; those behind them are padding."""
+        weights_B, slots_B = program.weights_B[: len(losses_B)], program.rung.parts["row_slots"][: len(losses_B)]
         # Not times the weight: a row of padding counts nothing, whatever its loss is.
-        losses_B = torch.where(program.weights_B > 0, losses_B * program.weights_B, 0.0)
-        return losses_B.new_zeros(self._bank.num_slots).index_add(0, program.rung.parts["row_slots"], losses_B)
+        losses_B = torch.where(weights_B > 0, losses_B * weights_B, 0.0)
+        return losses_B.new_zeros(self._bank.num_slots).index_add(0, slots_B, losses_B)
 
     def _logits_of_rows(self, program: Program, hidden_ND: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
         rung, slots_B = program.rung, program.rung.parts["row_slots"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,7 +112,7 @@ class Member:
         """Tokens of its longest row."""
         return int(self.lengths.max())
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of every row, those of the answer included where it is written."""
         return self.train.lengths + (0 if self._written is None else self._written.lengths)

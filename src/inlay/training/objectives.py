@@ -151,7 +151,9 @@ class _Smoothed(torch.autograd.Function):
         by_logit_RTV = (logits_RTV - sums_RT.unsqueeze(-1)).exp_()
         by_logit_RTV -= (smoothing_R1 / logits_RTV.shape[-1]).unsqueeze(-1)
         by_logit_RTV.scatter_add_(-1, targets_RT.unsqueeze(-1), (smoothing_R1 - 1).expand_as(targets_RT).unsqueeze(-1))
-        return by_logit_RTV.mul_(grads[0].unsqueeze(-1)), None, None
+        by_loss_RT1 = grads[0].unsqueeze(-1)
+        # Not times nothing: what counts nothing may be no number.
+        return by_logit_RTV.mul_(by_loss_RT1).masked_fill_(by_loss_RT1 == 0, 0.0), None, None
 
 
 @dataclass(frozen=True)

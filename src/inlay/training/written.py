@@ -10,7 +10,7 @@ Shape letters: R rows, T tokens of an answer, S slots.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import cast
 
@@ -23,12 +23,14 @@ from inlay.model.heads import HeadSpec
 from inlay.model.route import Prefix
 from inlay.model.rung import Rung
 from inlay.model.writing import forced_logits
-from inlay.training.compiled import CompiledStepper, Prepared, Program
+from inlay.training import compiled
+from inlay.training.compiled import MOST_EMBEDDED, CompiledStepper, Prepared, Program
 from inlay.training.member import Member
 from inlay.training.movers import Mover
 from inlay.training.objectives import Mix, lose_answers
 
 _WIDTHS = 2  # answers are padded to a multiple of it
+_ROWS = 16  # there is room for a multiple of it
 
 
 class WrittenProgram(Program):
@@ -75,18 +77,34 @@ class WrittenStepper(CompiledStepper):
     def _of_head(self, member: Member) -> tuple[float, ...]:
         return 0, 0, 0, 0.0, False, 0.0, member.run.config.train.label_smoothing or 0.0
 
-    def _find_mix(self) -> Hashable:
-        return self._widest
+    def _find_rows(self, num_rows: int) -> int:
+        """Those of this step: a row more is read whole by every block of the decoder."""
+        return -(-num_rows // _ROWS) * _ROWS
+
+    def _grow(self) -> Hashable:
+        return self._longest, self._widest
+
+    def _shrink(self) -> None:
+        if self.token_budget < self._largest_budget:
+            self._widest = 0
+        super()._shrink()
 
     def _make_program(self, rung: Rung, prefix: Prefix | None) -> Program:
         return WrittenProgram(rung, prefix, self._widest, self._mover.num_columns)
 
     def _compiled(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return self._bank.backbone.compiled(compiled.BACKEND, with_blocks=False)
+
+    def _may_capture(self, program: Program) -> bool:
+        if self._most_captured > MOST_EMBEDDED:
+            return super()._may_capture(program)
+        written_RT = cast(WrittenProgram, program).answers.written_RT  # read as embeddings; so are pairs of places
+        most = max(written_RT.numel(), written_RT.shape[1] ** 2)
+        return most <= MOST_EMBEDDED and super()._may_capture(program)
 
     def _losses(self, program: Program) -> Tensor:
         answers = cast(WrittenProgram, program).answers
         weights = self._bank.backbone.in_own_type(self._bank.weights_of(0))
         logits_RTV = forced_logits(self._bank, program.batch, weights)
-        smoothing_R = program.smoothing_S[program.rung.parts["row_slots"]]
+        smoothing_R = program.smoothing_S[program.rung.parts["row_slots"][: len(logits_RTV)]]
         return self._add_up(program, lose_answers(logits_RTV, answers.written_RT, smoothing_R))

@@ -57,8 +57,20 @@ def test_equal_texts_stay_together_and_every_class_can_be_trained(rows, shares, 
         assert (sides[own] == TRAIN).any()
     spare = len(first_stratum) - len(set(first_stratum.values()))
     wanted = [side for side, share in zip((DEV, TEST), shares, strict=True) if share]
-    if spare >= 1 and wanted:
-        assert (sides == wanted[0]).any()
+    for side in wanted[:spare]:  # dev comes first
+        assert (sides == side).any()
+
+
+def test_dev_comes_before_test_where_one_text_is_all_that_can_be_spared():
+    keys, strata = ["a", "a", "a", "a", "a", "a", "b", "c"], np.array([1, 0, 0, 0, 0, 0, 0, 0])
+    sides = assign_sides(keys, strata, (0.1, 0.2), seed=0)
+    assert sorted(sides[6:].tolist()) == [TRAIN, DEV]
+    assert (sides[:6] == TRAIN).all()
+
+
+def test_a_side_that_took_all_that_can_be_spared_gives_the_other_one_of_it():
+    sides = assign_sides(["a", "b", "c"], np.zeros(3), (0.5, 0.1), seed=0)
+    assert sorted(sides.tolist()) == [TRAIN, DEV, TEST]
 
 
 @pytest.mark.parametrize("num_rows", [2, 3, 9])

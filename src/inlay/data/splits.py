@@ -44,7 +44,7 @@ def assign_sides(keys: Sequence[str], strata: np.ndarray, shares: tuple[float, f
     """TRAIN, DEV or TEST for each row, so that dev and test hold their `shares` of the rows and of each stratum.
 
     Every stratum keeps a group for training. A side whose share is above 0 gets at least one group if there are enough
-    different texts; it is for the caller to see whether it did.
+    different texts, dev before test; it is for the caller to see whether it did.
     """
     groups: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
@@ -75,8 +75,14 @@ def assign_sides(keys: Sequence[str], strata: np.ndarray, shares: tuple[float, f
 
 
 def _fill(side: int, sides: np.ndarray, by_stratum: dict[int, list[list[int]]]) -> None:
-    """Give an empty side the smallest group that training can spare."""
-    spare = [rows for groups in by_stratum.values() for rows in groups[1:] if sides[rows[0]] == TRAIN]
+    """Give an empty side the smallest group that training can spare; if it has none, one of the other side's.
+
+    The last one of the other side's is given to dev alone: without it nothing can be chosen.
+    """
+    groups = [rows for own in by_stratum.values() for rows in own[1:]]
+    spare = [rows for rows in groups if sides[rows[0]] == TRAIN]
+    if not spare and (side == DEV or len(groups) > 1):
+        spare = groups
     if spare:
         sides[min(spare, key=len)] = side
 

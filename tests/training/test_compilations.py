@@ -111,6 +111,32 @@ def test_who_listens_hears_what_is_compiled_and_how_long_it_took(backbone_of, to
     assert 0.05 <= seconds < 5
 
 
+def test_a_program_whose_first_launch_failed_is_launched_again_before_it_is_captured(
+    backbone_of, toy_task, monkeypatch
+):
+    monkeypatch.setattr(launch, "is_available", lambda device: True)
+    stepper, done = make_cohort(backbone_of("bert"), toy_task, "houlsby").stepper, []
+
+    def compute(program):
+        done.append("launched")
+        if len(done) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def capture(program):
+        done.append("captured")
+        return SimpleNamespace(replay=lambda: done.append("replayed"))
+
+    monkeypatch.setattr(stepper, "_compute", compute)
+    monkeypatch.setattr(stepper, "_try_to_capture", capture)
+    monkeypatch.setattr(stepper, "_is_captured", True)
+    program = stepper._find_program(300, np.full(8, 37), None)
+    with pytest.raises(torch.OutOfMemoryError):
+        stepper._launch(program)
+    for _ in range(3):
+        stepper._launch(program)
+    assert done == ["launched", "launched", "captured", "replayed", "replayed"]
+
+
 def test_a_step_that_has_moved_some_runs_is_not_taken_again_when_memory_runs_out(backbone_of, toy_task, monkeypatch):
     """A replayed program changes no tensor's version: only its count says that runs have moved."""
     monkeypatch.setattr(launch, "is_available", lambda device: True)

@@ -96,9 +96,8 @@ def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
     if runs == tuple(range(len(stack_G))):
         return stack_G
     often = len(runs) // len(stack_G)
-    if runs == tuple(
-        run for run in range(len(stack_G)) for _ in range(often)
-    ):  # all slots: gradients are sums in order
+    if runs == tuple(run for run in range(len(stack_G)) for _ in range(often)):
+        # Of all slots: the gradient of an expanded tensor is a sum in order, that of an indexed one is not.
         return stack_G.unsqueeze(1).expand(-1, often, *stack_G.shape[1:]).flatten(0, 1)
     return stack_G[numbers_on(stack_G.device, runs)]
 

@@ -9,6 +9,7 @@ import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import Bank, infer, load_backbone
+from inlay.model.capture import Recorder
 from inlay.model.graphed import GraphedForward
 from inlay.model.heads import WRITTEN, HeadSpec
 from inlay.model.methods import METHODS, UNSUPPORTED
@@ -251,6 +252,17 @@ def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, toy_tags
     answers = [infer(cohort.bank, [Row(ids, slot) for slot in range(6) for ids in ROWS]) for cohort in (ours, plain)]
     for here, there in zip(*answers, strict=True):
         torch.testing.assert_close(there, here, atol=1e-2, rtol=1e-2)
+
+
+def test_what_cannot_be_captured_leaves_random_numbers_memory_and_later_captures_sound():
+    recorder, number = Recorder(), torch.ones(8, device="cuda")
+    with pytest.raises(RuntimeError):
+        recorder.capture(lambda: number.sum().item())  # waits for the device
+    assert torch.randint(9, (3,), device="cuda").shape == (3,)
+    graph = recorder.capture(lambda: number.mul_(2))
+    graph.replay()
+    assert number.tolist() == [2.0] * 8
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("method", [{"name": "full"}, {"name": "top", "layers": "-1:"}], ids=str)

@@ -14,13 +14,17 @@ from inlay.model.capture import Recorder, is_out_of_memory
 class Graph:
     """Notes the memory it is captured into, and whether the capture was ended."""
 
+    breaks = False
+
     def __init__(self):
         self.pool, self.is_ended = None, False
 
-    def capture_begin(self, pool):
+    def capture_begin(self, pool=None):
         self.pool = pool
 
     def capture_end(self):
+        if self.pool is not None and Graph.breaks:
+            raise RuntimeError("operation failed due to a previous error during capture")
         self.is_ended = True
 
 
@@ -64,6 +68,20 @@ def test_a_capture_that_fails_is_ended_and_leaves_no_graph(cuda):
     graph = recorder.capture(lambda: None)
     assert graph.is_ended
     assert graph.pool == 1, "the first one's is gone with it"
+
+
+def test_a_capture_that_cannot_be_ended_says_what_failed_and_leaves_torch_free_of_it(cuda, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *of: given_back.append(of), raising=False)
+    monkeypatch.setattr(Graph, "breaks", True)
+
+    def fail():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        Recorder().capture(fail)
+    assert given_back == [(0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_runs_are_stepped_in_as_few_programs_as_hold_them(backbone_of, toy_task,
     cohort = make_cohort(backbone_of("bert"), toy_task, "houlsby")
     stepper = cohort.stepper
     stepper.token_budget = budget
-    active = [SimpleNamespace(slot=slot, train=SimpleNamespace(lengths=np.full(8, 19))) for slot in range(3)]
+    active = [SimpleNamespace(slot=slot, lengths=np.full(8, 19)) for slot in range(3)]
     groups = stepper._group(active, {slot: np.arange(8) for slot in range(3)})
     assert sorted(map(len, groups), reverse=True) == expected
     assert sorted(member.slot for group in groups for member in group) == ([0, 1, 2] if expected else [])

@@ -217,6 +217,17 @@ def test_compiled_steps_of_runs_of_several_tasks_equal_the_definition(
 
 
 @pytest.mark.usefixtures("small_rungs")
+@pytest.mark.parametrize("method", ["full-multi", "pal-published"])
+def test_compiled_steps_of_tasks_that_share_a_copy_of_the_backbone_equal_the_definition(
+    backbone_of, toy_task, compilations, method
+):
+    backbone, settings = backbone_of("bert"), {"max_length": 8, "batch_size": 4, "clip_norm": 0.5, "lr": 3e-4}
+    ours, plain = make_joint_cohorts(backbone, [make_joint(backbone, toy_task, method, **settings)])
+    compare_joint(ours, plain, 2)
+    assert ours.stepper.num_moved == 2, "no step was left to the definition"
+
+
+@pytest.mark.usefixtures("small_rungs")
 def test_answers_after_a_replayed_step_are_of_what_it_left(backbone_of, toy_task, compilations):
     """A graph changes tensors without a word: what was written for the answers before must not be read again."""
     backbone = backbone_of("bert")

@@ -190,7 +190,8 @@ def _attention_with_buckets(padded: Callable[..., Any], longest: int) -> Callabl
                 num_buckets=self.relative_attention_num_buckets,
                 max_distance=self.relative_attention_max_distance,
             )
-            bias_HW = self.relative_attention_bias(buckets_W).t()
+            # Not as an embedding: torch sorts the gradients of so many, which cannot be captured.
+            bias_HW = self.relative_attention_bias.weight.index_select(0, buckets_W).t()
         shape = (-1, self.n_heads, self.key_value_proj_dim)
         q, k, v = (linear(hidden_states).view(shape) for linear in (self.q, self.k, self.v))
         dropout = self.dropout if self.training else 0.0

@@ -136,7 +136,11 @@ class Backbone:
 
     def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
         """What a backbone that writes has read of a batch, padded."""
-        states, pack = self.hidden_layers(batch, weights)[-1], batch.pack
+        states, pack, tiling = self.hidden_layers(batch, weights)[-1], batch.pack, batch.route.tiling
+        if tiling is not None and tiling.rows_N is not None:  # a pass that is made for any mix of rows
+            assert batch.written_BT is not None
+            states_BTD, is_real_BT = tiling.unpack(states[0], len(batch.written_BT))
+            return Read(states_BTD, is_real_BT.long())
         if pack is not None:
             return Read(pack.unpack(states[0]), pack.is_real_BT.long())
         assert batch.mask_BT is not None
@@ -250,21 +254,24 @@ class Backbone:
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
 
     @contextmanager
-    def compiled(self, backend: str | Callable[..., Any] = "inductor") -> Iterator[None]:
+    def compiled(self, backend: str | Callable[..., Any] = "inductor", *, with_blocks: bool = True) -> Iterator[None]:
         """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
+
+        Without blocks it is for what else is compiled there.
 
         The first rung is compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest.
 
         What was compiled is kept between processes, where `$TORCHINDUCTOR_CACHE_DIR` says or in our cache.
         """
         use_compiled()
-        blocks: list[Any] = [block.inner for block in self._blocks]  # which of them a pass leaves out is not compiled
-        if backend not in self._compiled:
+        # Which of them a pass leaves out is not compiled.
+        blocks: list[Any] = [block.inner for block in self._blocks] if with_blocks else []
+        if with_blocks and backend not in self._compiled:
             self._compiled[backend] = [
                 torch.compile(block._call_impl, backend=backend, fullgraph=True) for block in blocks
             ]
         try:
-            for block, call in zip(blocks, self._compiled[backend], strict=True):
+            for block, call in zip(blocks, self._compiled.get(backend, ()), strict=with_blocks):
                 block._compiled_call_impl = call
             # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers that
             # a route brings (its longest row) may change as its shapes do.

@@ -106,7 +106,7 @@ class Bank:
 
         What a hypernetwork writes is made in every pass, out of stacks that stay where they are.
         """
-        if self._expander is None:
+        if self._expander is None or self.is_solo(0):
             return self.views
         self._basis = self._basis or tuple(map(self._gated, range(self.num_slots)))
         return self._basis
@@ -246,7 +246,7 @@ class Bank:
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
         is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
-        is_solo = is_solo and (bool(route.segments) or self.num_slots == 1)
+        is_solo = is_solo and (bool(route.segments) or self.num_slots == self.slots_per_run)
         device = self.backbone.device
         if self._expander is not None and not is_solo:
             views, route = self._expand(self._expander, route)

@@ -34,11 +34,25 @@ class Recorder:
             graph.capture_begin(pool=self._pool)
             try:
                 work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                _abandon(graph, self._pool)
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         self._graphs.add(graph)
         return graph
+
+
+def _abandon(graph: Any, pool: Any) -> None:
+    """End a capture that failed. Where it cannot be ended, torch would go on taking memory for it and drawing random
+    numbers for it: both are told that it is over, the second by a capture of nothing."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        nothing = torch.cuda.CUDAGraph()
+        nothing.capture_begin()
+        nothing.capture_end()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

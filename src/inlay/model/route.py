@@ -134,6 +134,18 @@ class Tiling:
     is_long: bool = False
     """whether packed rows are long, in the mean"""
 
+    def unpack(self, values_N: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Values of tokens as so many first rows, padded to the longest that may come [B, T, …], and which are real.
+
+        The padding repeats a row's last value.
+        """
+        places_T = torch.arange(self.max_length, device=values_N.device)
+        starts_B1, stops_B1 = (edges_B[:num_rows].unsqueeze(1) for edges_B in (self.starts_B, self.stops_B))
+        lengths_B1 = stops_B1 - starts_B1
+        tokens_BT = starts_B1 + torch.minimum(places_T, (lengths_B1 - 1).clamp(min=0))
+        values_BT = values_N.index_select(0, tokens_BT.flatten()).unflatten(0, tokens_BT.shape)
+        return values_BT, places_T < lengths_B1
+
 
 @dataclass(frozen=True)
 class Route:

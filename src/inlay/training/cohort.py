@@ -41,6 +41,7 @@ from inlay.training.prefix import PrefixCache
 from inlay.training.queue import Parked, Queue
 from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
 from inlay.training.steps import Rows, Stepper
+from inlay.training.written import WrittenStepper
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 _ANSWERED = 4  # times the tokens of a training pass are a pass over dev rows: it keeps nothing for a backward pass
@@ -158,7 +159,8 @@ class Cohort:
         # A program has the optimizer inside: nothing can be exchanged before it.
         if not is_compiled or self._world.place.size > 1:
             return Stepper(self.bank, self.mover, settings.token_budget, self._world)
-        stepper = CompiledStepper(self.bank, self.mover, settings.token_budget)
+        kind = WrittenStepper if self.backbone.writes else CompiledStepper
+        stepper = kind(self.bank, self.mover, settings.token_budget)
         stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
         return stepper
 

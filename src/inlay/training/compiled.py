@@ -13,8 +13,8 @@ Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, D hidde
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.model.tiles import Tiles
 from inlay.training.member import Member
+from inlay.training.memory import first_line
 from inlay.training.movers import Mover, Seen
 from inlay.training.objectives import (
     KINDS,
@@ -54,16 +55,16 @@ MOST_GRAPHED = 65536
 """Tokens of a captured step at most: beyond, launches are no cost worth the memory a capture holds."""
 MOST_EMBEDDED = 3072
 """Tokens of a captured step at most where the embeddings are trained: torch sorts the gradients of more, and waits."""
-_NUM_BY_SLOT = 6
-"""what a step knows of a slot's head: kind, pooling, outputs, dropout, whether it has a layer more, and its dropout"""
+_NUM_BY_SLOT = 7
+"""what a step knows of a slot's head: kind, pooling, outputs, dropout, whether it has a layer more and its dropout, how
+far targets are smoothed"""
 
 
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     """Whether programs can step these runs, which have one structure."""
     specs = [member.run.spec for member in members]
-    if any(spec.is_solo and spec.is_joint for spec in specs):  # tasks that share a copy of the backbone
-        return False
-    return has_programs(bank.backbone, specs[0].method) and all(can_lose(spec.head) for spec in specs)
+    are_known = bank.backbone.writes or all(can_lose(spec.head) for spec in specs)
+    return are_known and has_programs(bank.backbone, specs[0].method)
 
 
 def has_programs(backbone: Backbone, method: MethodConfig) -> bool:
@@ -93,7 +94,7 @@ class Program:
         """targets of tokens, for heads that read them; else none"""
         self.columns_CS = columns.view(num_columns, num_slots)
         self.kinds_S, self.poolings_S, self.num_outputs_S, *rest = by_slot.view(_NUM_BY_SLOT, num_slots)
-        self.dropout_S, self.has_hidden_S, self.hidden_dropout_S = rest
+        self.dropout_S, self.has_hidden_S, self.hidden_dropout_S, self.smoothing_S = rest
         self.seen_2S = torch.zeros(2, num_slots, device=device)
         """losses and norms of the last step"""
         self.graph: Any = None
@@ -123,6 +124,8 @@ class Prepared:
     """float32: targets, weights and labels of the rows, marks of the tokens"""
     states: list[Tensor]
     """what is known of each row's lower layers [T, D]; empty if nothing is"""
+    answers: np.ndarray | None = None
+    """int32: what is to be written, where that is what is learned"""
 
     def write_states(self, into_ND: Tensor) -> None:
         """Lay the states end to end; padding keeps what was there."""
@@ -136,6 +139,9 @@ class Prepared:
 class CompiledStepper(Stepper):
     """Steps as compiled programs, one for each rung that occurs."""
 
+    doing = "compiling"
+    """what takes its time when a rung occurs first"""
+
     def __init__(self, bank: Bank, mover: Mover, token_budget: int) -> None:
         super().__init__(bank, mover, token_budget)
         self._programs: dict[tuple[Any, ...], Program] = {}
@@ -148,7 +154,11 @@ class CompiledStepper(Stepper):
         self._longest = 0
         self._most_rows = 0
         self._mix = Mix()
+        self._grown: Hashable = None
+        self._largest_budget = token_budget
         self._most_captured = MOST_EMBEDDED if _trains_embeddings(bank) else MOST_GRAPHED
+        self._may_launch = bank.is_solo(0)
+        """whether steps that this torch cannot capture are launched"""
 
     def expect(self, heads: Sequence[HeadSpec]) -> None:
         """Make programs for these heads too, whose runs will enter: no other will be made when they do."""
@@ -163,6 +173,7 @@ class CompiledStepper(Stepper):
         look_ahead: LookAhead = lambda: None,
     ) -> dict[int, Seen]:
         """As `Stepper.step`, in one program, or in several where the token budget does not hold all runs."""
+        self._shrink()
         is_dealt = self._dealt[0] == (_key(active), self.token_budget)
         groups = self._dealt[1] if is_dealt else []
         if not is_dealt and can_compile(self._bank, active):
@@ -186,12 +197,18 @@ class CompiledStepper(Stepper):
         self._mover.take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
         return seen
 
+    def _shrink(self) -> None:
+        """Forget the programs of a larger budget, which memory ran out for, and the rows they had room for."""
+        if self.token_budget < self._largest_budget:
+            self._programs, self._next, self._longest, self._most_rows = {}, None, 0, 0
+        self._largest_budget = self.token_budget
+
     def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
         """Who is stepped together: in as few programs as hold everyone, of about equal size. Nobody, if a run's batch
         alone is too large: its gradients need several passes."""
         tokens: dict[int, int] = {}
         for member in active:
-            run, num_tokens = self._bank.run_of(member.slot), int(member.train.lengths[batches[member.slot]].sum())
+            run, num_tokens = self._bank.run_of(member.slot), int(member.lengths[batches[member.slot]].sum())
             tokens[run] = tokens.get(run, 0) + num_tokens
         if not all(self._holds(tokens, [run]) for run in tokens):
             return []
@@ -250,13 +267,15 @@ class CompiledStepper(Stepper):
         columns = self._mover.columns(active, rates, limits)
         known = np.concatenate([columns, np.zeros((_NUM_BY_SLOT, self._bank.num_slots), np.float32)])
         for member in active:
-            head = member.run.spec.head
-            pooling = POOLINGS.index(head.pooling) if head.reads_rows else 0
-            rate, has_hidden = member.run.config.train.head_dropout, head.hidden != "none"
-            dropout = 0.0 if head.hidden == "pooler" else rate  # BERT drops what its pooler gives, not what it reads
-            of_head = (KINDS.index(head.kind), pooling, head.num_outputs, dropout, has_hidden, rate)
-            known[-_NUM_BY_SLOT:, member.slot] = of_head
+            known[-_NUM_BY_SLOT:, member.slot] = self._of_head(member)
         return known
+
+    def _of_head(self, member: Member) -> tuple[float, ...]:
+        head = member.run.spec.head
+        pooling = POOLINGS.index(head.pooling) if head.reads_rows else 0
+        rate, has_hidden = member.run.config.train.head_dropout, head.hidden != "none"
+        dropout = 0.0 if head.hidden == "pooler" else rate  # BERT drops what its pooler gives, not what it reads
+        return KINDS.index(head.kind), pooling, head.num_outputs, dropout, has_hidden, rate, 0.0
 
     @property
     def _num_labels(self) -> int:
@@ -266,18 +285,32 @@ class CompiledStepper(Stepper):
         """The program for a step. Rows, the longest row and kinds of heads only ever grow, so steps of one size share
         a program."""
         self._longest = max(self._longest, bound_length(lengths))
-        self._most_rows = max(self._most_rows, len(lengths))
-        self._mix = self._mix.with_heads([spec.head for spec in self._bank.specs if spec is not None])
-        capacity = Capacity(climb(num_tokens), self._most_rows, self._bank.num_slots, self._longest)
-        key = (capacity, self._mix, begins_at)
+        num_rows, grown = self._find_rows(len(lengths)), self._grow()
+        if grown != self._grown:
+            self._programs, self._grown = {}, grown
+        capacity = Capacity(climb(num_tokens), num_rows, self._bank.num_slots, self._longest)
+        key = (capacity, begins_at)
         if key not in self._programs:
             backbone, prefix = self._bank.backbone, None
             rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
             if begins_at is not None:
                 shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
                 prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
-            self._programs[key] = Program(rung, prefix, self._mix, self._num_labels, self._mover.num_columns)
+            self._programs[key] = self._make_program(rung, prefix)
         return self._programs[key]
+
+    def _find_rows(self, num_rows: int) -> int:
+        """How many rows a program has room for."""
+        self._most_rows = max(self._most_rows, num_rows)
+        return self._most_rows
+
+    def _grow(self) -> Hashable:
+        """What programs are made for that only ever grows, as it is now: with less they are never launched again."""
+        self._mix = self._mix.with_heads([spec.head for spec in self._bank.specs if spec is not None])
+        return self._longest, self._most_rows, self._mix
+
+    def _make_program(self, rung: Rung, prefix: Prefix | None) -> Program:
+        return Program(rung, prefix, self._mix, self._num_labels, self._mover.num_columns)
 
     def _launch(self, program: Program) -> None:
         """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
@@ -287,30 +320,37 @@ class CompiledStepper(Stepper):
             program.graph.replay()
             return
         num_tokens = program.rung.capacity.num_tokens
-        with self._bank.backbone.compiled(BACKEND):
+        with self._compiled():
             if program.basis != basis:
-                what, began = f"compiling steps of up to {num_tokens:,} tokens", time.perf_counter()
+                what, began = f"{self.doing} steps of up to {num_tokens:,} tokens", time.perf_counter()
                 self.on_compile(what)
                 program.graph = None
                 self._compute(program)
                 program.basis = basis  # not before: a step that ran out of memory has not loaded all that it launches
                 self.on_compiled(what, time.perf_counter() - began)
                 return
-            if self._is_captured and num_tokens <= self._most_captured:
+            if self._is_captured and self._may_capture(program):
                 program.graph = self._try_to_capture(program)
             if program.graph is None:
                 self._compute(program)
             else:
                 program.graph.replay()
 
+    def _compiled(self) -> AbstractContextManager[None]:
+        return self._bank.backbone.compiled(BACKEND)
+
+    def _may_capture(self, program: Program) -> bool:
+        return program.rung.capacity.num_tokens <= self._most_captured
+
     def _try_to_capture(self, program: Program) -> Any:
-        """The step as a graph; None, from then on, if it is fine-tuning and this torch cannot."""
+        """The step as a graph; None, from then on, if it may be launched and this torch cannot."""
         try:
             return self._recorder.capture(lambda: self._compute(program))
         except RuntimeError as error:
-            if is_out_of_memory(error) or not self._bank.is_solo(0):
+            if is_out_of_memory(error) or not self._may_launch:
                 raise
-            self.on_notice("steps of fine-tuning cannot be captured here, and are launched")
+            kind = "a backbone that writes" if self._bank.backbone.writes else "fine-tuning"
+            self.on_notice(f"steps of {kind} cannot be captured here, and are launched ({first_line(error)})")
             self._is_captured = False
             return None
 
@@ -339,9 +379,14 @@ class CompiledStepper(Stepper):
             rows_N = program.rung.parts["rows"]
             found.append(lose_tokens(logits_NL, program.marks_N2, rows_N, program.num_outputs_S[slots_B], kinds))
         is_of_rows_B = program.kinds_S[slots_B] < len(OF_ROWS)
-        losses_B = found[0] if len(found) == 1 else torch.where(is_of_rows_B, *found)
+        losses_B: Tensor = found[0] if len(found) == 1 else torch.where(is_of_rows_B, found[0], found[1])
+        return self._add_up(program, losses_B)
+
+    def _add_up(self, program: Program, losses_B: Tensor) -> Tensor:
+        """The loss of every slot [S], of those of the first rows; those behind them are padding."""
+        weights_B, slots_B = program.weights_B[: len(losses_B)], program.rung.parts["row_slots"][: len(losses_B)]
         # Not times the weight: a row of padding counts nothing, whatever its loss is.
-        losses_B = torch.where(program.weights_B > 0, losses_B * program.weights_B, 0.0)
+        losses_B = torch.where(weights_B > 0, losses_B * weights_B, 0.0)
         return losses_B.new_zeros(self._bank.num_slots).index_add(0, slots_B, losses_B)
 
     def _logits_of_rows(self, program: Program, hidden_ND: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
@@ -369,7 +414,7 @@ def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:
 
 def _trains_embeddings(bank: Bank) -> bool:
     own = bank.weights_of(0) if bank.is_solo(0) else {}
-    return any(name.startswith("embeddings.") for name in own or {})
+    return any(name.startswith(("embeddings.", "shared.")) for name in own or {})
 
 
 def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,7 +112,7 @@ class Member:
         """Tokens of its longest row."""
         return int(self.lengths.max())
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of every row, those of the answer included where it is written."""
         return self.train.lengths + (0 if self._written is None else self._written.lengths)
@@ -148,6 +148,11 @@ class Member:
         """The targets of whole rows as numbers: classes, numbers on the head's scale, or which labels apply."""
         assert self._numbers is not None, "a head that reads tokens has targets of tokens"
         return self._numbers[batch]
+
+    def answers_of(self, batch: np.ndarray) -> list[np.ndarray]:
+        """The tokens of the answers to a batch's rows, where they are written."""
+        assert self._written is not None
+        return [np.asarray(self._written.ids[index]) for index in batch.tolist()]
 
     def marks_of(self, batch: np.ndarray) -> np.ndarray:
         """The targets of a batch's tokens, end to end [N, 1], or [N, 2] where they are starts and ends."""

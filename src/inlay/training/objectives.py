@@ -4,7 +4,7 @@
 are computed for all rows and each row takes its own: shapes are those of a rung, and no row that is padding, or of
 another kind, may bring a number that is none into the gradient of one that is not.
 
-Shape letters: B rows, N packed tokens, L labels.
+Shape letters: B rows, N packed tokens, L labels; R rows, T tokens of their answers, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -121,6 +122,38 @@ def lose_tokens(logits_NL: Tensor, marks_N2: Tensor, rows_N: Tensor, num_outputs
         return -add_up(torch.where(marks_N2 == 1, shares_N2, 0.0)).mean(-1)
 
     return choose.among({"tag": tag, "span": span})
+
+
+def lose_answers(logits_RTV: Tensor, written_RT: Tensor, smoothing_R: Tensor) -> Tensor:
+    """The loss of each row from the logits of its answer's tokens, as `heads.lose_texts` has it; 0 of an empty one.
+
+    `smoothing_R` of every target is spread over the vocabulary.
+    """
+    is_said_RT = written_RT != IGNORED
+    losses_RT: Tensor = _Smoothed.apply(logits_RTV, written_RT.clamp(min=0).long(), smoothing_R.unsqueeze(1))
+    return torch.where(is_said_RT, losses_RT, 0.0).sum(-1) / is_said_RT.sum(-1).clamp(min=1)
+
+
+class _Smoothed(torch.autograd.Function):
+    """The smoothed cross-entropy of tokens; nothing but its gradient is as large as the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        logits_RTV, targets_RT, smoothing_R1 = inputs
+        sums_RT = logits_RTV.logsumexp(-1)
+        own_RT = logits_RTV.gather(-1, targets_RT.unsqueeze(-1)).squeeze(-1)
+        ctx.save_for_backward(logits_RTV, sums_RT, targets_RT, smoothing_R1)
+        return sums_RT - (1 - smoothing_R1) * own_RT - smoothing_R1 * logits_RTV.mean(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits_RTV, sums_RT, targets_RT, smoothing_R1 = ctx.saved_tensors
+        by_logit_RTV = (logits_RTV - sums_RT.unsqueeze(-1)).exp_()
+        by_logit_RTV -= (smoothing_R1 / logits_RTV.shape[-1]).unsqueeze(-1)
+        by_logit_RTV.scatter_add_(-1, targets_RT.unsqueeze(-1), (smoothing_R1 - 1).expand_as(targets_RT).unsqueeze(-1))
+        by_loss_RT1 = grads[0].unsqueeze(-1)
+        # Not times nothing: what counts nothing may be no number.
+        return by_logit_RTV.mul_(by_loss_RT1).masked_fill_(by_loss_RT1 == 0, 0.0), None, None
 
 
 @dataclass(frozen=True)

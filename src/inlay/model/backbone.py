@@ -156,13 +156,17 @@ class Backbone:
         keeps: bool = False,
     ) -> tuple[Tensor, Any]:
         """The logits [R, T, V] behind tokens that follow those of `cache`; with `keeps`, what the next ones need."""
-        # Of four axes, as attention adds it: transformers would ask the device whether a mask of two hides anything.
-        lowest = torch.finfo(read.states_BTD.dtype).min
-        mask_B11T = torch.zeros_like(read.mask_BT, dtype=read.states_BTD.dtype).masked_fill_(read.mask_BT == 0, lowest)
+        # Masks of four axes, as attention adds them: transformers would ask the device whether one of two hides
+        # anything, and before 5.22 copy a number there for the one that hides later tokens: neither can be captured.
+        dtype, num_before = read.states_BTD.dtype, cache.get_seq_length() if cache is not None else 0
+        lowest, num_tokens = torch.finfo(dtype).min, ids_RT.shape[1]
+        mask_B11T = torch.zeros_like(read.mask_BT, dtype=dtype).masked_fill_(read.mask_BT == 0, lowest)
+        later_TT = ids_RT.new_full((num_tokens, num_before + num_tokens), lowest, dtype=dtype).triu_(num_before + 1)
         inputs = {
             "encoder_outputs": (read.states_BTD,),
             "attention_mask": mask_B11T[:, None, None, :],
             "decoder_input_ids": ids_RT,
+            "decoder_attention_mask": later_TT[None, None],
             "past_key_values": cache,
             "use_cache": keeps,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,9 @@ def _abandon(graph: Any, pool: Any) -> None:
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         nothing = torch.cuda.CUDAGraph()
         nothing.capture_begin()
-        nothing.capture_end()
+        with warnings.catch_warnings():  # torch tells that it is empty
+            warnings.simplefilter("ignore", UserWarning)
+            nothing.capture_end()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

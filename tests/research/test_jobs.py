@@ -163,14 +163,40 @@ def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_sitt
     assert not {record.id for record in first.records} & set(rest.trained)
 
 
-def test_a_share_of_the_memory_is_all_that_the_processes_take_together(monkeypatch):
+def share_gpu(monkeypatch, num_jobs, share, num_parameters=1):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    gpu = SimpleNamespace(device=torch.device("cuda"), num_parameters=1, writes=False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100 * 2**30))
+    gpu = SimpleNamespace(device=torch.device("cuda"), num_parameters=num_parameters, writes=False)
+    return jobs._Limits.of([gpu], num_jobs, share)
+
+
+@pytest.mark.parametrize("num_parameters", [1, 2**27, 2**31])
+def test_a_share_of_the_memory_is_all_that_the_processes_take_together(monkeypatch, num_parameters):
     for num_jobs in (1, 3, 9):
-        whole, half = (jobs._Limits.of([gpu], num_jobs, share) for share in (1.0, 0.5))
-        num_copies = num_jobs - half.most_cohorts
-        assert half.most_cohorts * half.for_cohort + num_copies * half.for_copy <= 0.45 + 1e-6
-        assert half.for_cohort == pytest.approx(whole.for_cohort / 2)
+        whole, half = (share_gpu(monkeypatch, num_jobs, share, num_parameters) for share in (1.0, 0.5))
+        for share, limits in ((1.0, whole), (0.5, half)):
+            num_copies = min(limits.most_copies, num_jobs - limits.most_cohorts)
+            together = limits.most_cohorts * limits.for_cohort + num_copies * limits.for_copy
+            assert together <= 0.9 * share + 1e-6
+            assert limits.most_copies * limits.for_copy <= 0.5 * share + 1e-6
+            assert limits.for_cohort > 0
+
+
+def test_no_more_copies_of_a_backbone_train_at_a_time_than_have_the_memory_they_need(monkeypatch):
+    assert share_gpu(monkeypatch, 8, 1.0, num_parameters=2**26).most_copies == 8
+    cramped = share_gpu(monkeypatch, 8, 0.25, num_parameters=2**26)
+    assert cramped.most_copies == 2, "of 12.5 GiB for copies that need 4.5 each"
+    assert share_gpu(monkeypatch, 8, 0.25, num_parameters=2**31).most_copies == 1, "one is tried at least"
+
+
+def test_a_copy_waits_while_as_many_train_as_there_is_memory_for(tmp_path, backbone):
+    foreman, _ = make_foreman(tmp_path, backbone)
+    first, second, *_ = (unit for unit in foreman._waiting if unit.is_solo)
+    foreman._jobs.append(jobs._Job(0, None, None, tmp_path, unit=first))
+    assert foreman._may_begin(second)
+    foreman._limits = dataclasses.replace(foreman._limits, most_copies=1)
+    assert not foreman._may_begin(second)
+    assert all(foreman._may_begin(unit) for unit in foreman._waiting if not unit.is_solo)
 
 
 def test_what_is_compiled_is_compiled_by_one_process_while_others_do_something_else(tmp_path, backbone):

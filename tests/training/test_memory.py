@@ -63,7 +63,7 @@ def small_memory(monkeypatch):
                 for stack in self._mover._own.bank.stacks:
                     stack.grad = torch.full_like(stack, 3.0)
                 failures.append((self._bank.num_slots, self.token_budget))
-                raise error("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+                raise error("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 9 GiB. Process 7 …\nmore")
             return original(self, active, batches)
 
         monkeypatch.setattr(Stepper, "differentiate", differentiate)
@@ -84,6 +84,7 @@ def test_a_step_that_does_not_fit_is_taken_in_halves(tiny_bert, toy_task, tmp_pa
     assert all(second <= first / 2 for first, second in itertools.pairwise(budgets))
     assert len(ear.told) == len(failures)  # every one is told, and none happens twice
     assert "Tried to allocate 2.00 GiB" in ear.told[0]
+    assert "GPU 0" not in ear.told[0]
     (membership,) = (tmp_path / "pieces" / "cohorts").glob("*/cohort.json")
     content = json.loads(membership.read_text())
     assert content["fallbacks"] == ear.told

@@ -49,6 +49,9 @@ _MOST_LOST = 3
 """units in a row that are lost before their first step: what takes them would take the whole agenda"""
 _USABLE, _FOR_COPIES = 0.9, 0.5
 """of a GPU's memory: what all may take together, the rest being their contexts; what copies may, if all train them"""
+_BYTES_OF_COPY = 72
+"""of memory for a parameter of a copy, at least: MPNet's copies ran out of 47 (5 GB), with passes of a few rows, not of
+76; their own numbers take 24"""
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,8 @@ class _Foreman:
         no other unit is to train that."""
         in_hand = [job.unit for job in self._busy if job.unit is not None]
         if _is_cohort(unit) and sum(map(_is_cohort, in_hand)) >= self._limits.most_cohorts:
+            return False
+        if unit.is_solo and sum(other.is_solo for other in in_hand) >= self._limits.most_copies:
             return False
         is_new = self._compiles(unit) and unit.likeness not in self._familiar
         if is_new and any(other.likeness == unit.likeness for other in in_hand):
@@ -433,9 +438,10 @@ _HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
 
 @dataclass(frozen=True)
 class _Limits:
-    """How many cohorts train at a time, what of a GPU's memory a unit may take, and whether steps are compiled."""
+    """How many cohorts and copies train at a time, what of a GPU's memory each may take, whether steps are compiled."""
 
     most_cohorts: int
+    most_copies: int
     for_cohort: float = 1.0
     for_copy: float = 1.0
     compiles: bool = False
@@ -445,14 +451,18 @@ class _Limits:
         """Without a GPU there is none: memory is shared evenly, which is not said here."""
         num_gpus = torch.cuda.device_count() if backbones[0].device.type == "cuda" else 0
         if not num_gpus:
-            return cls(num_jobs)
+            return cls(num_jobs, num_jobs)
         num_here = -(-num_jobs // num_gpus)
         most = 2 if any(backbone.num_parameters >= _MANY_PARAMETERS for backbone in backbones) else 4
         # What writes its answers is not compiled: its steps wait for the processor, however many runs they are of.
         num_cohorts = num_here if all(backbone.writes for backbone in backbones) else min(most, num_here)
-        for_copy = memory_share * _FOR_COPIES / num_here
-        for_cohort = (memory_share * _USABLE - for_copy * (num_here - num_cohorts)) / num_cohorts
-        return cls(num_cohorts * num_gpus, for_cohort, for_copy, compiles=True)
+        for_copies = memory_share * _FOR_COPIES
+        total_bytes = torch.cuda.get_device_properties(0).total_memory
+        needed = _BYTES_OF_COPY * max(backbone.num_parameters for backbone in backbones) / total_bytes
+        num_copies = max(1, min(num_here, int(for_copies / needed)))
+        for_copy = for_copies / num_copies
+        for_cohort = (memory_share * _USABLE - for_copy * min(num_copies, num_here - num_cohorts)) / num_cohorts
+        return cls(num_cohorts * num_gpus, num_copies * num_gpus, for_cohort, for_copy, compiles=True)
 
     def share_of(self, unit: Unit) -> float:
         """The share of a GPU that a unit may take."""

@@ -97,8 +97,9 @@ def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What an error says, in short: of memory that ran out, not what every process has of it."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line.split(". GPU ")[0]
 
 
 @dataclass

@@ -314,6 +314,19 @@ def test_agreement_is_about_the_difference_to_full_fine_tuning():
     assert "ours −6.0 ± 0.0, published −0.8: not as published (5.2 points apart)" in small
 
 
+def test_what_lies_within_a_large_error_is_no_agreement():
+    study, records = compare("squad", {"full": (86.0, 100), "adapters-64": (80.0, 2)}, tasks=("squad",), seeds=2)
+    moved = [
+        dataclasses.replace(item, dev={name: value + 0.02 for name, value in item.dev.items()})
+        if (item.arm, item.seed) == ("adapters-64", 1) else item
+        for item in records
+    ]  # fmt: skip
+    published = read_published(PUBLISHED, "squad")
+    (alike,), (apart,) = (describe_agreement(score_study(study, given, published)) for given in (records, moved))
+    assert "ours −6.0 ± 0.0, published −0.3: not as published" in alike
+    assert "ours −5.0 ± 1.0, published −0.3: open, since it is within our error (4.7 points apart)" in apart
+
+
 def test_agreement_is_over_the_columns_of_the_published_mean_where_it_names_them():
     study, records = synthetic.hyper_ablation()
     # The second metric of MRPC: one of eight columns, and the own metric of no task.

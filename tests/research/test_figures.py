@@ -15,12 +15,13 @@ from inlay.errors import UnknownName
 from inlay.research import curves, maps, tradeoff
 from inlay.research.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
 from inlay.research.extras import forgotten, read_ablations, read_spans, read_steps
-from inlay.research.figures import draw_figures
+from inlay.research.figures import _difference_lines, draw_figures
 from inlay.research.lineup import score_study
 from inlay.research.maps import draw_spans, growth
 from inlay.research.published import read_published
 from inlay.research.scores import Estimate
 from inlay.research.series import planned_keys
+from inlay.research.tables import find_gaps
 from inlay.research.tradeoff import common_tasks, draw_percentiles, percentiles
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
@@ -162,6 +163,18 @@ def test_no_marker_of_the_init_figure_is_clipped():
 
 
 @pytest.mark.usefixtures("unfinished")
+def test_the_published_mean_in_a_figure_is_that_of_the_published_tasks_above_it():
+    """Two backbones were published: tasks and mean are of the same one, which the sentences are about too."""
+    scored = scored_of("multitask")
+    keys = [key for key in scored.rows if key != scored.reference]
+    *tasks, (_, _, means) = _difference_lines(scored, keys, scored.reference)
+    assert means
+    for key, mean in means.items():
+        of_tasks = [published[key] for _, _, published in tasks]
+        assert mean == pytest.approx(sum(of_tasks) / len(of_tasks))
+        assert mean == pytest.approx(find_gaps(scored, key).published)
+
+
 def test_figures_say_which_points_are_of_one_seed():
     _, records = synthetic.sizes()
     one = [item for item in records if item.seed == 0]

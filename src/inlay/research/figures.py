@@ -124,14 +124,14 @@ def _difference_lines(scored: Scored, keys: Sequence[str], reference: str) -> li
 
 
 def _published_means(scored: Scored, keys: Sequence[str], reference: str) -> dict[str, float]:
-    """Row -> the published mean less the reference's, where all tasks of our mean are published in one table."""
+    """Row -> the published mean less the reference's, of the first table that has all tasks of our mean."""
     columns = [scored.column(task) for task in mean_tasks(scored)]
-    found = {}
+    found: dict[str, float] = {}
     for key in keys:
         for table in scored.published.tables:
             mean, base = table.mean(key, columns), table.mean(reference, columns)
             if mean is not None and base is not None:
-                found[key] = mean - base
+                found.setdefault(key, mean - base)
     return found
 
 

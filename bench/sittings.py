@@ -129,14 +129,14 @@ class Sittings(Watcher):
         score = "none" if progress.best_metric is None else f"{progress.best_metric:.3f}"
         say(f"{progress.status}: {what}: {score}")
 
-    def _timed(self, what: str, work: Callable[[], Any]) -> Callable[[], Any]:
+    def _timed(self, what: str, work: Callable[..., Any]) -> Callable[..., Any]:
         """The same, its seconds added up; a step that compiled something counts as compiling."""
 
-        def call() -> Any:
+        def call(*args: Any) -> Any:
             began, self._has_compiled = time.monotonic(), False
             self._does("stepping" if what == "steps" else what)
             try:
-                return work()
+                return work(*args)
             finally:
                 self._add("compiling" if self._has_compiled else what, time.monotonic() - began)
                 self._does("stepping")

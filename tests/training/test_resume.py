@@ -14,7 +14,8 @@ import torch
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import StoreDamaged
-from inlay.training import FitSettings, fit, make_run
+from inlay.model.inference import infer
+from inlay.training import FitSettings, fit, make_run, parallel
 from inlay.training.cohort import Watcher
 from inlay.training.fit import Interrupted
 from inlay.training.resume import cohort_id
@@ -61,6 +62,39 @@ def test_ctrl_c_saves_and_the_next_call_goes_on(tiny_bert, toy_task, tmp_path):
     (whole,) = fit([run], tiny_bert, tmp_path / "b")
     assert steps[0] == 5  # the step in hand was finished and saved: nothing is done twice
     assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+def test_ctrl_c_while_dev_rows_are_answered_stops_between_passes_and_they_are_answered_again(
+    tiny_bert, toy_task, tmp_path, monkeypatch
+):
+    runs = [make(tiny_bert, toy_task, seed=seed) for seed in range(2)]
+    settings = FitSettings(token_budget=64)
+    answered, steps = [], []
+
+    def infer_and_interrupt(bank, rows, on_batch, **options):
+        def hear(num_rows):
+            answered.append(num_rows)
+            if sum(answered) == num_rows:  # the first pass of the first epoch
+                os.kill(os.getpid(), signal.SIGINT)
+            on_batch(num_rows)
+
+        return infer(bank, rows, on_batch=hear, **options)
+
+    class Count(Watcher):
+        def on_step(self, cohort, num_rows):
+            steps.append((cohort.num_steps, num_rows))
+
+    whole = fit(runs, tiny_bert, tmp_path / "whole", settings)
+    monkeypatch.setattr(parallel, "infer", infer_and_interrupt)
+    with pytest.raises(Interrupted):
+        fit(runs, tiny_bert, tmp_path / "cut", settings)
+    assert len(answered) == 1
+    resumed = fit(runs, tiny_bert, tmp_path / "cut", settings, watch=Count())
+    first = runs[0].steps_per_epoch
+    assert steps[:2] == [(first, 0), (first + 1, 16)], "scored first, no step taken again"
+    for one, other in zip(whole, resumed, strict=True):
+        assert [line["dev"] for line in one.history] == [line["dev"] for line in other.history]
+        assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
 
 
 def test_a_cohort_of_the_runs_that_were_left_is_found_again(tiny_bert, toy_task, tmp_path):

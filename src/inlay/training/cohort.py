@@ -391,13 +391,22 @@ class Cohort:
             return None
         return self._next_rows(ahead=1)
 
-    def finish_epochs(self) -> list[tuple[AnyMember, dict[str, Any]]]:
-        """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done."""
+    @property
+    def is_unscored(self) -> bool:
+        """Whether a run is at the end of an epoch that was not scored: it was stopped there."""
+        return any(member.progress.cursor == member.steps_of_epoch for member in self.active)
+
+    def finish_epochs(self, heed: Callable[[], None] | None = None) -> list[tuple[AnyMember, dict[str, Any]]]:
+        """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done.
+
+        `heed` is called while dev rows are answered; where it raises, nothing has changed.
+        """
         ended = [member for member in self.active if member.progress.cursor == member.steps_of_epoch]
         if not ended:
             return []
         rows = [row for member in ended for part in member.parts for row in part.dev_rows()]
-        logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=self.answer_budget)))
+        budget = self.answer_budget
+        logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget, heed=heed)))
         records = []
         for member in ended:
             verdicts = [score_dev(part.run, part.dev, [next(logits) for _ in part.dev.ids]) for part in member.parts]

@@ -33,6 +33,10 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C during training: the resume state is on disk."""
 
 
+class _Unscored(Exception):
+    """Ctrl-C while dev rows were answered: nothing has changed since the step before."""
+
+
 @dataclass
 class Desk:
     """Where a cohort's files go, and who hears how it fares. Of processes that train together the first one writes."""
@@ -89,6 +93,11 @@ class Desk:
         self.rest_seconds = _REST * took if took > _QUICK_SECONDS else 0.0
         self.world.reseed(self.place.name, cohort.num_steps)
 
+    def heed(self) -> None:
+        """Stop answering dev rows, which may take minutes, if asked to; processes that share them must go on."""
+        if self.world.place.size == 1 and self.world.is_stopping:
+            raise _Unscored
+
     def end(self) -> None:
         """The cohort has ended."""
         if self.world.is_first:
@@ -110,8 +119,12 @@ def train(cohort: Cohort, desk: Desk) -> None:
     with _interruptible(desk.world), cohort.training():
         while cohort.active:
             before, began = cohort.active, time.perf_counter()
-            num_rows = _step(cohort, desk)
-            records = _score(cohort, desk)
+            num_rows = 0 if cohort.is_unscored else _step(cohort, desk)
+            try:
+                records = _score(cohort, desk)
+            except _Unscored:
+                desk.save(cohort)
+                raise Interrupted from None
             cohort.seconds += time.perf_counter() - began
             watch.on_step(cohort, num_rows)
             for member, record in records:
@@ -177,7 +190,7 @@ def _score(cohort: Cohort, desk: Desk) -> list[tuple[AnyMember, dict[str, Any]]]
         return f"{cohort.answer_budget:,} tokens a forward pass over dev rows" if cohort.halve_answers() else ""
 
     with _answering(cohort):
-        return _in_pieces(cohort, desk, cohort.finish_epochs, halve)
+        return _in_pieces(cohort, desk, lambda: cohort.finish_epochs(desk.heed), halve)
 
 
 @contextmanager
@@ -232,7 +245,8 @@ def _write_end(member: AnyMember, cohort: Cohort, desk: Desk) -> None:
 
 @contextmanager
 def _interruptible(world: World) -> Iterator[None]:
-    """Ctrl-C is told to the world, so that the step in hand is finished and saved; a second one stops at once."""
+    """Ctrl-C is told to the world, so that the step in hand is finished, or the pass over dev rows, and saved; a second
+    one stops at once."""
     asked = threading.Event()
     world.listen(asked)
     if threading.current_thread() is not threading.main_thread():

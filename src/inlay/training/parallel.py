@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -61,9 +61,27 @@ class World:
     def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
         """Make losses and gradients the sums over all processes, in place."""
 
-    def infer(self, bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> list[Tensor]:
-        """The logits of every row, each computed by one of the processes; the same for all."""
-        return infer(bank, rows, token_budget=token_budget)
+    def infer(
+        self,
+        bank: Bank,
+        rows: Sequence[Row],
+        *,
+        token_budget: int | None = None,
+        heed: Callable[[], None] | None = None,
+    ) -> list[Tensor]:
+        """The logits of every row, each computed by one of the processes; the same for all.
+
+        `heed` is called between passes, and may stop all of it.
+        """
+        num_left = len(rows)
+
+        def count(num_rows: int) -> None:
+            nonlocal num_left
+            num_left -= num_rows
+            if heed is not None and num_left:
+                heed()
+
+        return infer(bank, rows, token_budget=token_budget, on_batch=count)
 
     def agree(self, value: Any, what: str) -> None:
         """Wait for all processes, and refuse to go on where `value` is not the same for all of them."""
@@ -107,7 +125,14 @@ class Several(World):
         losses_S.copy_(told[:-1])
         self._stops = told[-1]  # read after the step, when the device has come to it
 
-    def infer(self, bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> list[Tensor]:
+    def infer(
+        self,
+        bank: Bank,
+        rows: Sequence[Row],
+        *,
+        token_budget: int | None = None,
+        heed: Callable[[], None] | None = None,
+    ) -> list[Tensor]:
         shapes = [_logits_shape(bank, row) for row in rows]
         free = [index for index, row in enumerate(rows) if bank.head_of(row.slot).kind == "text"]
         sizes = [math.prod(shape) for shape in shapes]

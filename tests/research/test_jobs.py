@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -41,7 +42,7 @@ axes = { size = [2, 4] }
 [profiles.tiny]
 backbone = "tiny"
 rows = "toy"
-train = { epochs = 40, batch_size = 2, lr = 1e-3 }
+train = { epochs = 16, batch_size = 2, lr = 1e-3 }
 fit = { token_budget = 4096 }
 """
 CREW = Crew(2, "cpu", commit="abc")
@@ -50,6 +51,21 @@ CREW = Crew(2, "cpu", commit="abc")
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory):
     return load_backbone(str(make_tiny_folder(tmp_path_factory.mktemp("backbones") / "tiny", WORDS)), device="cpu")
+
+
+FORKS = multiprocessing.get_context("forkserver")
+# Imported once, not by every process: tests that count on a process of its own, as users have it, ask for `spawned`.
+FORKS.set_forkserver_preload(["inlay.research.work", "inlay.research.planning", "inlay.model.families", "transformers"])
+
+
+@pytest.fixture(autouse=True)
+def quick_processes(monkeypatch):
+    monkeypatch.setattr(jobs, "PROCESSES", FORKS)
+
+
+@pytest.fixture
+def spawned(quick_processes, monkeypatch):
+    monkeypatch.setattr(jobs, "PROCESSES", multiprocessing.get_context("spawn"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +96,9 @@ class Saboteur(Stage):
         self.warnings.append(message)
 
 
-def test_two_processes_come_to_the_records_of_one_and_one_that_dies_costs_its_own_unit(tmp_path, backbone, monkeypatch):
+def test_two_processes_come_to_the_records_of_one_and_one_that_dies_costs_its_own_unit(
+    tmp_path, backbone, spawned, monkeypatch
+):
     plan, places = make_plan(tmp_path, backbone), places_in(tmp_path)
     hired = []
     hire = jobs._Foreman._hire
@@ -376,7 +394,7 @@ def test_a_row_of_a_process_that_dies_while_all_are_stopped_stays_as_it_is(tmp_p
 
 
 def test_of_rows_whose_process_is_killed_one_copy_is_missing(tmp_path, backbone, monkeypatch):
-    text = ROW.replace('"glue/cola", "glue/stsb"', '"glue/cola"').replace("[1, 2, 3, 4]", "[100, 101, 102, 103]")
+    text = ROW.replace('"glue/cola", "glue/stsb"', '"glue/cola"').replace("[1, 2, 3, 4]", "[40, 41, 42, 43]")
     plan, places, hired = make_plan(tmp_path, backbone, text), places_in(tmp_path), []
     hire = jobs._Foreman._hire
     monkeypatch.setattr(jobs._Foreman, "_hire", lambda self, number: hired.append(hire(self, number)) or hired[-1])

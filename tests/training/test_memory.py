@@ -98,11 +98,11 @@ def test_dev_rows_that_do_not_fit_are_scored_in_halves_and_training_keeps_its_bu
     whole = fit(runs, tiny_bert, tmp_path / "whole")
     original, failures, ear = World.infer, [], Ear()
 
-    def infer(self, bank, rows, *, token_budget):
+    def infer(self, bank, rows, *, token_budget, **options):
         if token_budget > 100:
             failures.append(token_budget)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return original(self, bank, rows, token_budget=token_budget)
+        return original(self, bank, rows, token_budget=token_budget, **options)
 
     monkeypatch.setattr(World, "infer", infer)
     pieces = fit(runs, tiny_bert, tmp_path / "pieces", FitSettings(token_budget=512), ear)

@@ -39,6 +39,8 @@ from inlay.research.worker import Order, Recipe, serve
 from inlay.training.resume import drop_rows
 from inlay.training.run import is_finished
 
+PROCESSES = multiprocessing.get_context("spawn")
+"""how processes are started: anew, since a GPU cannot be shared with a copy of this one"""
 _MANY_PARAMETERS = 50_000_000
 """of a backbone whose cohorts keep a GPU busy, two at a time; of a smaller one it takes four"""
 _LISTEN_SECONDS = 0.5
@@ -159,10 +161,10 @@ class _Foreman:
         return [job for job in self._jobs if job.unit is not None]
 
     def _hire(self, number: int) -> _Job:
-        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        ours, theirs = PROCESSES.Pipe()
         log = self._places.runs.parent / "jobs" / f"{number}.log"
         arguments = (theirs, self._recipe, number, log)
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=arguments, name=f"inlay-{number}")
+        process = PROCESSES.Process(target=serve, args=arguments, name=f"inlay-{number}")
         process.start()
         theirs.close()
         return _Job(number, process, ours, log)

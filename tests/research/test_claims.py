@@ -324,7 +324,7 @@ def test_what_lies_within_a_large_error_is_no_agreement():
     published = read_published(PUBLISHED, "squad")
     (alike,), (apart,) = (describe_agreement(score_study(study, given, published)) for given in (records, moved))
     assert "ours −6.0 ± 0.0, published −0.3: not as published" in alike
-    assert "ours −5.0 ± 1.0, published −0.3: open, since it is within our error (4.7 points apart)" in apart
+    assert "ours −5.0 ± 1.0, published −0.3: open, since our 95% bound is ± 12.7 (4.7 points apart)" in apart
 
 
 def test_agreement_is_over_the_columns_of_the_published_mean_where_it_names_them():

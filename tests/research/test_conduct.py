@@ -18,7 +18,7 @@ from inlay.model import load_backbone
 from inlay.model.tiny import make_tiny_folder
 from inlay.research import agenda, work
 from inlay.research import conduct as conducting
-from inlay.research.conduct import Places, Stage, conduct, list_todo
+from inlay.research.conduct import Pace, Places, Stage, _Alarm, conduct, list_todo
 from inlay.research.estimate import estimate_units
 from inlay.research.ledger import Ledger
 from inlay.research.planning import load_tasks, plan_study
@@ -540,3 +540,11 @@ def test_killed_anywhere_and_begun_again_it_ends_with_the_same_records(tmp_path,
     command = [sys.executable, "-c", KILLED, here, str(tmp_path), str(backbone.folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_deadline_is_heard_while_dev_rows_are_answered():
+    early, late = (_Alarm(Pace(time.monotonic() + seconds)) for seconds in (600, -1))
+    early.on_answer()
+    with pytest.raises(KeyboardInterrupt):
+        late.on_answer()
+    late.on_answer()  # once: a second one would stop the saving

@@ -162,7 +162,6 @@ def test_no_marker_of_the_init_figure_is_clipped():
     assert heights[0] == pytest.approx(heights[1])
 
 
-@pytest.mark.usefixtures("unfinished")
 def test_the_published_mean_in_a_figure_is_that_of_the_published_tasks_above_it():
     """Two backbones were published: tasks and mean are of the same one, which the sentences are about too."""
     scored = scored_of("multitask")
@@ -175,6 +174,7 @@ def test_the_published_mean_in_a_figure_is_that_of_the_published_tasks_above_it(
         assert mean == pytest.approx(find_gaps(scored, key).published)
 
 
+@pytest.mark.usefixtures("unfinished")
 def test_figures_say_which_points_are_of_one_seed():
     _, records = synthetic.sizes()
     one = [item for item in records if item.seed == 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -126,7 +127,6 @@ STOPPED = """
 import sys
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 sys.path.insert(0, sys.argv[1])
 from test_jobs import CREW, LONG, Saboteur, make_plan, places_in
 from inlay.model import load_backbone
@@ -181,23 +181,22 @@ def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_sitt
     assert not {record.id for record in first.records} & set(rest.trained)
 
 
-def share_gpu(monkeypatch, num_jobs, share, num_parameters=1):
+def share_gpu(monkeypatch, num_jobs, share, num_parameters=1, writes=False):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100 * 2**30))
-    gpu = SimpleNamespace(device=torch.device("cuda"), num_parameters=num_parameters, writes=False)
+    gpu = SimpleNamespace(device=torch.device("cuda"), num_parameters=num_parameters, writes=writes)
     return jobs._Limits.of([gpu], num_jobs, share)
 
 
-@pytest.mark.parametrize("num_parameters", [1, 2**27, 2**31])
-def test_a_share_of_the_memory_is_all_that_the_processes_take_together(monkeypatch, num_parameters):
-    for num_jobs in (1, 3, 9):
-        whole, half = (share_gpu(monkeypatch, num_jobs, share, num_parameters) for share in (1.0, 0.5))
-        for share, limits in ((1.0, whole), (0.5, half)):
-            num_copies = min(limits.most_copies, num_jobs - limits.most_cohorts)
-            together = limits.most_cohorts * limits.for_cohort + num_copies * limits.for_copy
-            assert together <= 0.9 * share + 1e-6
-            assert limits.most_copies * limits.for_copy <= 0.5 * share + 1e-6
-            assert limits.for_cohort > 0
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("num_parameters", [1, 2**26, 2**28, 2**31])
+def test_a_share_of_the_memory_is_all_that_the_processes_take_together(monkeypatch, num_parameters, writes):
+    for num_jobs, share in itertools.product((1, 2, 3, 8, 9), (1.0, 0.5)):
+        limits = share_gpu(monkeypatch, num_jobs, share, num_parameters, writes)
+        for num_copies in range(min(limits.most_copies, num_jobs) + 1):
+            num_cohorts = min(limits.most_cohorts, num_jobs - num_copies)
+            assert num_cohorts * limits.for_cohort + num_copies * limits.for_copy <= 0.9 * share + 1e-6
+        assert limits.for_cohort > 0
 
 
 def test_no_more_copies_of_a_backbone_train_at_a_time_than_have_the_memory_they_need(monkeypatch):
@@ -215,6 +214,15 @@ def test_a_copy_waits_while_as_many_train_as_there_is_memory_for(tmp_path, backb
     foreman._limits = dataclasses.replace(foreman._limits, most_copies=1)
     assert not foreman._may_begin(second)
     assert all(foreman._may_begin(unit) for unit in foreman._waiting if not unit.is_solo)
+
+
+def test_copies_are_counted_on_each_gpu_by_itself(tmp_path, backbone):
+    foreman, _ = make_foreman(tmp_path, backbone)
+    first, second, *_ = (unit for unit in foreman._waiting if unit.is_solo)
+    foreman._limits = dataclasses.replace(foreman._limits, most_copies=1, num_gpus=2)
+    foreman._jobs.append(jobs._Job(4, None, None, tmp_path, unit=first))
+    assert not foreman._may_begin(second, 0), "as 4, on the first"
+    assert foreman._may_begin(second, 5)
 
 
 def test_what_is_compiled_is_compiled_by_one_process_while_others_do_something_else(tmp_path, backbone):

@@ -304,9 +304,9 @@ class _Session:
         from inlay.research.jobs import Crew, conduct_in_jobs
         from inlay.training.memory import take_share
 
+        for plan in plans:
+            take_share(plan.backbone.device, memory_share)
         if num_jobs == 1:
-            for plan in plans:
-                take_share(plan.backbone.device, memory_share)
             return conduct(plans, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage())
         crew = Crew(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
         with CrewStage() as stage:

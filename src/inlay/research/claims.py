@@ -50,7 +50,7 @@ UNMOVED = 0.01
 """points of a dev score that are no change"""
 
 LIKE = 0.5
-"""points that ours and the published difference may be apart and still agree"""
+"""points that ours and the published difference may be apart and still agree, if we know ours to twice as many"""
 
 Studies = Mapping[str, Scored]
 """study -> its rows, of one backbone"""
@@ -389,9 +389,10 @@ def describe_agreement(scored: Scored) -> list[str]:
             continue
         ours, theirs = gaps.ours, gaps.published
         distance = abs(ours.estimate.mean - theirs)
+        bound = reach(ours.estimate, 2)
         does = "as published" if distance <= LIKE else "not as published"
-        if LIKE < distance <= reach(ours.estimate, 2):
-            does = "open, since it is within our error"
+        if bound > 2 * LIKE and distance <= max(bound, LIKE):
+            does = f"open, since our 95% bound is ± {bound:.1f}"
         does = "open, with one seed" if ours.estimate.sem is None else does
         gap = coverage.find_gap((key, scored.reference or ""), gaps.tasks)
         does = f"open while {gap.count}" if gap else does

@@ -170,6 +170,15 @@ class _Alarm(Watcher):
     def on_step(self, cohort: Any, num_rows: int) -> None:
         if self._pace.is_late and not self._has_rung:
             self._has_rung = True
-            if threading.current_thread() is not threading.main_thread():
+            if not _is_main_thread():
                 raise Interrupted
             signal.raise_signal(signal.SIGINT)
+
+    def on_answer(self) -> None:
+        if self._pace.is_late and not self._has_rung and _is_main_thread():
+            self._has_rung = True
+            signal.raise_signal(signal.SIGINT)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

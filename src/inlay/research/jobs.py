@@ -121,7 +121,7 @@ class _Foreman:
         self._wanted = [item for unit in self._waiting for item in unit.items]
         self._num_units, self._num_begun, self._num_rows = len(self._waiting), 0, 0
         backbones = [plan.backbone for plan in sitting.plans.values()]
-        self._limits = _Limits.of(backbones, recipe.num_jobs, recipe.memory_share)
+        self._limits = _Limits.of(backbones, recipe.num_jobs, recipe.memory_share, recipe.device)
         self._jobs: list[_Job] = []
         self._familiar: set[tuple[Any, ...]] = set()
         """likenesses of which some process has taken a step, or done a unit too short to tell of one"""
@@ -192,8 +192,8 @@ class _Foreman:
 
     def _pick(self, job: _Job) -> Unit | None:
         """What an idle process does next: of what may begin, what fits, is its kind of work, is wanted, is familiar."""
-        prefers_cohorts = job.number < self._limits.most_cohorts
-        free = [unit for unit in self._waiting if self._may_begin(unit)]
+        prefers_cohorts = job.number < self._limits.most_cohorts * self._limits.num_gpus
+        free = [unit for unit in self._waiting if self._may_begin(unit, job.number)]
         if not free:
             return None
         order = {id(unit): number for number, unit in enumerate(self._waiting)}
@@ -208,13 +208,15 @@ class _Foreman:
             ),
         )
 
-    def _may_begin(self, unit: Unit) -> bool:
-        """Whether there is room, no other process compiles the same, or is at its runs or what they go on from, and
-        no other unit is to train that."""
+    def _may_begin(self, unit: Unit, number: int = 0) -> bool:
+        """Whether there is room where the process `number` is, no other process compiles the same, or is at its runs or
+        what they go on from, and no other unit is to train that."""
         in_hand = [job.unit for job in self._busy if job.unit is not None]
-        if _is_cohort(unit) and sum(map(_is_cohort, in_hand)) >= self._limits.most_cohorts:
+        is_here = [(job.number - number) % self._limits.num_gpus == 0 for job in self._busy]
+        beside = [other for other, is_same in zip(in_hand, is_here, strict=True) if is_same]
+        if _is_cohort(unit) and sum(map(_is_cohort, beside)) >= self._limits.most_cohorts:
             return False
-        if unit.is_solo and sum(other.is_solo for other in in_hand) >= self._limits.most_copies:
+        if unit.is_solo and sum(other.is_solo for other in beside) >= self._limits.most_copies:
             return False
         is_new = self._compiles(unit) and unit.likeness not in self._familiar
         if is_new and any(other.likeness == unit.likeness for other in in_hand):
@@ -267,8 +269,9 @@ class _Foreman:
 
     def _hear_rows(self, job: _Job, value: int) -> None:
         self._num_rows += value
-        job.has_stepped = True
-        self._familiar.add(job.last)
+        if value:  # none, where an epoch was only scored
+            job.has_stepped = True
+            self._familiar.add(job.last)
 
     def _hear_word(self, job: _Job, value: str) -> None:
         self._stage.warn(value)
@@ -440,31 +443,40 @@ _HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
 
 @dataclass(frozen=True)
 class _Limits:
-    """How many cohorts and copies train at a time, what of a GPU's memory each may take, whether steps are compiled."""
+    """How many cohorts and copies train at a time on a GPU, what of its memory each may take, and what is compiled.
+
+    The processes are dealt out over GPUs one by one; without a GPU it is as if there were one.
+    """
 
     most_cohorts: int
     most_copies: int
     for_cohort: float = 1.0
     for_copy: float = 1.0
     compiles: bool = False
+    num_gpus: int = 1
 
     @classmethod
-    def of(cls, backbones: Sequence[Backbone], num_jobs: int, memory_share: float = 1.0) -> _Limits:
+    def of(
+        cls, backbones: Sequence[Backbone], num_jobs: int, memory_share: float = 1.0, device: str = "auto"
+    ) -> _Limits:
         """Without a GPU there is none: memory is shared evenly, which is not said here."""
-        num_gpus = torch.cuda.device_count() if backbones[0].device.type == "cuda" else 0
-        if not num_gpus:
+        if backbones[0].device.type != "cuda":
             return cls(num_jobs, num_jobs)
+        num_gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 1
         num_here = -(-num_jobs // num_gpus)
         most = 2 if any(backbone.num_parameters >= _MANY_PARAMETERS for backbone in backbones) else 4
         # What writes its answers is not compiled: its steps wait for the processor, however many runs they are of.
         num_cohorts = num_here if all(backbone.writes for backbone in backbones) else min(most, num_here)
         for_copies = memory_share * _FOR_COPIES
-        total_bytes = torch.cuda.get_device_properties(0).total_memory
+        total_bytes = torch.cuda.get_device_properties(backbones[0].device).total_memory
         needed = _BYTES_OF_COPY * max(backbone.num_parameters for backbone in backbones) / total_bytes
         num_copies = max(1, min(num_here, int(for_copies / needed)))
         for_copy = for_copies / num_copies
-        for_cohort = (memory_share * _USABLE - for_copy * min(num_copies, num_here - num_cohorts)) / num_cohorts
-        return cls(num_cohorts * num_gpus, num_copies * num_gpus, for_cohort, for_copy, compiles=True)
+        for_cohort = min(  # beside any number of copies
+            (memory_share * _USABLE - number * for_copy) / min(num_cohorts, num_here - number)
+            for number in range(min(num_copies, num_here - 1) + 1)
+        )
+        return cls(num_cohorts, num_copies, for_cohort, for_copy, compiles=True, num_gpus=num_gpus)
 
     def share_of(self, unit: Unit) -> float:
         """The share of a GPU that a unit may take."""

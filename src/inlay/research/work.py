@@ -29,7 +29,7 @@ from inlay.training.run import is_finished, read_result
 _SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each epoch's end it costs more than the epoch
 _HEARD = (
     *("on_encode", "on_compile", "on_compiled", "on_start", "on_prefix", "on_prefix_full", "on_epoch", "on_enter"),
-    *("on_fallback", "on_notice"),
+    *("on_answer", "on_fallback", "on_notice"),
 )
 
 Keep = Callable[[Sequence[Record]], None]

@@ -167,7 +167,10 @@ class _Worker:
         device = self.find_plan(order.items[0][0]).backbone.device
         release_memory(device)
         take_share(device, order.memory_share)
-        return self._bench.do(unit, _make_relay(self._line, self._parent))
+        try:
+            return self._bench.do(unit, _make_relay(self._line, self._parent))
+        finally:
+            release_memory(device)  # others count on what an idle process does not need
 
     def _find_items(self, keys: Sequence[Key]) -> tuple[Item, ...]:
         plans = {key[0]: self.find_plan(key[0]) for key in keys}
@@ -208,7 +211,7 @@ def _make_relay(line: _Line, parent: int) -> Any:
         """Tells how training goes, not too often, and stops it when nobody is there to hear."""
 
         def __init__(self) -> None:
-            self._num_rows, self._told = 0, time.monotonic()
+            self._num_rows, self._told, self._is_left = 0, time.monotonic(), False
 
         def on_start(self, cohort: Any) -> None:
             for member in cohort.members:
@@ -222,9 +225,16 @@ def _make_relay(line: _Line, parent: int) -> Any:
             if time.monotonic() - self._told >= _TELL_SECONDS:
                 line.send("rows", self._num_rows)
                 self._num_rows, self._told = 0, time.monotonic()
-                if os.getppid() != parent:
-                    with contextlib.suppress(KeyboardInterrupt):
-                        signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the step in hand is finished and saved
+                self._heed_parent()
+
+        def on_answer(self) -> None:
+            self._heed_parent()
+
+        def _heed_parent(self) -> None:
+            if not self._is_left and os.getppid() != parent:
+                self._is_left = True  # a second one would stop the saving
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the step in hand is finished and saved
 
         def on_fallback(self, message: str) -> None:
             line.send("said", message)

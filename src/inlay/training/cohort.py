@@ -89,6 +89,9 @@ class Watcher:
     def on_step(self, cohort: Cohort, num_rows: int) -> None:
         """One step was taken."""
 
+    def on_answer(self) -> None:
+        """Some dev rows were answered, and others are to come."""
+
     def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
         """A run finished an epoch and was scored on its dev rows."""
 

@@ -95,6 +95,7 @@ class Desk:
 
     def heed(self) -> None:
         """Stop answering dev rows, which may take minutes, if asked to; processes that share them must go on."""
+        self.watch.on_answer()
         if self.world.place.size == 1 and self.world.is_stopping:
             raise _Unscored
 
@@ -115,7 +116,8 @@ def train(cohort: Cohort, desk: Desk) -> None:
     watch = desk.watch
     _pass_over(cohort, desk)
     watch.on_start(cohort)
-    _settle(cohort, desk)  # runs that ended before a kill, but were perhaps not yet written
+    if not cohort.is_unscored:  # else after the scores, as if it had not been stopped: slots are given in order
+        _settle(cohort, desk)  # runs that ended before a kill, but were perhaps not yet written
     with _interruptible(desk.world), cohort.training():
         while cohort.active:
             before, began = cohort.active, time.perf_counter()

@@ -13,11 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from inlay.model.route import Route, Tiling
+from inlay.model.route import IGNORED, Route, Tiling
 from inlay.model.rung import Capacity
 from inlay.model.tiles import lay_tiles, place_tiles, tile_capacity, tile_for
-
-_IGNORED = -100  # in place of a token where there is none
 
 
 class Answers:
@@ -39,7 +37,7 @@ class Answers:
 
     def lay(self, answers: Sequence[np.ndarray], slots: np.ndarray) -> np.ndarray:
         """What the buffers will hold for these answers, whose slots are those of their rows, in order."""
-        written = np.full((self._num_rows, self._width), _IGNORED, np.int32)
+        written = np.full((self._num_rows, self._width), IGNORED, np.int32)
         for row, answer in enumerate(answers):
             written[row, : len(answer)] = answer
         every = np.concatenate([slots, np.full(self._num_rows - len(slots), slots[-1])]).astype(np.int32)

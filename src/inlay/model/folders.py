@@ -92,6 +92,6 @@ def _fetch_from_hub(name: str) -> Path:
         ) from None
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says, in short."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -26,7 +26,8 @@ from inlay.model.parcel import send
 from inlay.model.tiles import TILE_SIZES, Tiles, lay_tiles, place_tiles, tile_capacity, tile_for
 
 TokenIds = Sequence[int] | np.ndarray
-_IGNORED = -100  # in place of a token where there is none
+IGNORED = -100
+"""in place of a token of an answer where there is none"""
 LONG = 256
 """Tokens of a packed row, in the mean, from which on rows are long. On an H200, forward and backward, torch's flash
 attention takes 4.4 times as long as our programs with rows of 38 tokens, 1.4 times with 192, 0.9 with 256, 0.8 with 384
@@ -293,10 +294,10 @@ def _lay_written(answers: Sequence[TokenIds | None]) -> list[np.ndarray]:
     if not known:
         return []
     assert len(known) == len(answers), "rows of a batch are all to be trained on, or none"
-    padded = np.full((len(known), max(map(len, known))), _IGNORED, dtype=np.int64)
+    padded = np.full((len(known), max(map(len, known))), IGNORED, dtype=np.int64)
     for position, answer in enumerate(known):
         padded[position, : len(answer)] = answer
-    return [padded, (padded != _IGNORED).astype(np.int64)]
+    return [padded, (padded != IGNORED).astype(np.int64)]
 
 
 def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = "cpu") -> Batch:

@@ -391,7 +391,7 @@ def describe_agreement(scored: Scored) -> list[str]:
         distance = abs(ours.estimate.mean - theirs)
         bound = reach(ours.estimate, 2)
         does = "as published" if distance <= LIKE else "not as published"
-        if bound > 2 * LIKE and distance <= max(bound, LIKE):
+        if bound > 2 * LIKE and distance <= bound:
             does = f"open, since our 95% bound is ± {bound:.1f}"
         does = "open, with one seed" if ours.estimate.sem is None else does
         gap = coverage.find_gap((key, scored.reference or ""), gaps.tasks)

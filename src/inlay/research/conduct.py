@@ -168,16 +168,19 @@ class _Alarm(Watcher):
         self._pace, self._has_rung = pace, False
 
     def on_step(self, cohort: Any, num_rows: int) -> None:
-        if self._pace.is_late and not self._has_rung:
-            self._has_rung = True
-            if not _is_main_thread():
-                raise Interrupted
-            signal.raise_signal(signal.SIGINT)
+        if not _is_main_thread() and self._is_due():
+            raise Interrupted
+        self.on_answer()
 
     def on_answer(self) -> None:
-        if self._pace.is_late and not self._has_rung and _is_main_thread():
-            self._has_rung = True
+        if _is_main_thread() and self._is_due():  # another thread has no signals: its next step ends it
             signal.raise_signal(signal.SIGINT)
+
+    def _is_due(self) -> bool:
+        """Whether it is late; said once, since a second signal would stop the saving."""
+        is_due = self._pace.is_late and not self._has_rung
+        self._has_rung |= is_due
+        return is_due
 
 
 def _is_main_thread() -> bool:

@@ -212,8 +212,8 @@ class _Foreman:
         """Whether there is room where the process `number` is, no other process compiles the same, or is at its runs or
         what they go on from, and no other unit is to train that."""
         in_hand = [job.unit for job in self._busy if job.unit is not None]
-        is_here = [(job.number - number) % self._limits.num_gpus == 0 for job in self._busy]
-        beside = [other for other, is_same in zip(in_hand, is_here, strict=True) if is_same]
+        num_gpus = self._limits.num_gpus
+        beside = [job.unit for job in self._busy if job.unit is not None and (job.number - number) % num_gpus == 0]
         if _is_cohort(unit) and sum(map(_is_cohort, beside)) >= self._limits.most_cohorts:
             return False
         if unit.is_solo and sum(other.is_solo for other in beside) >= self._limits.most_copies:
@@ -465,7 +465,7 @@ class _Limits:
         num_gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 1
         num_here = -(-num_jobs // num_gpus)
         most = 2 if any(backbone.num_parameters >= _MANY_PARAMETERS for backbone in backbones) else 4
-        # What writes its answers is not compiled: its steps wait for the processor, however many runs they are of.
+        # A step of what writes its answers is many small kernels, captured but not compiled: one cohort leaves room.
         num_cohorts = num_here if all(backbone.writes for backbone in backbones) else min(most, num_here)
         for_copies = memory_share * _FOR_COPIES
         total_bytes = torch.cuda.get_device_properties(backbones[0].device).total_memory

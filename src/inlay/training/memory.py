@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import OutOfMemory
+from inlay.model import folders
 from inlay.model.backbone import Backbone
 from inlay.training.joint import AnyRun
 from inlay.training.steps import Stepper
@@ -98,8 +99,7 @@ def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
 
 def first_line(error: BaseException) -> str:
     """What an error says, in short: of memory that ran out, not what every process has of it."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return line.split(". GPU ")[0]
+    return folders.first_line(error).split(". GPU ")[0]
 
 
 @dataclass

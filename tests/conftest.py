@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -30,6 +31,25 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["INLAY_CACHE_BYTES"] = "0"  # tests leave nothing in the user's cache
 os.environ.pop("INLAY_HOME", None)
 os.environ.pop("INLAY_DATA", None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_imports() -> None:
+    """What modules and fixtures have made by now is not looked through again whenever garbage is collected."""
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def quick_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's learning curve is drawn where it is looked at (`draws`): it takes longer than training a toy."""
+    if request.node.get_closest_marker("draws") is None:
+        monkeypatch.setattr("inlay.training.loop.draw_curve", _draw_nothing)
+
+
+def _draw_nothing(path: Path, run: Any, progress: Any) -> None:
+    from inlay.store import write_atomically
+
+    write_atomically(path, b"\x89PNG")
 
 
 @pytest.fixture(scope="session")

@@ -75,9 +75,7 @@ def digests(store: Store) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tiny_bert: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    # Half of the time of these tests would go into pictures that none of them looks at.
-    monkeypatch.setattr(sys.modules["inlay.training.loop"], "draw_curve", lambda path, run, progress: None)
+def place(tmp_path: Path, tiny_bert: Any) -> Iterator[Place]:
     with single_thread():  # tiny products: on a busy machine a second thread only waits
         yield Place(tmp_path, tiny_bert)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -305,7 +307,12 @@ def test_count_equals_the_formula(backbone_of, family, method):
 
 
 def load_plain(backbone):
-    """transformers' own model, with the embeddings that its files have."""
+    """transformers' own model, with the embeddings that its files have: read once, then copied."""
+    return copy.deepcopy(_read_plain(backbone))
+
+
+@functools.cache
+def _read_plain(backbone):
     if not backbone.writes:
         return AutoModel.from_pretrained(
             backbone.folder, attn_implementation=backbone.model.config._attn_implementation

@@ -20,7 +20,9 @@ def make_environment(folder: Path) -> Path:
     if done.is_file() and done.read_text(encoding="utf8") == wanted:
         return python
     venv.create(folder, with_pip=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PINNED], check=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *PINNED], check=True
+    )
     done.write_text(wanted, encoding="utf8")
     return python
 

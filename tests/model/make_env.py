@@ -20,7 +20,9 @@ def make_environment(folder: Path) -> Path:
     if done.is_file() and done.read_text(encoding="utf8") == PINNED:
         return python
     venv.create(folder, with_pip=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PINNED], check=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", PINNED], check=True
+    )
     show = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = subprocess.run([python, "-c", show], check=True, capture_output=True, text=True).stdout.strip()
     # `addsitedir`, for Inlay itself is installed there as a link

@@ -8,6 +8,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -197,6 +198,76 @@ def test_a_share_of_the_memory_is_all_that_the_processes_take_together(monkeypat
             num_cohorts = min(limits.most_cohorts, num_jobs - num_copies)
             assert num_cohorts * limits.for_cohort + num_copies * limits.for_copy <= 0.9 * share + 1e-6
         assert limits.for_cohort > 0
+
+
+def take_gpu(foreman, limits):
+    """Its limits are those of a GPU; gives a cohort and a copy of its agenda, to be dealt any number of times."""
+    foreman._limits = limits
+    cohort = next(unit for unit in foreman._waiting if jobs._is_cohort(unit))
+    copy = next(unit for unit in foreman._waiting if unit.is_solo)
+    foreman._waiting = []
+    return cohort, copy
+
+
+def begin(foreman, unit, number, folder):
+    job = jobs._Job(number, None, None, folder, unit=unit, share=foreman._grant(unit, number))
+    foreman._jobs.append(job)
+    return job
+
+
+def test_cohorts_get_the_memory_of_copies_once_none_waits(tmp_path, backbone, monkeypatch):
+    foreman, _ = make_foreman(tmp_path, backbone)
+    limits = share_gpu(monkeypatch, 8, 1.0, num_parameters=110_000_000)
+    cohort, copy = take_gpu(foreman, limits)
+    foreman._waiting = [cohort, cohort] + [copy] * 6
+    assert foreman._grant(cohort, 0) == pytest.approx(limits.for_cohort)
+    foreman._waiting = [cohort, cohort, copy]
+    assert foreman._grant(cohort, 0) == pytest.approx((0.9 - limits.for_copy) / 2)
+    foreman._waiting = [cohort, cohort]
+    first = begin(foreman, cohort, 0, tmp_path)
+    assert first.share == pytest.approx(0.45)
+    foreman._waiting = []
+    assert begin(foreman, cohort, 1, tmp_path).share == pytest.approx(0.45)
+    foreman._jobs.remove(first)
+    foreman._jobs[0].unit = None
+    assert begin(foreman, cohort, 0, tmp_path).share == pytest.approx(0.9), "the last has it all"
+    assert not foreman._may_begin(copy, 3), "one that is put back waits for it"
+    assert not foreman._may_begin(cohort, 3)
+    foreman._jobs[-1].unit = None
+    assert foreman._may_begin(copy, 3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_begins_and_ends_no_unit_gets_less_than_its_least_and_all_no_more_than_there_is(
+    tmp_path, backbone, monkeypatch, seed
+):
+    draw = random.Random(seed)
+    num_jobs, share = draw.choice([1, 2, 3, 8]), draw.choice([1.0, 0.6])
+    foreman, _ = make_foreman(tmp_path, backbone)
+    limits = share_gpu(monkeypatch, num_jobs, share, num_parameters=draw.choice([1, 22_000_000, 110_000_000, 2**30]))
+    cohort, copy = take_gpu(foreman, limits)
+    foreman._waiting = [cohort] * draw.randrange(12) + [copy] * draw.randrange(1, 20)
+    num_begun, num_units = 0, len(foreman._waiting)
+    while num_begun < num_units:
+        at_work = {job.number for job in foreman._jobs}
+        number = draw.choice([number for number in range(num_jobs) if number not in at_work] or [None])
+        room = foreman._look_around(number or 0)
+        able = [unit for unit in (cohort, copy) if room.num_copies * unit.is_solo + room.num_cohorts * (unit is cohort)]
+        able = [unit for unit in able if unit in foreman._waiting]
+        assert able or foreman._jobs, "something may always begin where nothing is in hand"
+        if number is None or not able or draw.random() < 0.3:
+            if foreman._jobs:
+                ended = draw.choice(foreman._jobs)
+                foreman._jobs.remove(ended)
+                if ended.unit is copy and draw.random() < 0.2:  # it broke: it is tried again
+                    foreman._waiting.append(copy)
+                    num_units += 1
+            continue
+        foreman._waiting.remove(unit := draw.choice(able))
+        job = begin(foreman, unit, number, tmp_path)
+        num_begun += 1
+        assert job.share >= (limits.for_copy if unit is copy else limits.for_cohort) - 1e-6
+        assert sum(job.share for job in foreman._jobs) <= 0.9 * share + 1e-6
 
 
 def test_no_more_copies_of_a_backbone_train_at_a_time_than_have_the_memory_they_need(monkeypatch):

@@ -49,6 +49,7 @@ def test_a_task_is_learnt(tiny_bert, toy_task, tmp_path, kind, is_learnt):
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 
+@pytest.mark.draws
 def test_run_folder_holds_config_metrics_curve_and_weights(tiny_bert, toy_task, tmp_path):
     run = make(tiny_bert, toy_task(), epochs=3)
     (result,) = fit([run], tiny_bert, tmp_path)

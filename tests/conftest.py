@@ -36,6 +36,7 @@ os.environ.pop("INLAY_DATA", None)
 @pytest.fixture(scope="module", autouse=True)
 def frozen_imports() -> None:
     """What modules and fixtures have made by now is not looked through again whenever garbage is collected."""
+    gc.collect()
     gc.freeze()
 
 

@@ -24,6 +24,7 @@ def test_the_help_says_which_method_is_taken(inlay: Inlay) -> None:
     assert "[default: hyperformer++]" in " ".join(inlay("multitask", "--help").out.split())
 
 
+@pytest.mark.draws
 def test_every_task_is_published_as_an_ordinary_one(inlay: Inlay, trained) -> None:
     assert trained.status == 0, trained.err
     assert "hyperformer++ 8 trains" in trained.err

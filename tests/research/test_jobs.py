@@ -182,8 +182,8 @@ def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_sitt
     assert not {record.id for record in first.records} & set(rest.trained)
 
 
-def share_gpu(monkeypatch, num_jobs, share, num_parameters=1, writes=False):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+def share_gpu(monkeypatch, num_jobs, share, num_parameters=1, writes=False, num_gpus=1):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100 * 2**30))
     gpu = SimpleNamespace(device=torch.device("cuda"), num_parameters=num_parameters, writes=writes)
     return jobs._Limits.of([gpu], num_jobs, share)
@@ -201,12 +201,11 @@ def test_a_share_of_the_memory_is_all_that_the_processes_take_together(monkeypat
 
 
 def take_gpu(foreman, limits):
-    """Its limits are those of a GPU; gives a cohort and a copy of its agenda, to be dealt any number of times."""
-    foreman._limits = limits
-    cohort = next(unit for unit in foreman._waiting if jobs._is_cohort(unit))
-    copy = next(unit for unit in foreman._waiting if unit.is_solo)
+    """Its limits are those of a GPU; gives a cohort, a copy and a baseline, to be dealt any number of times."""
+    foreman._limits, units = limits, foreman._waiting
     foreman._waiting = []
-    return cohort, copy
+    kinds = (jobs._is_cohort, lambda unit: unit.is_solo, lambda unit: unit.kind == "baseline")
+    return [next(filter(kind, units)) for kind in kinds]
 
 
 def begin(foreman, unit, number, folder):
@@ -218,56 +217,71 @@ def begin(foreman, unit, number, folder):
 def test_cohorts_get_the_memory_of_copies_once_none_waits(tmp_path, backbone, monkeypatch):
     foreman, _ = make_foreman(tmp_path, backbone)
     limits = share_gpu(monkeypatch, 8, 1.0, num_parameters=110_000_000)
-    cohort, copy = take_gpu(foreman, limits)
+    cohort, copy, baseline = take_gpu(foreman, limits)
+    usable = limits.usable
+    assert usable == pytest.approx(0.9 - 7 * 4 * 110e6 / (100 * 2**30)), "seven others hold a backbone, perhaps idle"
     foreman._waiting = [cohort, cohort] + [copy] * 6
     assert foreman._grant(cohort, 0) == pytest.approx(limits.for_cohort)
     foreman._waiting = [cohort, cohort, copy]
-    assert foreman._grant(cohort, 0) == pytest.approx((0.9 - limits.for_copy) / 2)
+    assert foreman._grant(cohort, 0) == pytest.approx((usable - limits.for_copy) / 2)
     foreman._waiting = [cohort, cohort]
     first = begin(foreman, cohort, 0, tmp_path)
-    assert first.share == pytest.approx(0.45)
+    assert first.share == pytest.approx(usable / 2)
     foreman._waiting = []
-    assert begin(foreman, cohort, 1, tmp_path).share == pytest.approx(0.45)
-    foreman._jobs.remove(first)
-    foreman._jobs[0].unit = None
-    assert begin(foreman, cohort, 0, tmp_path).share == pytest.approx(0.9), "the last has it all"
-    assert not foreman._may_begin(copy, 3), "one that is put back waits for it"
-    assert not foreman._may_begin(cohort, 3)
-    foreman._jobs[-1].unit = None
-    assert foreman._may_begin(copy, 3)
+    assert begin(foreman, cohort, 1, tmp_path).share == pytest.approx(usable / 2)
+    foreman._jobs = []
+    assert begin(foreman, cohort, 0, tmp_path).share == pytest.approx(usable), "the last has it all"
+    assert not foreman._has_room(copy, 3), "one that is put back waits for it"
+    assert not foreman._has_room(cohort, 3)
+    assert foreman._has_room(baseline, 3), "it takes none"
+    foreman._jobs = []
+    assert foreman._has_room(copy, 3)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_whatever_begins_and_ends_no_unit_gets_less_than_its_least_and_all_no_more_than_there_is(
-    tmp_path, backbone, monkeypatch, seed
-):
-    draw = random.Random(seed)
-    num_jobs, share = draw.choice([1, 2, 3, 8]), draw.choice([1.0, 0.6])
+def test_a_process_that_has_a_copy_in_hand_finds_room_for_a_cohort_after_it(tmp_path, backbone, monkeypatch):
     foreman, _ = make_foreman(tmp_path, backbone)
-    limits = share_gpu(monkeypatch, num_jobs, share, num_parameters=draw.choice([1, 22_000_000, 110_000_000, 2**30]))
-    cohort, copy = take_gpu(foreman, limits)
-    foreman._waiting = [cohort] * draw.randrange(12) + [copy] * draw.randrange(1, 20)
-    num_begun, num_units = 0, len(foreman._waiting)
-    while num_begun < num_units:
-        at_work = {job.number for job in foreman._jobs}
-        number = draw.choice([number for number in range(num_jobs) if number not in at_work] or [None])
-        room = foreman._look_around(number or 0)
-        able = [unit for unit in (cohort, copy) if room.num_copies * unit.is_solo + room.num_cohorts * (unit is cohort)]
-        able = [unit for unit in able if unit in foreman._waiting]
-        assert able or foreman._jobs, "something may always begin where nothing is in hand"
-        if number is None or not able or draw.random() < 0.3:
-            if foreman._jobs:
-                ended = draw.choice(foreman._jobs)
-                foreman._jobs.remove(ended)
-                if ended.unit is copy and draw.random() < 0.2:  # it broke: it is tried again
-                    foreman._waiting.append(copy)
-                    num_units += 1
-            continue
-        foreman._waiting.remove(unit := draw.choice(able))
-        job = begin(foreman, unit, number, tmp_path)
-        num_begun += 1
-        assert job.share >= (limits.for_copy if unit is copy else limits.for_cohort) - 1e-6
-        assert sum(job.share for job in foreman._jobs) <= 0.9 * share + 1e-6
+    limits = share_gpu(monkeypatch, 2, 1.0, num_parameters=110_000_000)
+    cohort, copy, baseline = take_gpu(foreman, limits)
+    for other in (copy, baseline):
+        foreman._jobs, foreman._waiting = [], [cohort]
+        beside = begin(foreman, other, 1, tmp_path)
+        first = begin(foreman, cohort, 0, tmp_path)
+        assert first.share == pytest.approx(limits.usable / 2)
+        foreman._jobs.remove(beside)
+        assert foreman._has_room(cohort, 1)
+
+
+def test_whatever_begins_and_ends_no_unit_gets_less_than_its_least_and_all_no_more_than_there_is(
+    tmp_path, backbone, monkeypatch
+):
+    foreman, _ = make_foreman(tmp_path, backbone)
+    units = foreman._waiting
+    for seed in range(400):
+        draw = random.Random(seed)
+        num_jobs, share, num_gpus = draw.choice([1, 2, 3, 8]), draw.choice([1.0, 0.6]), draw.choice([1, 2])
+        num_parameters = draw.choice([1, 22_000_000, 110_000_000, 2**30])
+        foreman._waiting, foreman._jobs = units, []
+        limits = share_gpu(monkeypatch, num_jobs, share, num_parameters, num_gpus=num_gpus)
+        cohort, copy, baseline = take_gpu(foreman, limits)
+        least = {id(cohort): limits.for_cohort, id(copy): limits.for_copy, id(baseline): 0.0}
+        foreman._waiting = [cohort] * draw.randrange(12) + [copy] * draw.randrange(20) + [baseline] * draw.randrange(4)
+        while foreman._waiting or foreman._jobs:
+            at_work = {job.number for job in foreman._jobs}
+            idle = [number for number in range(num_jobs) if number not in at_work]
+            able = [(n, unit) for n in idle for unit in foreman._waiting if foreman._has_room(unit, n)]
+            assert able or foreman._jobs, "something may always begin where nothing is in hand"
+            if not able or (foreman._jobs and draw.random() < 0.3):
+                foreman._jobs.remove(ended := draw.choice(foreman._jobs))
+                if ended.unit is copy and draw.random() < 0.1:  # a row broke: what is left of it is tried one by one
+                    foreman._waiting += [copy] * draw.randrange(7)
+                continue
+            number, unit = draw.choice(able)
+            foreman._waiting.remove(unit)
+            job = begin(foreman, unit, number, tmp_path)
+            assert job.share >= least[id(unit)], seed
+            for gpu in range(num_gpus):
+                on_it = [job.share for job in foreman._jobs if job.number % num_gpus == gpu]
+                assert sum(on_it) <= 0.9 * share + 1e-5, seed
 
 
 def test_no_more_copies_of_a_backbone_train_at_a_time_than_have_the_memory_they_need(monkeypatch):

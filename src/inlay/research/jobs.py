@@ -12,6 +12,7 @@ a likeness compiles alone, and the others wait for it with something else in han
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -49,8 +50,10 @@ _STOP_SECONDS = 120.0
 _EXIT_SECONDS = 10.0
 _MOST_LOST = 3
 """units in a row that are lost before their first step: what takes them would take the whole agenda"""
-_USABLE, _FOR_COPIES = 0.9, 0.5
-"""of a GPU's memory: what all may take together, the rest being their contexts; what copies may, if all train them"""
+_USABLE = 0.9
+"""of a GPU's memory, what all may take together: the rest is their contexts"""
+_FOR_COPIES = 5 / 9
+"""of that, what copies may take, if as many train as there is memory for"""
 _TOLERANCE = 1e-6
 """of shares of a GPU, which are sums of fractions"""
 _BYTES_OF_COPY = 72
@@ -217,10 +220,7 @@ class _Foreman:
         """Whether there is room where the process `number` is, no other process compiles the same, or is at its runs or
         what they go on from, and no other unit is to train that."""
         in_hand = [job.unit for job in self._busy if job.unit is not None]
-        room = self._look_around(number)
-        if _is_cohort(unit) and not room.num_cohorts:
-            return False
-        if unit.is_solo and not room.num_copies:
+        if not self._has_room(unit, number):
             return False
         is_new = self._compiles(unit) and unit.likeness not in self._familiar
         if is_new and any(other.likeness == unit.likeness for other in in_hand):
@@ -230,20 +230,19 @@ class _Foreman:
         to_train = {item.id for other in self._waiting if other is not unit for item in other.items} if needs else set()
         return not held & ({item.id for item in unit.items} | needs) and not to_train & needs
 
-    def _look_around(self, number: int) -> _Room:
-        """What the GPU of the process `number` has room for, beside what is in hand there."""
-        beside = [job for job in self._busy if (job.number - number) % self._limits.num_gpus == 0]
-        units = [job.unit for job in beside if job.unit is not None]
-        left = self._limits.usable - sum(job.share for job in beside)
-        num_cohorts = self._limits.most_cohorts - sum(map(_is_cohort, units))
-        num_copies = self._limits.most_copies - sum(unit.is_solo for unit in units)
-        return _Room(
-            left=left,
-            num_jobs=self._limits.num_jobs - len(beside),
-            # What has come to wait since a cohort took all there was waits for its end.
-            num_cohorts=num_cohorts if left >= self._limits.for_cohort - _TOLERANCE else 0,
-            num_copies=num_copies if left >= self._limits.for_copy - _TOLERANCE else 0,
-        )
+    def _beside(self, number: int) -> list[_Job]:
+        """Those at work on the GPU of the process `number`."""
+        return [job for job in self._busy if (job.number - number) % self._limits.num_gpus == 0]
+
+    def _has_room(self, unit: Unit, number: int) -> bool:
+        """Whether the GPU of the process `number` has room for a unit, beside what is in hand there."""
+        jobs = self._beside(number)
+        left = self._limits.usable - sum(job.share for job in jobs) + _TOLERANCE
+        if unit.is_solo:
+            return sum(map(_has_copy, jobs)) < self._limits.most_copies and left >= self._limits.for_copy
+        if _is_cohort(unit):
+            return sum(map(_has_cohort, jobs)) < self._limits.most_cohorts and left >= self._limits.for_cohort
+        return True
 
     def _grant(self, unit: Unit, number: int) -> float:
         """What of its GPU's memory a unit may take: a cohort all that those which may yet begin beside it can spare."""
@@ -251,10 +250,16 @@ class _Foreman:
             return self._limits.for_copy
         if not _is_cohort(unit):
             return 0.0
-        room = self._look_around(number)
-        num_cohorts = 1 + sum(map(_is_cohort, self._waiting))
-        num_copies = sum(other.is_solo for other in self._waiting)
-        return room.share(self._limits.for_copy, num_cohorts, num_copies)
+        jobs = self._beside(number)
+        cohorts = [job for job in jobs if _has_cohort(job)]
+        num_copies = sum(map(_has_copy, jobs)) + sum(other.is_solo for other in self._waiting)
+        share = self._limits.share(
+            left=self._limits.usable - sum(job.share for job in cohorts),
+            num_jobs=self._limits.num_jobs - len(cohorts),
+            num_cohorts=min(self._limits.most_cohorts - len(cohorts), 1 + sum(map(_is_cohort, self._waiting))),
+            num_copies=num_copies,
+        )
+        return max(self._limits.for_cohort, share)  # less, where more copies wait than when another took its share
 
     def _compiles(self, unit: Unit) -> bool:
         """Whether a unit's steps are compiled: not where no backbone is trained on, nor on one that writes."""
@@ -445,6 +450,14 @@ def _is_cohort(unit: Unit) -> bool:
     return not unit.is_solo and ARM_KINDS[unit.items[0].arm.kind].needs_backbone
 
 
+def _has_cohort(job: _Job) -> bool:
+    return job.unit is not None and _is_cohort(job.unit)
+
+
+def _has_copy(job: _Job) -> bool:
+    return job.unit is not None and job.unit.is_solo
+
+
 def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
     """What a process has said by now; `gone` if it says no more, or nothing that can be understood."""
     while True:
@@ -469,24 +482,6 @@ _HEARD: dict[str, Callable[[_Foreman, _Job, Any], None]] = {
     "broken": _Foreman._hear_breakdown,
     "gone": _Foreman._bury,
 }
-
-
-@dataclass(frozen=True)
-class _Room:
-    """What there is room for on a GPU: of its memory, processes, and how many cohorts and copies may yet begin."""
-
-    left: float
-    num_jobs: int
-    num_cohorts: int
-    num_copies: int
-
-    def share(self, for_copy: float, num_cohorts: int, num_copies: int) -> float:
-        """What a cohort may take, being one of `num_cohorts` to begin: whichever begin beside it find no less."""
-        cohorts = min(self.num_cohorts, num_cohorts)
-        copies = min(self.num_copies, num_copies, self.num_jobs - 1)
-        return min(
-            (self.left - number * for_copy) / min(cohorts, self.num_jobs - number) for number in range(copies + 1)
-        )
 
 
 @dataclass(frozen=True)
@@ -519,13 +514,20 @@ class _Limits:
         most = 2 if any(backbone.num_parameters >= _MANY_PARAMETERS for backbone in backbones) else 4
         # A step of what writes its answers is many small kernels, captured but not compiled: one cohort leaves room.
         num_cohorts = num_here if all(backbone.writes for backbone in backbones) else min(most, num_here)
-        for_copies = memory_share * _FOR_COPIES
+        num_parameters = max(backbone.num_parameters for backbone in backbones)
         total_bytes = torch.cuda.get_device_properties(backbones[0].device).total_memory
-        needed = _BYTES_OF_COPY * max(backbone.num_parameters for backbone in backbones) / total_bytes
-        num_copies = max(1, min(num_here, int(for_copies / needed)))
-        usable, for_copy = memory_share * _USABLE, for_copies / num_copies
-        for_cohort = _Room(usable, num_here, num_cohorts, num_copies).share(for_copy, num_cohorts, num_copies)
-        return cls(num_here, num_cohorts, num_copies, usable, for_cohort, for_copy, compiles=True, num_gpus=num_gpus)
+        at_rest = (num_here - 1) * 4 * num_parameters / total_bytes  # the backbones of processes that wait
+        usable = memory_share * _USABLE
+        usable = max(usable / 2, usable - at_rest)
+        for_copies = usable * _FOR_COPIES
+        num_copies = max(1, min(num_here, int(for_copies * total_bytes / (_BYTES_OF_COPY * num_parameters))))
+        limits = cls(num_here, num_cohorts, num_copies, usable, 0.0, for_copies / num_copies, True, num_gpus)
+        return dataclasses.replace(limits, for_cohort=limits.share(usable, num_here, num_cohorts, num_copies))
+
+    def share(self, left: float, num_jobs: int, num_cohorts: int, num_copies: int) -> float:
+        """What each of some cohorts may take of what is `left`, whatever number of copies is beside them."""
+        most = min(self.most_copies, num_copies, num_jobs - 1)
+        return min((left - number * self.for_copy) / min(num_cohorts, num_jobs - number) for number in range(most + 1))
 
 
 def _last_words(log: Path) -> str:

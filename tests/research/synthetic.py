@@ -59,12 +59,17 @@ class FakeTrain:
 
 
 @dataclass(frozen=True)
+class FakeJoint:
+    """How a planned run trains several tasks: nothing is said of it."""
+
+
+@dataclass(frozen=True)
 class FakeConfig:
     """The settings of a planned run."""
 
     method: FakeMethod
     train: FakeTrain
-    joint: None = None
+    joint: FakeJoint = FakeJoint()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from inlay.research.coverage import Coverage, list_missing
+from inlay.research.coverage import Coverage, list_missing, split_planned
 from inlay.research.study import read_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -127,3 +127,54 @@ def test_a_run_that_two_arms_ask_for_is_there_for_both():
     coverage = Coverage(study, bench.records)
     assert not coverage.find_gap(("adapters-64",))
     assert not any(item.arm == "adapters-64" for item in coverage.missing)
+
+
+@pytest.fixture
+def several():
+    """The study of several tasks as its file has it, all run."""
+    study = read_study(STUDIES / "multitask.toml", "tiny")
+    bench = synthetic.Bench("multitask", backbone="tiny", profile="tiny")
+    for arm, task, point in study.points():
+        config = {key: dataclasses.asdict(getattr(point.config, key)) for key in ("method", "train", "joint")}
+        config["data"] = dataclasses.asdict(study.data_config(arm.tasks[0] if arm.kind == "joint" else task, None))
+        for seed in range(arm.seeds):
+            bench.add(arm.name, task, 0.7, axes=dict(point.axes), seed=seed, config=config)
+    return study, bench.records
+
+
+def _with(record, section, **values):
+    config = {**record.config, section: {**record.config[section], **values}}
+    return dataclasses.replace(record, config=config)
+
+
+def test_runs_of_other_steps_or_rows_are_none_of_the_study(several):
+    study, records = several
+    assert list_missing(study, records) == []
+    assert split_planned(study, records) == (records, [])
+    for section, value in (("joint", {"steps": 7}), ("data", {"limit": 7}), ("data", {"most_dev": 7})):
+        changed = [_with(item, section, **value) if item.arm == "hyperformer" else item for item in records]
+        assert any("hyperformer" in line for line in list_missing(study, changed)), value
+        kept, others = split_planned(study, changed)
+        assert {item.arm for item in others} == {"hyperformer"}, value
+        assert len(kept) + len(others) == len(records)
+        assert "hyperformer" not in {item.arm for item in kept}
+
+
+def test_what_runs_find_out_and_where_files_lie_makes_no_other_study(several):
+    study, records = several
+    filled = [_with(item, "data", kind="classify", metric="f1", source="/mnt/x", root="/mnt") for item in records]
+    filled = [_with(item, "train", pooling="mean", seed=item.seed) for item in filled]
+    assert split_planned(study, filled) == (filled, [])
+    more = [dataclasses.replace(item, seed=17) for item in filled]
+    assert split_planned(study, more) == (more, []), "one seed more is no other setting"
+
+
+def test_runs_that_go_on_from_an_older_run_are_none_of_the_study():
+    study = read_study(STUDIES / "fewshot.toml", "tiny")
+    bench = synthetic.Bench("fewshot", backbone="tiny", profile="tiny")
+    for arm, task, point in study.points():
+        joint = {**dataclasses.asdict(point.config.joint), "start": "old" if "full" in arm.name else "new"}
+        bench.add(arm.name, task, 0.7, axes=dict(point.axes), seed=0, config={"joint": joint})
+    assert split_planned(study, bench.records)[1] == [], "nothing is known of the runs they go on from"
+    others = split_planned(study, bench.records, {key: {"new", "newer"} for key in study.arms})[1]
+    assert {item.arm for item in others} == {name for name in study.arms if "full" in name}

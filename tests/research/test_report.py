@@ -16,6 +16,7 @@ from inlay.research.page import Folded, Heading, Points, Text, write_html, write
 from inlay.research.published import read_published
 from inlay.research.records import add_records, results_file
 from inlay.research.report import Chapter, Report, group_records, make_report, write_report
+from inlay.research.study import read_study
 from inlay.research.tables import Table
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
@@ -92,8 +93,41 @@ def test_studies_come_in_the_order_of_the_papers_and_ones_own_last():
     assert found == [*synthetic.STUDIES, "aside", "beside"]
 
 
+def _run_all(study):
+    """A record of every run that a study plans."""
+    bench = synthetic.Bench(study.name)
+    return [
+        bench.add(arm.name, task, 0.7, axes=dict(point.axes), seed=seed, config=dataclasses.asdict(point.config))
+        for arm, task, point in study.points()
+        for seed in range(arm.seeds)
+    ]
+
+
+def test_records_of_settings_that_a_study_no_longer_has_are_left_out_and_counted(tmp_path):
+    path = PUBLISHED.parent / "uva.toml"
+    records = _run_all(read_study(path, "device", "mpnet-base"))
+    old = [
+        dataclasses.replace(item, id=f"old{item.id}", dev={**item.dev, item.metric: 0.999}, config=longer)
+        for item in records
+        if item.arm == records[0].arm
+        for longer in ({**item.config, "train": {**item.config["train"], "batch_size": 7}},)
+    ]
+    file = results_file(tmp_path, "uva", "mpnet-base", "device")
+    add_records(file, "uva", [*records, *old])
+    text = make_report([gather_chapter(path, tmp_path)]).markdown
+    assert "99.9" not in text
+    assert f"{len(old)} records of settings that the study's file has no longer: {old[0].arm}" in text
+    file.unlink()
+    add_records(file, "uva", old)
+    text = make_report([gather_chapter(path, tmp_path)]).markdown
+    assert "99.9" not in text
+    assert "Not run yet" in text
+    assert f"mpnet-base, profile device: {len(old)} records of settings" in text
+    assert draw_report([path], tmp_path, "mpnet-base").is_file()
+
+
 def test_a_report_may_be_of_one_backbone(tmp_path, monkeypatch):
-    _, records = synthetic.uva()
+    records = _run_all(read_study(PUBLISHED.parent / "uva.toml", "device", "minilm"))
     small = [dataclasses.replace(item, id=f"small{item.id}", backbone="/b/minilm") for item in records]
     add_records(results_file(tmp_path, "uva", "mpnet-base", "device"), "uva", records)
     add_records(results_file(tmp_path, "uva", "minilm", "device"), "uva", small)

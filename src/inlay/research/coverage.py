@@ -2,7 +2,8 @@
 
 A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed, the
 same values on the arm's axes and no other setting than the arm's, unless that says it failed; one that diverged has
-come to its end. What several arms ask for is one run, and there for all of them.
+come to its end. What several arms ask for is one run, and there for all of them. A record of settings that the study's
+file no longer has is of no run of the plan, and stands in no table beside those that are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ from inlay.research.arms import ARM_KINDS
 from inlay.research.lineup import NOT_AVERAGED, Scored, list_rows, name_task
 from inlay.research.records import FAILED, Record, count_layers
 from inlay.research.scores import StudySpec
-from inlay.research.study import LEFT_OPEN
+from inlay.research.study import LEFT_OPEN, Study
 
 _MOST_LINES, _MOST_NAMES = 8, 8
 
@@ -35,7 +36,9 @@ class Planned:
     seed: int
     axes: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
-    """of its method and its training, by section"""
+    """of its method and its training, alone or with other tasks, by section"""
+    rows: Mapping[str, Any]
+    """the settings that say which rows it reads, wherever they lie"""
     depth: int
     """layers that its arm needs; 0 where an arm that needs as many has run"""
 
@@ -53,9 +56,10 @@ class Planned:
             for section in self.settings
             for name, value in self.settings[section].items()
         )
+        read = record.config.get("data", {})
         return all(
             value in LEFT_OPEN or _plain(found[name]) == _plain(value) for name, value, found in own if name in found
-        )
+        ) and all(_plain(read[name]) == _plain(value) for name, value in self.rows.items() if name in read)
 
     def pretend(self, number: int) -> Record:
         """A record such as this run would have, as far as the rows of a table are made by it."""
@@ -152,6 +156,27 @@ class Coverage:
         return f"{whole - _count_runs(self.missing)} of {whole} planned runs"
 
 
+def split_planned(
+    study: StudySpec, records: Iterable[Record], starts: Mapping[str, Collection[str]] | None = None
+) -> tuple[list[Record], list[Record]]:
+    """The records of a study's settings, with whichever seed, and those of settings that it has not, or no longer.
+
+    `starts`: arm -> the runs that its own go on from, where they are known.
+    """
+    planned: dict[tuple[str, str], list[Planned]] = {}
+    for item in _plan(study):
+        if item.seed == 0:
+            planned.setdefault((item.arm, item.task), []).append(item)
+    kept: list[Record] = []
+    others: list[Record] = []
+    for record in records:
+        runs = (starts or {}).get(record.arm)
+        start = record.config.get("joint", {}).get("start")
+        is_own = any(item.is_met_by(record) for item in planned.get((record.arm, record.task), ()))
+        (kept if is_own and (runs is None or start in runs) else others).append(record)
+    return kept, others
+
+
 def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
     """What a study has not got yet, in words: how many runs, which, and those that came to nothing."""
     coverage = Coverage(study, records)
@@ -177,16 +202,32 @@ def _plan(study: StudySpec) -> Iterator[Planned]:
         made: dict[str, Any] = {}
         for task in arm.tasks:
             own = {} if is_one else per_task.get(task, {})
+            # Of several tasks a record has the data settings of the first.
+            read = _list_row_settings(study, arm.tasks[0] if is_one else task)
             if repr(own) not in made:
                 made[repr(own)] = arm.points(own)
             for point in made[repr(own)]:
                 config = point.config
                 rows = (arm.kind, arm.tasks if is_one else task, arm.sample, arm.source)
                 run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
-                settings = {"method": dataclasses.asdict(config.method), "train": dataclasses.asdict(config.train)}
+                settings = {section: dataclasses.asdict(getattr(config, section)) for section in _SECTIONS}
                 del settings["train"]["seed"]
                 for seed in range(arm.seeds):
-                    yield Planned((*run, seed), name, task, seed, point.axes, settings, arm.min_layers)
+                    yield Planned((*run, seed), name, task, seed, point.axes, settings, read, arm.min_layers)
+
+
+_SECTIONS = ("method", "train", "joint")
+# Of a task's data: what a run finds out by itself, what an arm says, and where files lie.
+_NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test"))
+
+
+def _list_row_settings(study: StudySpec, task: str) -> dict[str, Any]:
+    """What a study says of the rows of a task, as far as a record does."""
+    if not isinstance(study, Study):
+        return {}
+    config = dataclasses.asdict(study.data_config(task, None))
+    most = {f"most_{side}": study.most_rows.get(side) for side in ("dev", "test")}
+    return {name: value for name, value in {**config, **most}.items() if name not in _NOT_ROWS}
 
 
 def _plain(value: Any) -> Any:

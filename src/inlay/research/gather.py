@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inlay.errors import UnknownName
+from inlay.research.coverage import split_planned
 from inlay.research.differences import list_differences
 from inlay.research.published import Published, read_published
 from inlay.research.records import read_study as read_results
 from inlay.research.records import short_name
-from inlay.research.report import Chapter, group_records, make_report, write_report
-from inlay.research.study import read_study, study_folders
+from inlay.research.report import Chapter, Group, group_records, make_report, write_report
+from inlay.research.scores import network_of
+from inlay.research.study import Study, read_study, study_folders
 from inlay.trees import read_tree
 
 # The order of a report: the papers' main tables first, then the studies of several tasks as one run.
@@ -31,7 +33,7 @@ def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = Non
     name = "report" if backbone is None else f"report-{short_name(backbone)}"
     chapters = [gather_chapter(path, results, backbone) for path in order_studies(paths)]
     if backbone is not None:
-        chapters = [chapter for chapter in chapters if chapter.records]
+        chapters = [chapter for chapter in chapters if chapter.records or any(chapter.left_out.values())]
         if not chapters:
             held = {short_name(item.backbone) for path in paths for item in read_results(results, path.stem)}
             raise UnknownName(f"backbone of the results in `{results}`", short_name(backbone), sorted(held))
@@ -56,11 +58,16 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
     records = [item for item in found if backbone is None or short_name(item.backbone) == short_name(backbone)]
     profiles = read_tree(path).get("profiles", {})
     paper = read_study(path, "paper" if "paper" in profiles else next(iter(profiles), "paper"))
-    groups = group_records(records)
-    variants = {group: read_study(path, group[1], group[0]) for group in groups}
+    found_groups = group_records(records)
+    variants = {group: read_study(path, group[1], group[0]) for group in found_groups}
+    groups, others = {}, {}
+    for group, own in found_groups.items():
+        starts = _find_starts(variants[group], group, results)
+        groups[group], others[group] = split_planned(variants[group], own, starts)
     return Chapter(
         study=paper,
-        records=records,
+        records=[record for own in groups.values() for record in own],
+        left_out=others,
         published=_find_published(path, paper.published),
         variants=variants,
         differences={
@@ -68,6 +75,18 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
             for group, study in variants.items()
         },
     )
+
+
+def _find_starts(study: Study, group: Group, results: Path) -> dict[str, set[str]]:
+    """Arm -> the runs of other studies that its own go on from, as those studies have them now."""
+    found: dict[str, set[str]] = {}
+    for name, arm in study.arms.items():
+        if arm.source:
+            other, _, source = arm.source.partition("/")
+            records = group_records(read_results(results, other)).get(group, [])
+            if own := [record for record in records if record.arm == source]:
+                found[name] = {network_of(record) for record in split_planned(study.sources[other], own)[0]}
+    return found
 
 
 def _find_published(path: Path, name: str) -> Published:

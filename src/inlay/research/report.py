@@ -57,6 +57,8 @@ class Chapter:
     """what the study is under a profile on a backbone, where that is not `study`"""
     differences: Mapping[Group, Sequence[str]] = field(default_factory=dict)
     """what it does otherwise than `paper`"""
+    left_out: Mapping[Group, Sequence[Record]] = field(default_factory=dict)
+    """records of settings that the study's file has not, or no longer"""
 
     def study_of(self, group: Group) -> StudySpec:
         """The study as it was for these records."""
@@ -171,6 +173,9 @@ def _chapter_blocks(
     groups = group_records(chapter.records)
     if not groups:
         yield Text("Not run yet.", is_warning=True)
+    for (backbone, profile), left_out in chapter.left_out.items():
+        if left_out and (backbone, profile) not in groups:
+            yield Text(f"{backbone}, profile {profile}: {_describe_left_out(left_out)}", is_warning=True)
     for group, records in groups.items():
         yield from _group_blocks(chapter, group, records, scored[study.name, group], figures)
     if chapter.published.tables:
@@ -192,6 +197,7 @@ def _group_blocks(
     lists = {
         "What agrees and what does not": [] if profile == TRIAL else _judge(scored),
         "Missing": list_missing(study, records),
+        "Left out": [_describe_left_out(others)] if (others := chapter.left_out.get(group)) else [],
         "Otherwise than in the paper": chapter.differences.get(group, ()),
     }
     for title, items in lists.items():
@@ -200,6 +206,13 @@ def _group_blocks(
     yield Folded(
         "settings chosen, and where the numbers come from", (settings_table(scored), *_origin_blocks(study, records))
     )
+
+
+def _describe_left_out(records: Sequence[Record]) -> str:
+    arms = list(dict.fromkeys(record.arm for record in records))
+    more = f" and {len(arms) - 4} more" if len(arms) > 4 else ""
+    count = "1 record" if len(records) == 1 else f"{len(records)} records"
+    return f"{count} of settings that the study's file has no longer: {', '.join(arms[:4])}{more}"
 
 
 def _judge(scored: Scored) -> list[str]:

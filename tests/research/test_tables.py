@@ -14,7 +14,7 @@ from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study,
 from inlay.research.other_metrics import other_metric_tables
 from inlay.research.published import Published, read_published
 from inlay.research.scores import Estimate, estimate, pair
-from inlay.research.tables import find_gaps, score_tables, settings_table, show, study_tables
+from inlay.research.tables import describe_ends, find_gaps, score_tables, settings_table, show, study_tables
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 
@@ -385,3 +385,38 @@ def test_a_table_says_for_which_rows_settings_are_chosen_for_all_tasks_at_once()
     assert f"once for all tasks where they are one run ({joint}), else for each task" in mixed
     assert "once for all tasks of a row" in study_tables(scored_of("hyper-ablation"))[0].notes[0]
     assert "settings are chosen for each task on dev" in study_tables(scored_of("glue"))[0].notes[0]
+
+
+def _tried(best: dict[str, float], rates=(1e-4, 3e-4), arm="adapters-64", **more):
+    """The rows of a study in which each task was best with one of the rates."""
+    study, bench = synthetic.study("glue", tuple(best), {arm: "adapters"}), synthetic.Bench("glue")
+    for task, rate in best.items():
+        for lr in rates:
+            for seed in range(2):
+                bench.add(arm, task, 0.8 if lr == rate else 0.7, axes={"lr": lr}, seed=seed, **more)
+    return score_study(study, bench.records, Published(""))
+
+
+def test_rates_at_an_end_of_those_tried_are_named_where_most_tasks_agree():
+    tasks = ("glue/rte", "glue/mrpc", "glue/cola", "glue/stsb")
+    ends = describe_ends(_tried(dict.fromkeys(tasks, 3e-4)), ["adapters-64"])
+    assert ends == ["the best learning rate is the greatest that was tried: adapters (64) (all tasks)"]
+    ends = describe_ends(_tried(dict.fromkeys(tasks, 1e-4) | {"glue/rte": 3e-4}), ["adapters-64"])
+    assert ends == ["the best learning rate is the least that was tried: adapters (64) (3 of 4 tasks)"]
+    assert describe_ends(_tried(dict(zip(tasks, (1e-4, 3e-4) * 2, strict=True))), ["adapters-64"]) == []
+    assert describe_ends(_tried(dict.fromkeys(tasks, 3e-4), (3e-4,)), ["adapters-64"]) == [], "nothing else was tried"
+    middle = _tried(dict.fromkeys(tasks, 3e-4), (1e-4, 3e-4, 1e-3))
+    assert describe_ends(middle, ["adapters-64"]) == []
+    assert not settings_table(middle).notes
+    two = dict.fromkeys(("glue/rte", "glue/cola", "glue/wnli"), 3e-4)
+    assert describe_ends(_tried(two), ["adapters-64"]) == [], "two tasks that count agree by chance"
+    assert describe_ends(_tried(two, (1e-5, 1e-4, 3e-4)), ["adapters-64"]) != []
+    assert "greatest" in settings_table(_tried(dict.fromkeys(tasks, 3e-4))).notes[0]
+
+
+def test_one_choice_for_all_tasks_of_a_run_is_no_agreement_of_several():
+    tasks = ("glue/rte", "glue/mrpc", "glue/cola", "glue/stsb")
+    joint = {"extra": {"joint": {"tasks": list(tasks), "run": "a"}}, "arm": "hyperformer"}
+    assert describe_ends(_tried(dict.fromkeys(tasks, 3e-4), **joint), ["hyperformer"]) == []
+    found = describe_ends(_tried(dict.fromkeys(tasks, 3e-4), (1e-5, 1e-4, 3e-4), **joint), ["hyperformer"])
+    assert found == ["the best learning rate is the greatest that was tried: adapters (all tasks)"]

@@ -5,6 +5,7 @@ What makes a claim confirmed is in `verdicts.py`. Claims are judged for each bac
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from inlay.research.lineup import NOT_AVERAGED, RowSpec, Scored, mean_tasks, nam
 from inlay.research.records import Record
 from inlay.research.scores import Paired, Row, estimate, mean_of, pair
 from inlay.research.series import series_keys
-from inlay.research.tables import find_gaps, show
+from inlay.research.tables import describe_ends, find_gaps, show
 from inlay.research.verdicts import (
     CLEARLY,
     CONFIRMED,
@@ -75,6 +76,9 @@ def _judge(claim: Claim, scored: Scored | None, coverage: Coverage | None) -> Ve
     if scored is None or not scored.rows or coverage is None:
         return Verdict(OPEN, NOT_RUN)
     verdict = claim.judge(scored)
+    rows = [key for key in scored.rows if any(fnmatch.fnmatchcase(key, pattern) for pattern in verdict.rows)]
+    if verdict.rows != ("*",):  # not where all rows are meant: the table of settings says it
+        verdict = replace(verdict, sentence="; ".join((verdict.sentence, *describe_ends(scored, rows))))
     gap = coverage.find_gap(verdict.rows, verdict.tasks)
     return replace(verdict, status=OPEN, sentence=f"{verdict.sentence}; open while {gap.text}") if gap else verdict
 

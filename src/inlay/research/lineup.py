@@ -311,7 +311,7 @@ def score_row(study: StudySpec, spec: RowSpec, split: str) -> Row:
     chosen = _choose(study, found, split)
     if len(found) < len(spec.records):
         tried = _choose(study, spec.records, split)
-        counted = ("num_settings", "num_waiting", "num_lost")
+        counted = ("num_settings", "num_waiting", "num_lost", "rates")
         chosen = {
             task: replace(cell, **{name: getattr(tried[task], name) for name in counted})
             for task, cell in chosen.items()

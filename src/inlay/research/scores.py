@@ -86,6 +86,8 @@ class Cell:
     """all tasks of the row together are one copy of the backbone"""
     networks: frozenset[str] = frozenset()
     """the runs that were scored; a run of several tasks stands in the cells of all of them"""
+    rates: tuple[float, ...] = ()
+    """the learning rates that were tried, in order"""
     is_fixed: bool = False
     """nothing of it is drawn by a seed: it is the same with every one"""
 
@@ -98,6 +100,13 @@ class Cell:
     def share(self) -> float:
         """Trained parameters in percent of the backbone's."""
         return 100 * self.trained_parameters / self.backbone_parameters
+
+    @property
+    def end(self) -> str:
+        """`greatest` or `least` where its learning rate is that of several that were tried, else nothing."""
+        if len(self.rates) < 2:
+            return ""
+        return {self.rates[0]: "least", self.rates[-1]: "greatest"}.get(self.setting.get("lr", 0.0), "")
 
 
 Row = dict[str, Cell]
@@ -215,6 +224,7 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
         is_copy=bool(joint_of(first).get("is_copy")),
         networks=frozenset(network_of(record) for record in chosen),
+        rates=tuple(sorted({record.axes["lr"] for record in records if "lr" in record.axes})),
     )
 
 

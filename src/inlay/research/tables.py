@@ -8,11 +8,12 @@ published, a second comparison is over these. What a half-done study lacks is le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from inlay.research.extras import read_ablations, read_steps
 from inlay.research.lineup import (
+    NOT_AVERAGED,
     WIDE,
     Scored,
     averaged_tasks,
@@ -39,6 +40,8 @@ from inlay.research.scores import (
 )
 
 ABSENT = "–"
+MOSTLY = 0.75
+"""of a row's tasks: on so many its learning rate is at one end of those tried before it is said"""
 
 
 @dataclass(frozen=True)
@@ -439,8 +442,32 @@ def settings_table(scored: Scored) -> Table:
         "`of`: settings that were compared, fewest and most of a task; others have one seed where these have more, or "
     )
     note += "a run that diverged"
-    table = Table("settings", columns, tuple(lines), (note,) * waits)
+    table = Table("settings", columns, tuple(lines), (*(note,) * waits, *describe_ends(scored, scored.rows)))
     return table.turned() if len(scored.tasks) > WIDE else table
+
+
+def describe_ends(scored: Scored, keys: Iterable[str]) -> list[str]:
+    """Of these rows those whose learning rate was nearly always the greatest that was tried, or the least.
+
+    What such a row comes to with a rate beyond that end is not known. Of two rates one is always at an end: it says
+    something only where several tasks, each by itself, came to the same.
+    """
+    joined = {spec.key for spec in scored.specs if has_one_setting(spec)}
+    said = []
+    for end in ("greatest", "least"):
+        found = []
+        for key in keys:
+            cells = [cell for task, cell in scored.rows[key].items() if task not in NOT_AVERAGED and cell.rates]
+            at_end = sum(cell.end == end for cell in cells)
+            fewest = min((len(cell.rates) for cell in cells), default=0)
+            if fewest < (3 if key in joined or len(cells) < 3 else 2) or at_end < MOSTLY * len(cells):
+                continue
+            found.append(
+                f"{scored.label(key)} ({'all' if at_end == len(cells) else f'{at_end} of {len(cells)}'} tasks)"
+            )
+        if found:
+            said.append(f"the best learning rate is the {end} that was tried: {', '.join(found)}")
+    return said
 
 
 def _value(value: object) -> str:

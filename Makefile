@@ -27,7 +27,7 @@ quickstart: env ## train the SMS spam task on the default backbone and use it (m
 	$(BIN)/inlay tasks
 
 test: env ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton" -n $(JOBS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton" -n $(JOBS) --dist loadfile
 
 interop: env ## compare with the `adapters` library itself, in an environment of its own (.interop/)
 	$(BIN)/python tests/interop/make_env.py .interop

@@ -9,6 +9,8 @@ import pytest
 import synthetic
 
 from inlay.research.coverage import Coverage, list_missing, split_planned
+from inlay.research.gather import gather_chapter
+from inlay.research.records import add_records, results_file
 from inlay.research.study import read_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -160,6 +162,46 @@ def test_runs_of_other_steps_or_rows_are_none_of_the_study(several):
         assert "hyperformer" not in {item.arm for item in kept}
 
 
+def test_a_run_of_other_tasks_samples_or_axes_is_none_of_the_study(several):
+    study, records = several
+    (task, *others), joint = study.tasks, {"tasks": [name.rpartition("/")[2] for name in study.tasks], "run": "a"}
+    run = [item for item in records if item.arm == "hyperformer"]
+    whole = [dataclasses.replace(item, extra={"joint": joint}) for item in run]
+    assert split_planned(study, whole) == (whole, [])
+    more = [dataclasses.replace(item, extra={"joint": {**joint, "tasks": [*joint["tasks"], "qqp"]}}) for item in run]
+    assert split_planned(study, more) == ([], more)
+    # `--skip-missing` left the first task out: the data settings are then those of the second.
+    own = {others[0]: {**study.data.get(others[0], {}), "answers": ["1=yes"]}}
+    study = dataclasses.replace(study, data={**study.data, **own})
+    second = dataclasses.asdict(study.data_config(others[0], None))
+    fewer = [
+        dataclasses.replace(_with(item, "data", **second), extra={"joint": {**joint, "tasks": joint["tasks"][1:]}})
+        for item in run
+        if item.task != task
+    ]
+    assert split_planned(study, fewer) == (fewer, [])
+    widened = [dataclasses.replace(item, axes={**item.axes, "size": 4}) for item in run]
+    assert split_planned(study, widened) == ([], widened)
+
+    sampled = read_study(STUDIES / "lowresource.toml", "tiny")
+    arm = next(arm for arm in sampled.arms.values() if arm.sample)
+    bench = synthetic.Bench("lowresource", backbone="tiny", profile="tiny")
+    (point,) = arm.points()[:1]
+    for num in (arm.sample, arm.sample + 1):
+        bench.add(arm.name, arm.tasks[0], 0.7, axes=dict(point.axes), config={}, num_train=num)
+    kept, others = split_planned(sampled, bench.records)
+    assert ([item.num_train for item in kept], [item.num_train for item in others]) == ([arm.sample], [arm.sample + 1])
+
+
+def test_answers_may_be_written_out_and_not_be_others(several):
+    study, records = several
+    given = {name: {**study.data.get(name, {}), "answers": ["1=yes"]} for name in study.tasks}
+    study = dataclasses.replace(study, data=given)
+    for answers, is_own in ((["1=yes"], True), (["0=0", "1=yes"], True), (["1=no"], False), ([], False)):
+        changed = [_with(item, "data", answers=answers) for item in records]
+        assert split_planned(study, changed) == ((changed, []) if is_own else ([], changed)), answers
+
+
 def test_what_runs_find_out_and_where_files_lie_makes_no_other_study(several):
     study, records = several
     filled = [_with(item, "data", kind="classify", metric="f1", source="/mnt/x", root="/mnt") for item in records]
@@ -169,12 +211,27 @@ def test_what_runs_find_out_and_where_files_lie_makes_no_other_study(several):
     assert split_planned(study, more) == (more, []), "one seed more is no other setting"
 
 
-def test_runs_that_go_on_from_an_older_run_are_none_of_the_study():
-    study = read_study(STUDIES / "fewshot.toml", "tiny")
-    bench = synthetic.Bench("fewshot", backbone="tiny", profile="tiny")
+def test_runs_that_go_on_from_an_older_run_are_none_of_the_study(tmp_path):
+    path, others = STUDIES / "fewshot.toml", STUDIES / "multitask.toml"
+    study, source = read_study(path, "device", "minilm"), read_study(others, "device", "minilm")
+    bench, trained = (synthetic.Bench(name, backbone="minilm", profile="device") for name in ("fewshot", "multitask"))
     for arm, task, point in study.points():
         joint = {**dataclasses.asdict(point.config.joint), "start": "old" if "full" in arm.name else "new"}
-        bench.add(arm.name, task, 0.7, axes=dict(point.axes), seed=0, config={"joint": joint})
+        joint["like"] = [f"{task.rpartition('/')[2]}={study.like[task]}"] if task in study.like else []
+        config = {"joint": joint}
+        bench.add(arm.name, task, 0.7, axes=dict(point.axes), seed=0, config=config, num_train=arm.sample)
     assert split_planned(study, bench.records)[1] == [], "nothing is known of the runs they go on from"
-    others = split_planned(study, bench.records, {key: {"new", "newer"} for key in study.arms})[1]
-    assert {item.arm for item in others} == {name for name in study.arms if "full" in name}
+    changed = [_with(item, "joint", like=["imdb=nothing"]) for item in bench.records]
+    assert split_planned(study, changed)[0] == []
+    for run, steps in (("old", 7), ("new", None)):
+        for arm, task, point in source.points():
+            joint = dataclasses.asdict(point.config.joint)
+            config = {"joint": {**joint, "steps": steps or joint["steps"]}}
+            extra = {"joint": {"tasks": [name.rpartition("/")[2] for name in arm.tasks], "run": run}}
+            if arm.kind == "joint":
+                trained.add(arm.name, task, 0.7, axes=dict(point.axes), seed=0, config=config, extra=extra)
+    add_records(results_file(tmp_path, "fewshot", "minilm", "device"), "fewshot", bench.records)
+    assert gather_chapter(path, tmp_path).left_out == {("minilm", "device"): []}
+    add_records(results_file(tmp_path, "multitask", "minilm", "device"), "multitask", trained.records)
+    left_out = gather_chapter(path, tmp_path).left_out["minilm", "device"]
+    assert {item.arm for item in left_out} == {name for name in study.arms if "full" in name}

@@ -116,7 +116,7 @@ def test_records_of_settings_that_a_study_no_longer_has_are_left_out_and_counted
     add_records(file, "uva", [*records, *old])
     text = make_report([gather_chapter(path, tmp_path)]).markdown
     assert "99.9" not in text
-    assert f"{len(old)} records of settings that the study's file has no longer: {old[0].arm}" in text
+    assert f"{len(old)} records of settings that the study's file has not: {old[0].arm}" in text
     file.unlink()
     add_records(file, "uva", old)
     text = make_report([gather_chapter(path, tmp_path)]).markdown

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from pathlib import Path
 
 import pytest
 import synthetic
 
+from inlay.research.claims import judge_claims
 from inlay.research.coverage import list_missing
 from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study, way_of
 from inlay.research.other_metrics import other_metric_tables
@@ -397,26 +399,42 @@ def _tried(best: dict[str, float], rates=(1e-4, 3e-4), arm="adapters-64", **more
     return score_study(study, bench.records, Published(""))
 
 
-def test_rates_at_an_end_of_those_tried_are_named_where_most_tasks_agree():
-    tasks = ("glue/rte", "glue/mrpc", "glue/cola", "glue/stsb")
-    ends = describe_ends(_tried(dict.fromkeys(tasks, 3e-4)), ["adapters-64"])
+SIX = ("glue/rte", "glue/mrpc", "glue/cola", "glue/stsb", "glue/sst2", "glue/mnli")
+
+
+def test_rates_at_an_end_of_those_tried_are_named_where_tasks_agree_beyond_chance():
+    ends = describe_ends(_tried(dict.fromkeys(SIX, 3e-4)), ["adapters-64"])
     assert ends == ["the best learning rate is the greatest that was tried: adapters (64) (all tasks)"]
-    ends = describe_ends(_tried(dict.fromkeys(tasks, 1e-4) | {"glue/rte": 3e-4}), ["adapters-64"])
-    assert ends == ["the best learning rate is the least that was tried: adapters (64) (3 of 4 tasks)"]
-    assert describe_ends(_tried(dict(zip(tasks, (1e-4, 3e-4) * 2, strict=True))), ["adapters-64"]) == []
-    assert describe_ends(_tried(dict.fromkeys(tasks, 3e-4), (3e-4,)), ["adapters-64"]) == [], "nothing else was tried"
-    middle = _tried(dict.fromkeys(tasks, 3e-4), (1e-4, 3e-4, 1e-3))
+    ends = describe_ends(_tried(dict.fromkeys(SIX, 1e-4)), ["adapters-64"])
+    assert ends == ["the best learning rate is the least that was tried: adapters (64) (all tasks)"]
+    five = _tried(dict.fromkeys(SIX, 3e-4) | {"glue/rte": 1e-4})
+    assert describe_ends(five, ["adapters-64"]) == [], "five of six of two rates are so by chance once in nine times"
+    assert describe_ends(five, ["adapters-64"], SIX[1:]) != [], "all of those that a claim is about"
+    assert describe_ends(_tried(dict.fromkeys(SIX[:4], 3e-4)), ["adapters-64"]) == [], "four of four: once in sixteen"
+    wnli = dict.fromkeys((*SIX[:4], "glue/wnli"), 3e-4)
+    assert describe_ends(_tried(wnli), ["adapters-64"]) == [], "it counts in no mean"
+    assert describe_ends(_tried(dict.fromkeys(SIX[:3], 3e-4), (1e-5, 1e-4, 3e-4)), ["adapters-64"]) != []
+    assert describe_ends(_tried(dict.fromkeys(SIX, 3e-4), (3e-4,)), ["adapters-64"]) == [], "nothing else was tried"
+    middle = _tried(dict.fromkeys(SIX, 3e-4), (1e-4, 3e-4, 1e-3))
     assert describe_ends(middle, ["adapters-64"]) == []
     assert not settings_table(middle).notes
-    two = dict.fromkeys(("glue/rte", "glue/cola", "glue/wnli"), 3e-4)
-    assert describe_ends(_tried(two), ["adapters-64"]) == [], "two tasks that count agree by chance"
-    assert describe_ends(_tried(two, (1e-5, 1e-4, 3e-4)), ["adapters-64"]) != []
-    assert "greatest" in settings_table(_tried(dict.fromkeys(tasks, 3e-4))).notes[0]
+    assert "greatest" in settings_table(_tried(dict.fromkeys(SIX, 3e-4))).notes[0]
 
 
 def test_one_choice_for_all_tasks_of_a_run_is_no_agreement_of_several():
-    tasks = ("glue/rte", "glue/mrpc", "glue/cola", "glue/stsb")
-    joint = {"extra": {"joint": {"tasks": list(tasks), "run": "a"}}, "arm": "hyperformer"}
-    assert describe_ends(_tried(dict.fromkeys(tasks, 3e-4), **joint), ["hyperformer"]) == []
-    found = describe_ends(_tried(dict.fromkeys(tasks, 3e-4), (1e-5, 1e-4, 3e-4), **joint), ["hyperformer"])
-    assert found == ["the best learning rate is the greatest that was tried: adapters (all tasks)"]
+    joint = {"extra": {"joint": {"tasks": list(SIX), "run": "a"}}, "arm": "hyperformer"}
+    scored = _tried(dict.fromkeys(SIX, 3e-4), **joint)
+    assert describe_ends(scored, ["hyperformer"]) == []
+    assert {cell.rates for cell in scored.rows["hyperformer"].values()} == {(1e-4, 3e-4)}
+
+
+def test_a_claim_says_where_rates_of_its_rows_are_at_an_end():
+    study = synthetic.study("tradeoff", SIX, {"norms": "norms", "full": "full"})
+    bench = synthetic.Bench("tradeoff")
+    for arm, best in (("norms", 3e-3), ("full", 1e-5)):
+        for task, lr, seed in itertools.product(SIX, (1e-5, 3e-3), range(2)):
+            bench.add(arm, task, 0.6 + 0.1 * (lr == best) + 0.001 * seed, axes={"lr": lr}, seed=seed)
+    found = judge_claims({"tradeoff": score_study(study, bench.records, Published(""))})
+    sentence = next(item.verdict.sentence for item in found if item.claim.name == "norms-worse")
+    assert "greatest that was tried: layer norms only (all tasks)" in sentence
+    assert "least that was tried: full fine-tuning (all tasks)" in sentence

@@ -78,7 +78,7 @@ def _judge(claim: Claim, scored: Scored | None, coverage: Coverage | None) -> Ve
     verdict = claim.judge(scored)
     rows = [key for key in scored.rows if any(fnmatch.fnmatchcase(key, pattern) for pattern in verdict.rows)]
     if verdict.rows != ("*",):  # not where all rows are meant: the table of settings says it
-        verdict = replace(verdict, sentence="; ".join((verdict.sentence, *describe_ends(scored, rows))))
+        verdict = replace(verdict, sentence="; ".join((verdict.sentence, *describe_ends(scored, rows, verdict.tasks))))
     gap = coverage.find_gap(verdict.rows, verdict.tasks)
     return replace(verdict, status=OPEN, sentence=f"{verdict.sentence}; open while {gap.text}") if gap else verdict
 

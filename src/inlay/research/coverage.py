@@ -19,8 +19,8 @@ from typing import Any
 from inlay.research.arms import ARM_KINDS
 from inlay.research.lineup import NOT_AVERAGED, Scored, list_rows, name_task
 from inlay.research.records import FAILED, Record, count_layers
-from inlay.research.scores import StudySpec
-from inlay.research.study import LEFT_OPEN, Study
+from inlay.research.scores import StudySpec, joint_of
+from inlay.research.study import LEFT_OPEN, shorten
 
 _MOST_LINES, _MOST_NAMES = 8, 8
 
@@ -37,8 +37,10 @@ class Planned:
     axes: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
     """of its method and its training, alone or with other tasks, by section"""
-    rows: Mapping[str, Any]
-    """the settings that say which rows it reads, wherever they lie"""
+    data: Mapping[str, Mapping[str, Any]]
+    """short name of a task that may be the run's first -> the settings that say which of its rows are read"""
+    sample: int | None
+    """rows of a task at most"""
     depth: int
     """layers that its arm needs; 0 where an arm that needs as many has run"""
 
@@ -49,17 +51,25 @@ class Planned:
 
     def is_met_by(self, record: Record) -> bool:
         """Whether a record is of this setting, as far as it says; what the plan leaves open is as the run took it."""
-        if any(record.axes.get(name) != value for name, value in self.axes.items()):
+        if self.axes and record.axes != dict(self.axes):
+            return False
+        if self.sample is not None and record.num_train > self.sample:
+            return False
+        tasks = _tasks_of(record) if len(self.data) > 1 else list(self.data)
+        if not self.data.keys() >= set(tasks):  # `--skip-missing` leaves some out, and the first may be another
             return False
         own = (
             (name, value, record.config.get(section, {}))
             for section in self.settings
             for name, value in self.settings[section].items()
         )
-        read = record.config.get("data", {})
-        return all(
+        is_own = all(
             value in LEFT_OPEN or _plain(found[name]) == _plain(value) for name, value, found in own if name in found
-        ) and all(_plain(read[name]) == _plain(value) for name, value in self.rows.items() if name in read)
+        )
+        read, planned = record.config.get("data", {}), dict(self.data[tasks[0]])
+        is_answered = _list_answers(planned.pop("answers", ())) == _list_answers(read.get("answers", ()))
+        is_read = all(_plain(read[name]) == _plain(value) for name, value in planned.items() if name in read)
+        return is_own and is_read and (is_answered or "answers" not in read)
 
     def pretend(self, number: int) -> Record:
         """A record such as this run would have, as far as the rows of a table are made by it."""
@@ -157,11 +167,11 @@ class Coverage:
 
 
 def split_planned(
-    study: StudySpec, records: Iterable[Record], starts: Mapping[str, Collection[str]] | None = None
+    study: StudySpec, records: Iterable[Record], old_starts: Collection[str] = ()
 ) -> tuple[list[Record], list[Record]]:
-    """The records of a study's settings, with whichever seed, and those of settings that it has not, or no longer.
+    """The records of a study's settings, with whichever seed, and those of settings that it has not.
 
-    `starts`: arm -> the runs that its own go on from, where they are known.
+    So are those that go on from one of `old_starts`: runs of settings that their own study has not.
     """
     planned: dict[tuple[str, str], list[Planned]] = {}
     for item in _plan(study):
@@ -170,10 +180,9 @@ def split_planned(
     kept: list[Record] = []
     others: list[Record] = []
     for record in records:
-        runs = (starts or {}).get(record.arm)
-        start = record.config.get("joint", {}).get("start")
         is_own = any(item.is_met_by(record) for item in planned.get((record.arm, record.task), ()))
-        (kept if is_own and (runs is None or start in runs) else others).append(record)
+        is_own &= record.config.get("joint", {}).get("start") not in old_starts
+        (kept if is_own else others).append(record)
     return kept, others
 
 
@@ -202,8 +211,7 @@ def _plan(study: StudySpec) -> Iterator[Planned]:
         made: dict[str, Any] = {}
         for task in arm.tasks:
             own = {} if is_one else per_task.get(task, {})
-            # Of several tasks a record has the data settings of the first.
-            read = _list_row_settings(study, arm.tasks[0] if is_one else task)
+            data = {shorten(first): _list_row_settings(study, first) for first in (arm.tasks if is_one else (task,))}
             if repr(own) not in made:
                 made[repr(own)] = arm.points(own)
             for point in made[repr(own)]:
@@ -212,8 +220,13 @@ def _plan(study: StudySpec) -> Iterator[Planned]:
                 run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
                 settings = {section: dataclasses.asdict(getattr(config, section)) for section in _SECTIONS}
                 del settings["train"]["seed"]
+                if arm.source:
+                    like = getattr(study, "like", {})
+                    settings["joint"]["like"] = [f"{shorten(task)}={like[task]}"] if task in like else []
                 for seed in range(arm.seeds):
-                    yield Planned((*run, seed), name, task, seed, point.axes, settings, read, arm.min_layers)
+                    yield Planned(
+                        (*run, seed), name, task, seed, point.axes, settings, data, arm.sample, arm.min_layers
+                    )
 
 
 _SECTIONS = ("method", "train", "joint")
@@ -223,11 +236,23 @@ _NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "roo
 
 def _list_row_settings(study: StudySpec, task: str) -> dict[str, Any]:
     """What a study says of the rows of a task, as far as a record does."""
-    if not isinstance(study, Study):
+    find = getattr(study, "data_config", None)
+    if find is None:
         return {}
-    config = dataclasses.asdict(study.data_config(task, None))
-    most = {f"most_{side}": study.most_rows.get(side) for side in ("dev", "test")}
-    return {name: value for name, value in {**config, **most}.items() if name not in _NOT_ROWS}
+    most = getattr(study, "most_rows", {})
+    config = {**dataclasses.asdict(find(task, None)), **{f"most_{side}": most.get(side) for side in ("dev", "test")}}
+    return {name: value for name, value in config.items() if name not in _NOT_ROWS}
+
+
+def _list_answers(given: Iterable[str]) -> set[str]:
+    """The answers, as `label=text`, that are not the label itself: of a run alone a record has those too."""
+    return {item for item in given if len(set(item.split("=", 1))) > 1}
+
+
+def _tasks_of(record: Record) -> list[str]:
+    """The tasks of a record's run, in order, by their short names; the data settings it has are those of the first."""
+    named = joint_of(record).get("tasks") or record.extra.get("sequence") or [record.task]
+    return [shorten(task) for task in named]
 
 
 def _plain(value: Any) -> Any:

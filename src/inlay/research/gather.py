@@ -62,8 +62,9 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
     variants = {group: read_study(path, group[1], group[0]) for group in found_groups}
     groups, others = {}, {}
     for group, own in found_groups.items():
-        starts = _find_starts(variants[group], group, results)
-        groups[group], others[group] = split_planned(variants[group], own, starts)
+        groups[group], others[group] = split_planned(
+            variants[group], own, _find_old_runs(variants[group], group, results)
+        )
     return Chapter(
         study=paper,
         records=[record for own in groups.values() for record in own],
@@ -77,15 +78,12 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
     )
 
 
-def _find_starts(study: Study, group: Group, results: Path) -> dict[str, set[str]]:
-    """Arm -> the runs of other studies that its own go on from, as those studies have them now."""
-    found: dict[str, set[str]] = {}
-    for name, arm in study.arms.items():
-        if arm.source:
-            other, _, source = arm.source.partition("/")
-            records = group_records(read_results(results, other)).get(group, [])
-            if own := [record for record in records if record.arm == source]:
-                found[name] = {network_of(record) for record in split_planned(study.sources[other], own)[0]}
+def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
+    """The runs of the studies that a study's arms go on from, of settings that those have not."""
+    found: set[str] = set()
+    for name, source in study.sources.items():
+        kept, others = split_planned(source, group_records(read_results(results, name)).get(group, []))
+        found |= {network_of(record) for record in others} - {network_of(record) for record in kept}
     return found
 
 

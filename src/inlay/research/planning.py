@@ -21,7 +21,7 @@ from inlay.data.tasks import Split, cut_task, take_sample
 from inlay.errors import Missing, OutOfMemory, UnknownName
 from inlay.model.methods import find_method
 from inlay.research.arms import ARM_KINDS
-from inlay.research.study import Arm, Point, Study
+from inlay.research.study import Arm, Point, Study, shorten
 from inlay.research.toy import make_toy_task
 from inlay.training import make_run
 from inlay.training.joint import AnyRun, JointRun, make_joint_run
@@ -285,11 +285,6 @@ class _Maker:
             assert isinstance(found[0].run, JointRun)
             self._sources[source] = found[0].run
         return self._sources[source]
-
-
-def shorten(task: str) -> str:
-    """The name of a study's task in a run of several, where it names tensors: without the set it is of."""
-    return task.rpartition("/")[2]
 
 
 def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:

@@ -58,7 +58,7 @@ class Chapter:
     differences: Mapping[Group, Sequence[str]] = field(default_factory=dict)
     """what it does otherwise than `paper`"""
     left_out: Mapping[Group, Sequence[Record]] = field(default_factory=dict)
-    """records of settings that the study's file has not, or no longer"""
+    """records of settings that the study's file has not"""
 
     def study_of(self, group: Group) -> StudySpec:
         """The study as it was for these records."""
@@ -212,7 +212,7 @@ def _describe_left_out(records: Sequence[Record]) -> str:
     arms = list(dict.fromkeys(record.arm for record in records))
     more = f" and {len(arms) - 4} more" if len(arms) > 4 else ""
     count = "1 record" if len(records) == 1 else f"{len(records)} records"
-    return f"{count} of settings that the study's file has no longer: {', '.join(arms[:4])}{more}"
+    return f"{count} of settings that the study's file has not: {', '.join(arms[:4])}{more}"
 
 
 def _judge(scored: Scored) -> list[str]:

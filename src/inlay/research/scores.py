@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from inlay.research.records import DIVERGED, FINISHED, Record
+from inlay.research.records import DIVERGED, FAILED, FINISHED, Record
 
 
 class StudySpec(Protocol):
@@ -224,7 +224,9 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
         is_copy=bool(joint_of(first).get("is_copy")),
         networks=frozenset(network_of(record) for record in chosen),
-        rates=tuple(sorted({record.axes["lr"] for record in records if "lr" in record.axes})),
+        rates=tuple(
+            sorted({record.axes["lr"] for record in records if "lr" in record.axes and record.status != FAILED})
+        ),
     )
 
 

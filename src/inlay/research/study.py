@@ -382,6 +382,11 @@ def _check_keys(tree: Any, known: Iterable[str], where: str) -> None:
             raise BadConfig(f"no setting named `{where}{key}`", hint)
 
 
+def shorten(task: str) -> str:
+    """The name of a study's task in a run of several, where it names tensors: without the set it is of."""
+    return task.rpartition("/")[2]
+
+
 def _whole(value: Any, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadConfig(f"`{name}` is `{value}`", "it must be a whole number of at least 1")

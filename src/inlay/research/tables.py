@@ -8,7 +8,8 @@ published, a second comparison is over these. What a half-done study lacks is le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from inlay.research.extras import read_ablations, read_steps
@@ -29,6 +30,7 @@ from inlay.research.lineup import (
 )
 from inlay.research.published import PublishedRow, PublishedTable
 from inlay.research.scores import (
+    Cell,
     Estimate,
     Paired,
     Row,
@@ -40,8 +42,8 @@ from inlay.research.scores import (
 )
 
 ABSENT = "–"
-MOSTLY = 0.75
-"""of a row's tasks: on so many its learning rate is at one end of those tried before it is said"""
+BY_CHANCE = 0.05
+"""how likely a row's learning rates may be at one end of those tried before it is said"""
 
 
 @dataclass(frozen=True)
@@ -446,28 +448,33 @@ def settings_table(scored: Scored) -> Table:
     return table.turned() if len(scored.tasks) > WIDE else table
 
 
-def describe_ends(scored: Scored, keys: Iterable[str]) -> list[str]:
-    """Of these rows those whose learning rate was nearly always the greatest that was tried, or the least.
+def describe_ends(scored: Scored, keys: Collection[str], tasks: Collection[str] | None = None) -> list[str]:
+    """The rows whose learning rate is the greatest that was tried, or the least, on more tasks than by chance.
 
-    What such a row comes to with a rate beyond that end is not known. Of two rates one is always at an end: it says
-    something only where several tasks, each by itself, came to the same.
+    What such a row comes to with a rate beyond that end is not known. Tasks are those given, or all that count in a
+    mean; where they are one run they have one rate, which is at an end too easily to be said.
     """
     joined = {spec.key for spec in scored.specs if has_one_setting(spec)}
     said = []
     for end in ("greatest", "least"):
         found = []
         for key in keys:
-            cells = [cell for task, cell in scored.rows[key].items() if task not in NOT_AVERAGED and cell.rates]
+            counted = scored.rows[key].keys() - NOT_AVERAGED if tasks is None else scored.rows[key].keys() & set(tasks)
+            cells = [scored.rows[key][task] for task in counted if len(scored.rows[key][task].rates) > 1]
             at_end = sum(cell.end == end for cell in cells)
-            fewest = min((len(cell.rates) for cell in cells), default=0)
-            if fewest < (3 if key in joined or len(cells) < 3 else 2) or at_end < MOSTLY * len(cells):
-                continue
-            found.append(
-                f"{scored.label(key)} ({'all' if at_end == len(cells) else f'{at_end} of {len(cells)}'} tasks)"
-            )
+            if key not in joined and cells and _chance(at_end, cells) <= BY_CHANCE:
+                count = "all" if at_end == len(cells) else f"{at_end} of {len(cells)}"
+                found.append(f"{scored.label(key)} ({count} tasks)")
         if found:
             said.append(f"the best learning rate is the {end} that was tried: {', '.join(found)}")
     return said
+
+
+def _chance(at_end: int, cells: Sequence[Cell]) -> float:
+    """How likely so many tasks or more have the rate of one end, if all rates were as good."""
+    share = 1 / min(len(cell.rates) for cell in cells)
+    num = len(cells)
+    return sum(math.comb(num, n) * share**n * (1 - share) ** (num - n) for n in range(at_end, num + 1))
 
 
 def _value(value: object) -> str:

@@ -9,6 +9,7 @@ from inlay.config import MethodConfig
 from inlay.model import Bank, SlotSpec, infer, infer_canonically, writing
 from inlay.model.heads import WRITTEN, HeadSpec, lose_texts
 from inlay.model.route import Row, collate
+from inlay.model.writing import Tree
 from tiny_backbones import WRITING, random_tensors
 
 TEXTS = ("good", "very bad", "not so quite good movie", "no")
@@ -45,6 +46,34 @@ def test_a_labels_score_is_the_sum_of_its_tokens_log_probabilities_with_the_end(
                 (logits,) = bank.logits(batch)
             tokens = backbone.tokenizer(answer)["input_ids"]
             assert tokens[-1] == backbone.end_id
+            each = [logits[0, place].log_softmax(-1)[token] for place, token in enumerate(tokens)]
+            torch.testing.assert_close(score, sum(each), atol=1e-4, rtol=1e-5)
+
+
+def test_a_tree_has_every_beginning_once_and_asks_for_every_token():
+    tree = Tree.of([[5, 6, 1], [5, 1], [5, 7, 1], [8, 1]], start=0)
+    assert tree.ids == (0, 5, 6, 7, 8)
+    assert tree.parents == (-1, 0, 1, 1, 0)
+    assert tree.paths == ((0, 1, 2), (0, 1), (0, 1, 3), (0, 4))
+    depths, sees = tree.layout(torch.device("cpu"))
+    assert depths.tolist() == [0, 1, 2, 2, 1]
+    assert [row.nonzero().flatten().tolist() for row in sees] == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 4]]
+
+
+@pytest.mark.parametrize("family", WRITING)
+def test_texts_that_begin_alike_and_rows_with_others_are_scored_as_each_alone(backbone_of, texts, family):
+    backbone = backbone_of(family)
+    numbers = tuple(f"{number / 5:.1f}" for number in range(26))
+    sets = [numbers, ("very", "very bad", "very bad movie", "bad"), ("no",)]
+    bank = make_bank(backbone, [HeadSpec("classify", len(own), WRITTEN, texts=own) for own in sets])
+    slots = [0, 2, 1, 0, 1]
+    for text, slot, scores in zip(texts, slots, infer(bank, rows_of(backbone, texts, slots)), strict=True):
+        assert len(scores) == len(sets[slot])
+        for answer, score in zip(sets[slot], scores, strict=True):
+            batch = collate(rows_of(backbone, [text], [slot], [answer]), backbone.pad_id)
+            with torch.no_grad(), bank.routed(batch.route):
+                (logits,) = bank.logits(batch)
+            tokens = backbone.tokenizer(answer)["input_ids"]
             each = [logits[0, place].log_softmax(-1)[token] for place, token in enumerate(tokens)]
             torch.testing.assert_close(score, sum(each), atol=1e-4, rtol=1e-5)
 

@@ -10,7 +10,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import survey
 from inlay.model.tying import keep_output
-from inlay.model.writing import Read
+from inlay.model.writing import Read, Tree
 
 
 class Backbone:
@@ -154,14 +154,21 @@ class Backbone:
         cache: Any = None,
         *,
         keeps: bool = False,
+        tree: Tree | None = None,
     ) -> tuple[Tensor, Any]:
-        """The logits [R, T, V] behind tokens that follow those of `cache`; with `keeps`, what the next ones need."""
+        """The logits [R, T, V] behind tokens that follow those of `cache`; with `keeps`, what the next ones need.
+
+        By themselves each follows all before it; of a `tree` each follows those that it says.
+        """
         # Masks of four axes, as attention adds them: transformers would ask the device whether one of two hides
         # anything, and before 5.22 copy a number there for the one that hides later tokens: neither can be captured.
         dtype, num_before = read.states_BTD.dtype, cache.get_seq_length() if cache is not None else 0
         lowest, num_tokens = torch.finfo(dtype).min, ids_RT.shape[1]
         mask_B11T = torch.zeros_like(read.mask_BT, dtype=dtype).masked_fill_(read.mask_BT == 0, lowest)
         later_TT = ids_RT.new_full((num_tokens, num_before + num_tokens), lowest, dtype=dtype).triu_(num_before + 1)
+        if tree is not None:
+            depths_T, sees_TT = tree.layout(ids_RT.device)
+            later_TT = torch.zeros_like(later_TT).masked_fill_(~sees_TT, lowest)
         inputs = {
             "encoder_outputs": (read.states_BTD,),
             "attention_mask": mask_B11T[:, None, None, :],
@@ -170,8 +177,25 @@ class Backbone:
             "past_key_values": cache,
             "use_cache": keeps,
         }
-        found = self._run(inputs, weights)
+        with nullcontext() if tree is None else self._placed(depths_T):
+            found = self._run(inputs, weights)
         return found.logits, found.past_key_values if keeps else None
+
+    @contextmanager
+    def _placed(self, places_T: Tensor) -> Iterator[None]:
+        """The decoder's tokens are as far from each other as these places say, not as they stand."""
+        attention = self.model.decoder.block[0].layer[0].SelfAttention  # type: ignore[union-attr, index]
+        buckets_TT = attention._relative_position_bucket(
+            places_T[None, :] - places_T[:, None],
+            bidirectional=False,
+            num_buckets=attention.relative_attention_num_buckets,
+            max_distance=attention.relative_attention_max_distance,
+        )
+        handle = attention.relative_attention_bias.register_forward_pre_hook(lambda module, args: (buckets_TT,))
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def prefix(self, batch: Batch, reach: Reach) -> Tensor:
         """The states of a batch as far as `reach` says, laid out as `Prefix.states`; nothing above is computed.

@@ -79,7 +79,7 @@ class Bank:
         self._known_views: tuple[Any, Views] | None = None
         self._basis: tuple[Gated, ...] = ()
         self._molds: dict[tuple[Gated, ...], Molds] = {}
-        self._texts: dict[tuple[str, ...], list[list[int]]] = {}
+        self._trees: dict[tuple[str, ...], writing.Tree] = {}
         self._views: Views | None = None
         self._no_views = Views()  # of a slot with its own weights
         self.num_changes = 0
@@ -322,12 +322,13 @@ class Bank:
         assert spec is not None, f"slot {slot} is free"
         return spec.head
 
-    def texts_of(self, slot: int) -> list[list[int]]:
+    def tree_of(self, slot: int) -> writing.Tree:
         """The tokens of the texts that a slot's answers are scored by."""
         texts = self.head_of(slot).texts
-        if texts not in self._texts:
-            self._texts[texts] = [list(map(int, self.backbone.tokenizer(text)["input_ids"])) for text in texts]
-        return self._texts[texts]
+        if texts not in self._trees:
+            tokens = [list(map(int, self.backbone.tokenizer(text)["input_ids"])) for text in texts]
+            self._trees[texts] = writing.Tree.of(tokens, self.backbone.start_id)
+        return self._trees[texts]
 
     def weights_of(self, slot: int) -> dict[str, Tensor] | None:
         """The slot's own weights by the backbone's names; None if it goes through the backbone's."""

@@ -1,11 +1,13 @@
 """A text-to-text backbone at work: it reads the rows of a batch and writes their answers, each row by its own slot.
 
 Answers are known texts that are scored (a label's score is the sum of its tokens' log-probabilities, the end included,
-not divided by its length), or texts written token by token, greedily or by beam search. The slots of rows follow them
-through all of it: repeated for every text that is scored, repeated and reordered for beams, with the keys and values
-that earlier tokens left. What always holds: a row's answer does not depend on the rows beside it.
+not divided by its length), or texts written token by token, greedily or by beam search. Texts that are scored are one
+pass of a row: a tree, in which each token sees those before it in its own text, and texts share how they begin. The
+slots of rows follow them through all of it: repeated and reordered for beams, with the keys and values that earlier
+tokens left. What always holds: a row's answer does not depend on the rows beside it.
 
-Shape letters: B rows, T tokens of a row, D hidden, V vocabulary, R rows of the decoder, K beams, L texts.
+Shape letters: B rows, T tokens of a row, D hidden, V vocabulary, R rows of the decoder, K beams, L texts, W tokens of a
+text.
 """
 
 from __future__ import annotations
@@ -34,6 +36,44 @@ class Read:
     mask_BT: Tensor
 
 
+@dataclass(frozen=True)
+class Tree:
+    """The tokens of several texts, each once where they begin alike; the first is that before all texts."""
+
+    ids: tuple[int, ...]
+    """without those that end a text: nothing is asked behind them"""
+    parents: tuple[int, ...]
+    """the token before each, by its place; -1: none"""
+    paths: tuple[tuple[int, ...], ...]
+    """of each text the places that its tokens are asked at"""
+    texts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]], start: int) -> Tree:
+        """The tree of these texts behind a start."""
+        ids, parents, paths, known = [start], [-1], [], {}
+        for text in texts:
+            path = [0]
+            for token in text[:-1]:
+                key = (path[-1], token)
+                if key not in known:
+                    known[key] = len(ids)
+                    ids.append(token)
+                    parents.append(path[-1])
+                path.append(known[key])
+            paths.append(tuple(path))
+        return cls(tuple(ids), tuple(parents), tuple(paths), tuple(map(tuple, texts)))
+
+    def layout(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """How deep each token stands [T], and whether one sees another [T, T]: itself and those before it."""
+        sees_TT = torch.eye(len(self.ids), dtype=torch.bool)
+        depths = [0] * len(self.ids)
+        for place, parent in enumerate(self.parents[1:], 1):
+            sees_TT[place] |= sees_TT[parent]
+            depths[place] = depths[parent] + 1
+        return torch.tensor(depths, device=device), sees_TT.to(device)
+
+
 def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> Tensor:
     """The logits [B, T, V] of every token of the answers that the batch knows, each given those before it."""
     assert batch.written_BT is not None
@@ -50,7 +90,7 @@ def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> li
     for rows in _groups(bank, batch):
         pen = _Pen(bank, read, _slots(batch), rows, weights)
         head = pen.heads[0]
-        answers = _score(pen) if head.texts else _write(pen, head.beams, head.max_answer)
+        answers = list(pen.score()) if head.texts else _write(pen, head.beams, head.max_answer)
         found |= dict(zip(rows, answers, strict=True))
     return [_join([found[row] for row in range(start, stop)]) for _, start, stop in batch.rows]
 
@@ -60,23 +100,21 @@ def _slots(batch: Batch) -> list[int]:
 
 
 def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
-    """Rows that are answered together: with the same number of beams, or with not too many texts to be scored."""
+    """Rows that are answered together: with the same number of beams, or by the same texts, not too many at a time."""
     vocabulary = int(bank.backbone.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     limit = MOST_SCORED[bank.backbone.device.type] // vocabulary
     written: dict[tuple[int, int], list[int]] = {}
-    scored: list[int] = []
-    num_tokens = 0
+    scored: dict[tuple[str, ...], list[int]] = {}
     for row, slot in enumerate(_slots(batch)):
         head = bank.head_of(slot)
-        if not head.texts:
+        if head.texts:
+            scored.setdefault(head.texts, []).append(row)
+        else:
             written.setdefault((head.beams, head.max_answer), []).append(row)
-            continue
-        more = sum(map(len, bank.texts_of(slot)))
-        if scored and num_tokens + more > limit:
-            yield scored
-            scored, num_tokens = [], 0
-        scored, num_tokens = [*scored, row], num_tokens + more
-    yield from (rows for rows in (scored, *written.values()) if rows)
+    for rows in scored.values():
+        most = max(1, limit // len(bank.tree_of(_slots(batch)[rows[0]]).ids))
+        yield from (rows[start : start + most] for start in range(0, len(rows), most))
+    yield from written.values()
 
 
 class _Pen:
@@ -95,7 +133,6 @@ class _Pen:
         index_B = torch.as_tensor(rows, device=read.mask_BT.device)
         self._read = Read(read.states_BTD[index_B], read.mask_BT[index_B])
         self.heads = [bank.head_of(slot) for slot in self._slots]
-        self.texts = [bank.texts_of(slot) for slot in self._slots]
 
     @property
     def num_rows(self) -> int:
@@ -120,6 +157,20 @@ class _Pen:
             logits, self._cache = self.backbone.write(self._read, ids_RT, self._weights, self._cache, keeps=True)
         return logits.float().log_softmax(-1)
 
+    def score(self) -> Tensor:
+        """Log-probabilities [R, L] of the texts of these rows, which have the same ones."""
+        tree = self._bank.tree_of(self._slots[0])
+        ids_RT = torch.tensor(tree.ids, device=self.device).expand(self.num_rows, -1)
+        with self._bank.routed(Route.from_slots(self._slots, torch.ones_like(ids_RT))):
+            logits, _ = self.backbone.write(self._read, ids_RT, self._weights, tree=tree)
+        width = max(map(len, tree.texts))
+        places_LW, tokens_LW = (
+            torch.tensor([[*each, *[-1] * (width - len(each))] for each in own], device=self.device)
+            for own in (tree.paths, tree.texts)
+        )
+        own_RLW = logits.float().log_softmax(-1)[:, places_LW.clamp(min=0), tokens_LW.clamp(min=0)]
+        return own_RLW.masked_fill(tokens_LW < 0, 0.0).sum(-1)
+
     def spread(self, index_R: Tensor) -> None:
         """Go on with these rows, of which one may be several; their order by slots must stay."""
         assert self._cache is not None
@@ -128,24 +179,6 @@ class _Pen:
         # Keys and values of what was read are kept: the states themselves are not looked at any more.
         states = self._read.states_BTD[:1].expand(len(index_R), -1, -1)
         self._read = Read(states, self._read.mask_BT[index_R])
-
-
-def _score(pen: _Pen) -> list[Tensor]:
-    """The score of each text of each row: its first token once for all, the others in one pass."""
-    first_BV = pen.write(pen.start())[:, 0]
-    texts = [text for own in pen.texts for text in own]
-    counts = [len(own) for own in pen.texts]
-    owners_R = torch.arange(pen.num_rows, device=pen.device).repeat_interleave(torch.tensor(counts, device=pen.device))
-    width = max(map(len, texts))
-    padded = torch.tensor([[*text, *[-1] * (width - len(text))] for text in texts], device=pen.device)
-    scores_R = first_BV[owners_R, padded[:, 0]]
-    if width > 1:
-        pen.spread(owners_R)
-        rest = pen.write(padded[:, :-1].clamp(min=0))
-        next_RT = padded[:, 1:]
-        own = rest.gather(-1, next_RT.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        scores_R = scores_R + own.masked_fill(next_RT < 0, 0.0).sum(-1)
-    return list(scores_R.split(counts))
 
 
 def _write(pen: _Pen, num_beams: int, max_tokens: int) -> list[Tensor]:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -176,6 +177,28 @@ def replace_bucketed(attentions: list[Any], longest: int) -> None:
         attention.forward = types.MethodType(_attention_with_buckets(type(attention).forward, longest), attention)
 
 
+@contextmanager
+def placed(model: Any, places_T: Tensor) -> Iterator[None]:
+    """The tokens of T5's decoder are as far from each other as these places say, not as they stand."""
+    attention = model.decoder.block[0].layer[0].SelfAttention  # the biases of all blocks
+    buckets_TT = _find_buckets(attention, places_T[None, :] - places_T[:, None], both_ways=False)
+    handle = attention.relative_attention_bias.register_forward_pre_hook(lambda module, args: (buckets_TT,))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _find_buckets(attention: Any, distances: Tensor, *, both_ways: bool) -> Tensor:
+    """The rows of T5's table of biases for distances; a decoder's look back alone."""
+    return attention._relative_position_bucket(
+        distances,
+        bidirectional=both_ways,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+
+
 def _attention_with_buckets(padded: Callable[..., Any], longest: int) -> Callable[..., Any]:
     def forward(self: Any, hidden_states: Tensor, mask: Any = None, **kwargs: Any) -> Any:
         active = self.inlay.active
@@ -184,12 +207,7 @@ def _attention_with_buckets(padded: Callable[..., Any], longest: int) -> Callabl
         bias_HW = kwargs.get("position_bias")  # of the first block, which has it for all
         if bias_HW is None:
             distances_W = torch.arange(-longest, longest + 1, device=hidden_states.device)
-            buckets_W = self._relative_position_bucket(
-                distances_W,
-                bidirectional=True,
-                num_buckets=self.relative_attention_num_buckets,
-                max_distance=self.relative_attention_max_distance,
-            )
+            buckets_W = _find_buckets(self, distances_W, both_ways=True)
             # Not as an embedding: torch sorts the gradients of so many, which cannot be captured.
             bias_HW = self.relative_attention_bias.weight.index_select(0, buckets_W).t()
         shape = (-1, self.n_heads, self.key_value_proj_dim)

@@ -10,7 +10,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from inlay.caches import use_compiled
 from inlay.errors import Unsupported
 from inlay.model import launch
+from inlay.model.attention import placed
 from inlay.model.families import find_family
 from inlay.model.fingerprint import digest_weights, fingerprint
 from inlay.model.heads import WRITTEN
@@ -165,37 +166,25 @@ class Backbone:
         dtype, num_before = read.states_BTD.dtype, cache.get_seq_length() if cache is not None else 0
         lowest, num_tokens = torch.finfo(dtype).min, ids_RT.shape[1]
         mask_B11T = torch.zeros_like(read.mask_BT, dtype=dtype).masked_fill_(read.mask_BT == 0, lowest)
-        later_TT = ids_RT.new_full((num_tokens, num_before + num_tokens), lowest, dtype=dtype).triu_(num_before + 1)
-        if tree is not None:
-            depths_T, sees_TT = tree.layout(ids_RT.device)
-            later_TT = torch.zeros_like(later_TT).masked_fill_(~sees_TT, lowest)
+        hidden_TT = ids_RT.new_full((num_tokens, num_before + num_tokens), lowest, dtype=dtype)
+        standing: AbstractContextManager[None] = nullcontext()
+        if tree is None:
+            hidden_TT.triu_(num_before + 1)
+        else:
+            places_T, sees_TT = tree.layout(ids_RT.device)
+            hidden_TT.masked_fill_(sees_TT, 0.0)
+            standing = placed(self.model, places_T)
         inputs = {
             "encoder_outputs": (read.states_BTD,),
             "attention_mask": mask_B11T[:, None, None, :],
             "decoder_input_ids": ids_RT,
-            "decoder_attention_mask": later_TT[None, None],
+            "decoder_attention_mask": hidden_TT[None, None],
             "past_key_values": cache,
             "use_cache": keeps,
         }
-        with nullcontext() if tree is None else self._placed(depths_T):
+        with standing:
             found = self._run(inputs, weights)
         return found.logits, found.past_key_values if keeps else None
-
-    @contextmanager
-    def _placed(self, places_T: Tensor) -> Iterator[None]:
-        """The decoder's tokens are as far from each other as these places say, not as they stand."""
-        attention = self.model.decoder.block[0].layer[0].SelfAttention  # type: ignore[union-attr, index]
-        buckets_TT = attention._relative_position_bucket(
-            places_T[None, :] - places_T[:, None],
-            bidirectional=False,
-            num_buckets=attention.relative_attention_num_buckets,
-            max_distance=attention.relative_attention_max_distance,
-        )
-        handle = attention.relative_attention_bias.register_forward_pre_hook(lambda module, args: (buckets_TT,))
-        try:
-            yield
-        finally:
-            handle.remove()
 
     def prefix(self, batch: Batch, reach: Reach) -> Tensor:
         """The states of a batch as far as `reach` says, laid out as `Prefix.states`; nothing above is computed.

@@ -105,14 +105,15 @@ def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
     limit = MOST_SCORED[bank.backbone.device.type] // vocabulary
     written: dict[tuple[int, int], list[int]] = {}
     scored: dict[tuple[str, ...], list[int]] = {}
-    for row, slot in enumerate(_slots(batch)):
+    slots = _slots(batch)
+    for row, slot in enumerate(slots):
         head = bank.head_of(slot)
         if head.texts:
             scored.setdefault(head.texts, []).append(row)
         else:
             written.setdefault((head.beams, head.max_answer), []).append(row)
     for rows in scored.values():
-        most = max(1, limit // len(bank.tree_of(_slots(batch)[rows[0]]).ids))
+        most = max(1, limit // len(bank.tree_of(slots[rows[0]]).ids))
         yield from (rows[start : start + most] for start in range(0, len(rows), most))
     yield from written.values()
 

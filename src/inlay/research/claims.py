@@ -5,12 +5,11 @@ What makes a claim confirmed is in `verdicts.py`. Claims are judged for each bac
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from inlay.research.coverage import Coverage
+from inlay.research.coverage import Coverage, match_rows
 from inlay.research.extras import Ablation, forgotten, read_ablations, read_steps
 from inlay.research.hyper_claims import HYPER_CLAIMS
 from inlay.research.init_claims import INIT_CLAIMS
@@ -76,7 +75,7 @@ def _judge(claim: Claim, scored: Scored | None, coverage: Coverage | None) -> Ve
     if scored is None or not scored.rows or coverage is None:
         return Verdict(OPEN, NOT_RUN)
     verdict = claim.judge(scored)
-    rows = [key for key in scored.rows if any(fnmatch.fnmatchcase(key, pattern) for pattern in verdict.rows)]
+    rows = match_rows(scored.rows, verdict.rows)
     if verdict.rows != ("*",):  # not where all rows are meant: the table of settings says it
         verdict = replace(verdict, sentence="; ".join((verdict.sentence, *describe_ends(scored, rows, verdict.tasks))))
     gap = coverage.find_gap(verdict.rows, verdict.tasks)

@@ -150,7 +150,7 @@ class Coverage:
 
         A `*` in the name of a row stands for anything.
         """
-        keys = [key for key in self._rows if any(fnmatch.fnmatchcase(key, pattern) for pattern in rows)]
+        keys = match_rows(self._rows, rows)
         runs = {run for key in keys for run in self._rows[key]}
         counted = set(self._study.tasks) - NOT_AVERAGED if tasks is None else set(tasks)
         missing, planned = (
@@ -164,6 +164,11 @@ class Coverage:
         """`96 of 154 planned runs`."""
         whole = _count_runs(self.planned)
         return f"{whole - _count_runs(self.missing)} of {whole} planned runs"
+
+
+def match_rows(keys: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The rows that are meant; a `*` in a name stands for anything."""
+    return [key for key in keys if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)]
 
 
 def split_planned(
@@ -220,7 +225,7 @@ def _plan(study: StudySpec) -> Iterator[Planned]:
                 run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
                 settings = {section: dataclasses.asdict(getattr(config, section)) for section in _SECTIONS}
                 del settings["train"]["seed"]
-                if arm.source:
+                if arm.source and not is_one:
                     like = getattr(study, "like", {})
                     settings["joint"]["like"] = [f"{shorten(task)}={like[task]}"] if task in like else []
                 for seed in range(arm.seeds):

@@ -74,6 +74,21 @@ def assert_alike(ours, plain, near):
             assert apart < 10 * near, apart
 
 
+def test_the_words_of_a_vocabulary_are_scored_in_float32_from_bf16(backbone_folder):
+    layer = load_backbone(str(backbone_folder("t5")), device="cuda", dtype=torch.bfloat16).model.lm_head
+    weight = layer.weight.detach().clone().requires_grad_()
+    x = torch.randn(3, 5, weight.shape[1], device="cuda").bfloat16().requires_grad_()
+    given = torch.randn(3, 5, len(weight), device="cuda")
+    logits = torch.func.functional_call(layer, {"weight": weight}, (x,))
+    assert logits.dtype == torch.float32
+    exact = [each.detach().double().requires_grad_() for each in (x, weight)]
+    expected = exact[0] @ exact[1].T
+    assert (logits - expected).norm() < 1e-6 * expected.norm(), "the same sums, in another order"
+    found = torch.autograd.grad(logits, (x, weight), given)
+    for one, other in zip(found, torch.autograd.grad(expected, exact, given.double()), strict=True):
+        assert (one - other).norm() < 5e-3 * other.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", ["houlsby", "lora", "full"])
 def test_captured_steps_of_one_task_that_is_written_equal_launched_ones(backbone_folder, toy_task, method, dtype):

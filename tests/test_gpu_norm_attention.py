@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model import fused_attention
+from inlay.model.attention import attend_across
 from inlay.model.fused_attention import segment_attention
 from inlay.model.fused_norm import layer_norm, rms_norm
 from inlay.model.gelu import quick_gelu
@@ -177,6 +178,42 @@ def test_long_rows_go_through_flash_attention_side_by_side_and_recorded(monkeypa
     by_qkv = torch.autograd.grad(expected, exact, do[:num_real].double())[0]
     pairs = {"out": (o[:num_real], expected), "d_qkv": (grad[:num_real], by_qkv)}
     judge("attention", "long, joined, recorded", torch.bfloat16, pairs)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 6])
+def test_attention_to_what_was_read_equals_float64_recorded_too(monkeypatch, num_tokens):
+    """As T5's decoder asks: few tokens of each row, a row of padding and empty ones behind."""
+    torch.manual_seed(0)
+    lengths, heads, width = [*torch.randint(1, 128, (61,)).tolist(), 1, 128], 6, 64
+    rung = Rung(Capacity(climb(sum(lengths)), 80, 1, 128), 0, 0, torch.device("cuda"))
+    rung.fill(rung.lay(Laid(np.zeros(sum(lengths), np.int64), None, np.array(lengths), np.zeros(63, np.int64))))
+    tiling = rung.route.tiling
+    q = torch.randn(80, num_tokens, heads, width, device="cuda").div(4).bfloat16()
+    k, v = (torch.randn(rung.capacity.num_tokens, heads, width, device="cuda").bfloat16() for _ in range(2))
+    do = torch.randn_like(q)
+    do[63:] = 0  # nobody reads what is behind
+    flash = Mock(wraps=fused_attention._flash)
+    monkeypatch.setattr(fused_attention, "_flash", flash)
+
+    def both() -> tuple[Tensor, ...]:
+        own = [x.clone().requires_grad_() for x in (q, k, v)]
+        o = attend_across(*own, tiling, scaling=1.0)
+        return o.detach(), *torch.autograd.grad(o, own, do)
+
+    both()
+    assert flash.call_count == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, *grads = both()
+    graph.replay()
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    rows = zip(exact[0][:63], *(x[: sum(lengths)].split(lengths) for x in exact[1:]), strict=True)
+    scores = ((torch.einsum("thc,nhc->htn", a, b).softmax(-1), c) for a, b, c in rows)
+    expected = torch.stack([torch.einsum("htn,nhc->thc", weights, values) for weights, values in scores])
+    pairs = {"out": (o[:63], expected)}
+    by_name = zip("qkv", grads, torch.autograd.grad(expected, exact, do[:63].double()), strict=True)
+    pairs |= {f"d_{name}": (found, wanted) for name, found, wanted in by_name}
+    judge("attention across", f"B63 T{num_tokens} H6 d64", torch.bfloat16, pairs)
 
 
 def test_dropout_is_unbiased_and_the_same_in_backward():

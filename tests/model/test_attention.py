@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from inlay.config import MethodConfig
 from inlay.model import attention
-from inlay.model.attention import attend, attend_first, spread_bias
+from inlay.model.attention import attend, attend_across, attend_first, spread_bias
 from inlay.model.bank import Bank
 from inlay.model.families import FAMILIES
 from inlay.model.heads import HeadSpec
 from inlay.model.route import Pack, Row, collate, pack
+from inlay.model.rung import Capacity, Laid, Rung
 from inlay.model.slots import SlotSpec
 from tiny_backbones import WRITING
 
@@ -81,6 +83,27 @@ def test_first_tokens_attend_as_they_do_beside_the_others(is_biased):
     torch.testing.assert_close(first_B.grad, reference[0].grad[packed.starts_B])
     for mine, theirs in zip(ours, reference[1:], strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_what_is_written_of_a_row_attends_to_what_was_read_of_it():
+    drawn, lengths = torch.Generator().manual_seed(0), [3, 1, 7]
+    rung = Rung(Capacity(num_tokens=64, num_rows=4, num_slots=1, max_length=16), 0, 0, torch.device("cpu"))
+    rung.fill(rung.lay(Laid(np.zeros(11, np.int64), None, np.array(lengths), np.zeros(3, np.int64))))
+    q = torch.randn(4, 2, 2, 8, generator=drawn, requires_grad=True)  # of a row of padding too
+    k, v = (torch.randn(64, 2, 8, generator=drawn, requires_grad=True) for _ in range(2))
+    out = attend_across(q, k, v, rung.route.tiling, scaling=0.5)
+    expected, start = [], 0
+    for row, length in enumerate(lengths):
+        keys, values = (x[start : start + length] for x in (k, v))
+        weights = torch.einsum("thc,nhc->htn", q[row], keys).mul(0.5).softmax(-1)
+        expected.append(torch.einsum("htn,nhc->thc", weights, values))
+        start += length
+    given = torch.randn(3, 2, 2, 8, generator=drawn)
+    torch.testing.assert_close(out[:3], torch.stack(expected))
+    found, plain = (torch.autograd.grad((x * given).sum(), (q, k, v)) for x in (out[:3], torch.stack(expected)))
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.isfinite(out).all()
 
 
 def test_weights_are_kept_only_where_gradients_are_computed_and_rows_are_short(monkeypatch):

@@ -203,6 +203,19 @@ def test_batches_by_length_hold_every_row_once_within_the_budget():
         assert len(batch) == 1 or max(lengths[i] for i in batch) * len(batch) <= 100
 
 
+@pytest.mark.parametrize("packs", [False, True])
+def test_rows_of_a_kind_lie_together_whatever_their_lengths(packs):
+    lengths, kinds = [5, 30, 3, 3, 20, 21, 12, 20], "abababab"
+    batches = list(batches_by_length(lengths, 70, packs=packs, kinds=kinds))
+    order = [index for batch in batches for index in batch]
+    assert sorted(order) == list(range(8))
+    assert "".join(kinds[index] for index in order) == "aaaabbbb"
+    for batch in batches:
+        own = [lengths[index] for index in batch]
+        assert len(batch) == 1 or (sum(own) if packs else max(own) * len(own)) <= 70
+    assert any(len({kinds[index] for index in batch}) == 2 for batch in batches), "no pass is begun for a kind alone"
+
+
 def test_infer_answers_in_the_order_asked(tiny_bert):
     bank = Bank(tiny_bert, 2)
     bank.initialise(0, spec(num_labels=2), seed=0)

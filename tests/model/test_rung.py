@@ -9,18 +9,21 @@ import torch
 from inlay.model.rung import SMALLEST, Capacity, Laid, Rung, bound_length, climb
 
 
+@pytest.mark.parametrize("is_varied", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 255, 256, 257, 1000, 5000, 8192, 8193, 40_000, 131_072])
-def test_a_rung_holds_its_tokens_and_wastes_little(num_tokens):
-    rung = climb(num_tokens)
+def test_a_rung_holds_its_tokens_and_wastes_little(num_tokens, is_varied):
+    rung = climb(num_tokens, is_varied=is_varied)
     assert rung >= num_tokens
-    assert rung == climb(rung)
+    assert rung == climb(rung, is_varied=is_varied)
     if num_tokens > SMALLEST:
-        assert rung - num_tokens < num_tokens * (1 / 16 if num_tokens > 8192 else 1 / 4)
+        most = 1 / 4 if num_tokens <= 8192 else 1 / 8 if is_varied else 1 / 16
+        assert rung - num_tokens < num_tokens * most
 
 
 def test_rungs_are_few():
     assert len({climb(n) for n in range(1025, 2049)}) == 4
     assert len({climb(n) for n in range(16385, 32769)}) == 32
+    assert len({climb(n, is_varied=True) for n in range(16385, 32769)}) == 8
 
 
 @pytest.mark.parametrize(("length", "expected"), [(38, False), (384, True)])

@@ -88,6 +88,22 @@ def test_how_many_texts_are_scored_at_a_time_changes_nothing(backbone_of, texts,
         torch.testing.assert_close(few, many, atol=1e-5, rtol=1e-5)
 
 
+def test_rows_with_the_same_texts_are_passes_of_the_decoder_together(backbone_of, monkeypatch):
+    backbone = backbone_of("t5")
+    others = HeadSpec("classify", 2, WRITTEN, texts=("no", "good movie"))
+    bank = make_bank(backbone, [SCORED, others])
+    texts = [" ".join(["good"] * number) for number in range(1, 17)]
+    rows = rows_of(backbone, texts, [0, 1] * 8)
+    expected, asked = infer(bank, rows), []
+    write = backbone.write
+    monkeypatch.setattr(backbone, "write", lambda *args, **options: asked.append(0) or write(*args, **options))
+    num_tokens = sum(len(row.ids) for row in rows)
+    found = infer(bank, rows, token_budget=-(-num_tokens // 4))
+    assert len(asked) <= 6, "four or five passes, of which one at most has rows of both"
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
 def test_scored_and_free_texts_with_any_number_of_beams_share_a_batch(backbone_of, texts):
     backbone = backbone_of("mt5")
     heads = [SCORED, *(HeadSpec("text", 0, WRITTEN, beams=beams, max_answer=most) for beams, most in [(1, 6), (4, 5)])]

@@ -9,7 +9,8 @@ row, blocks of rows or padding (bench/cpu_attention.py). Training keeps the weig
 computes with plain products: torch's fused attention is made for long rows. Where attention has dropout, rows are
 padded for this product alone.
 
-Shape letters: N packed tokens, B rows, T tokens of a padded row, M = B·T, H heads, C channels of a head, W distances.
+Shape letters: N packed tokens, B rows, T tokens of a padded row, M = B·T, H heads, C channels of a head, W distances,
+L tokens of what was read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inlay.model.fused_attention import cross_attention, flashes
 from inlay.model.route import Pack, Tiling
 
 IMPLEMENTATION = "inlay"
@@ -136,6 +138,25 @@ def attend_any_mix(
     return out.transpose(1, 2).flatten(0, 1).index_select(0, homes_N)
 
 
+def attend_across(
+    q_BTHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, tiling: Tiling, *, scaling: float, dropout: float = 0.0
+) -> Tensor:
+    """The attention of what is written of each row [B, T, H, C] to what was read of it, which lies in a pack.
+
+    Of the pack's rows those behind the first B are read by nobody. A row without tokens gives some number.
+    """
+    num_rows = len(q_BTHC)
+    if not dropout and flashes(q_BTHC.flatten(0, 1)):
+        stops_B = tiling.stops_B[:num_rows]
+        out_MHC = cross_attention(q_BTHC.flatten(0, 1), k_NHC, v_NHC, stops_B, tiling.max_length, scaling)
+        return out_MHC.unflatten(0, q_BTHC.shape[:2])
+    (k_BLHC, is_real_BL), (v_BLHC, _) = (tiling.unpack(x, num_rows) for x in (k_NHC, v_NHC))
+    is_real_BL = is_real_BL | (torch.arange(is_real_BL.shape[1], device=is_real_BL.device) == 0)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BLHC, v_BLHC))
+    mask = is_real_BL[:, None, None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling).transpose(1, 2)
+
+
 def spread_bias(bias_HW: Tensor, length: int) -> Tensor:
     """The bias of every pair of tokens of a row [H, T, T], from that of every distance."""
     places_T = torch.arange(length, device=bias_HW.device)
@@ -187,6 +208,28 @@ def placed(model: Any, places_T: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def crossing(model: Any, tiling: Tiling) -> Iterator[None]:
+    """What T5's decoder attends to of what was read lies in a pack, not in padded rows."""
+    attentions = [block.layer[1].EncDecAttention for block in model.decoder.block]
+
+    def forward(self: Any, hidden_states: Tensor, *, key_value_states: Tensor, **kwargs: Any) -> Any:
+        shape = (-1, self.n_heads, self.key_value_proj_dim)
+        q_BTHC = self.q(hidden_states).unflatten(-1, shape[1:])
+        k_NHC, v_NHC = (linear(key_value_states).view(shape) for linear in (self.k, self.v))
+        dropout = self.dropout if self.training else 0.0
+        out_BTHC = attend_across(q_BTHC, k_NHC, v_NHC, tiling, scaling=1.0, dropout=dropout)
+        return self.o(out_BTHC.flatten(2)), None, None
+
+    try:
+        for attention in attentions:
+            attention.forward = types.MethodType(forward, attention)
+        yield
+    finally:
+        for attention in attentions:
+            attention.__dict__.pop("forward", None)
 
 
 def _find_buckets(attention: Any, distances: Tensor, *, both_ways: bool) -> Tensor:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from inlay.caches import use_compiled
 from inlay.errors import Unsupported
 from inlay.model import launch
-from inlay.model.attention import placed
+from inlay.model.attention import crossing, placed
 from inlay.model.families import find_family
 from inlay.model.fingerprint import digest_weights, fingerprint
 from inlay.model.heads import WRITTEN
@@ -30,7 +30,6 @@ from inlay.model.mount import join_projections, mount
 from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import survey
-from inlay.model.tying import keep_output
 from inlay.model.writing import Read, Tree
 
 
@@ -51,8 +50,6 @@ class Backbone:
         self.mount = mount(model, self.anatomy)
         if launch.is_available(self.device):
             join_projections(model, self.anatomy, self.mount)
-        if self.anatomy.has_decoder:
-            keep_output(model)
         self._passes = _Passes(model, has_reader=self.anatomy.has_decoder)
         self.first_position = family.first_position
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
@@ -136,12 +133,10 @@ class Backbone:
         return [*layers, last]
 
     def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
-        """What a backbone that writes has read of a batch, padded."""
+        """What a backbone that writes has read of a batch: padded, or where passes are for any mix of rows, packed."""
         states, pack, tiling = self.hidden_layers(batch, weights)[-1], batch.pack, batch.route.tiling
-        if tiling is not None and tiling.rows_N is not None:  # a pass that is made for any mix of rows
-            assert batch.written_BT is not None
-            states_BTD, is_real_BT = tiling.unpack(states[0], len(batch.written_BT))
-            return Read(states_BTD, is_real_BT.long())
+        if tiling is not None and tiling.rows_N is not None:
+            return Read(states, batch.input_ids_BT.new_ones(1, 1), tiling)
         if pack is not None:
             return Read(pack.unpack(states[0]), pack.is_real_BT.long())
         assert batch.mask_BT is not None
@@ -174,6 +169,7 @@ class Backbone:
             places_T, sees_TT = tree.layout(ids_RT.device)
             hidden_TT.masked_fill_(sees_TT, 0.0)
             standing = placed(self.model, places_T)
+        attending = nullcontext() if read.tiling is None else crossing(self.model, read.tiling)
         inputs = {
             "encoder_outputs": (read.states_BTD,),
             "attention_mask": mask_B11T[:, None, None, :],
@@ -182,7 +178,7 @@ class Backbone:
             "past_key_values": cache,
             "use_cache": keeps,
         }
-        with standing:
+        with standing, attending:
             found = self._run(inputs, weights)
         return found.logits, found.past_key_values if keeps else None
 

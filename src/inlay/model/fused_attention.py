@@ -147,9 +147,52 @@ _flash_backward = torch.ops.aten._flash_attention_backward
 def _can_flash(q, bias, settings) -> bool:
     """Whether a pack goes through flash attention; the same forward and backward."""
     *_, dropout, is_long = settings
-    if not is_long or bias is not None or dropout or q.element_size() != 2 or q.shape[-1] % 8:
+    return is_long and bias is None and not dropout and flashes(q)
+
+
+def flashes(q_NHd: Tensor) -> bool:
+    """Whether flash attention takes such queries."""
+    if not q_NHd.is_cuda or q_NHd.element_size() != 2 or q_NHd.shape[-1] % 8:
         return False
-    return q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    return torch.cuda.get_device_capability(q_NHd.device) >= (8, 0)
+
+
+def cross_attention(
+    q_MHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, stops_B: Tensor, max_length: int, scaling: float
+) -> Tensor:
+    """What the queries of each row, as many of every row, take from the row of the pack that they are about [M, H, d].
+
+    Where `flashes` says so. Rows end at `stops_B` and have at most `max_length` keys; empty ones give zeros.
+    """
+    out_MHd: Tensor = _Across.apply(q_MHd, k_NHd, v_NHd, stops_B, max_length, scaling)
+    return out_MHd
+
+
+class _Across(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        q, k, v, stops, max_length, scaling = inputs
+        num_queries = len(q) // len(stops)
+        keys = _offsets(stops)
+        asked = torch.arange(0, len(q) + 1, num_queries, dtype=torch.int32, device=q.device)
+        out, lse = _flash(q, k, v, asked, keys, num_queries, max_length, 0.0, False, False, scale=scaling)[:2]
+        ctx.save_for_backward(q, k, v, out, lse, asked, keys)
+        ctx.settings = num_queries, max_length, scaling
+        return out
+
+    @staticmethod
+    def backward(ctx, *grads):
+        *qkv_and_out, asked, keys = ctx.saved_tensors
+        num_queries, max_length, scaling = ctx.settings
+        seeds = _no_seeds(grads[0])
+        given = (grads[0].contiguous(), *qkv_and_out, asked, keys, num_queries, max_length)
+        found = _flash_backward(*given, 0.0, False, *seeds, scale=scaling)
+        return *found[:3], None, None, None
+
+
+def _no_seeds(like):
+    """There is no dropout to be seeded."""
+    return torch.zeros(2, dtype=torch.uint64, device=like.device), like.new_empty(0)
 
 
 def _offsets(stops: Tensor) -> Tensor:
@@ -216,9 +259,9 @@ def _joined_backward(
 def _launch_backward(outputs, qkv, gradients, given, settings):
     (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = outputs, given, settings
     if _can_flash(qkv[0], bias, settings):
-        rows, seeds = _offsets(stops), (torch.zeros(2, dtype=torch.uint64, device=do.device), do.new_empty(0))
+        rows = _offsets(stops)
         given = (do.contiguous(), *qkv, o, lse, rows, rows, max_length, max_length)
-        found = _flash_backward(*given, 0.0, False, *seeds, scale=scaling)  # there is no dropout to be seeded
+        found = _flash_backward(*given, 0.0, False, *_no_seeds(do), scale=scaling)
         for gradient, computed in zip(gradients, found, strict=True):
             gradient.copy_(computed)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,22 +80,30 @@ def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]
         groups.setdefault(group, []).append(index)
     for indices in groups.values():
         lengths = [len(rows[index].ids) for index in indices]
-        for batch in batches_by_length(lengths, budget, packs=bank.backbone.packs):
+        # Rows that are answered by the same texts lie together: a decoder's pass is for one set of texts.
+        kinds = [bank.head_of(rows[index].slot).texts for index in indices] if bank.backbone.writes else None
+        for batch in batches_by_length(lengths, budget, packs=bank.backbone.packs, kinds=kinds):
             yield [indices[position] for position in batch]
 
 
-def batches_by_length(lengths: Sequence[int], token_budget: int, *, packs: bool = False) -> Iterator[list[int]]:
+def batches_by_length(
+    lengths: Sequence[int], token_budget: int, *, packs: bool = False, kinds: Sequence[Hashable] | None = None
+) -> Iterator[list[int]]:
     """Indices in batches of similar length, each at most `token_budget` tokens (or one row), padding included.
 
-    If the rows are packed there is no padding; equal lengths still lie together, as attention likes them.
+    If the rows are packed there is no padding; equal lengths still lie together, as attention likes them. Rows of a
+    kind come one after another; a batch may have the last of one and the first of the next.
     """
+    order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
+    ranks = [order[kind] for kind in kinds] if kinds else [0] * len(lengths)
     batch: list[int] = []
-    num_tokens = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        num_tokens = num_tokens + lengths[index] if packs else lengths[(batch or [index])[0]] * (len(batch) + 1)
+    num_tokens = longest = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (ranks[i], -lengths[i])):
+        longest = max(longest, lengths[index])
+        num_tokens = num_tokens + lengths[index] if packs else longest * (len(batch) + 1)
         if batch and num_tokens > token_budget:
             yield batch
-            batch, num_tokens = [], lengths[index]
+            batch, num_tokens, longest = [], lengths[index], lengths[index]
         batch.append(index)
     if batch:
         yield batch

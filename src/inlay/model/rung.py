@@ -1,7 +1,8 @@
 """Rungs: packed batches of fixed capacities at fixed addresses, so that one compiled pass serves every mix of rows.
 
 Capacities lie on a ladder: four to a doubling where launches cost more than work, thirty-two beyond, where a batch of
-many rows is nearly always as long and a thirty-third of it at most is empty. What is left over is filled with rows of
+many rows is nearly always as long and a thirty-third of it at most is empty; eight where batches are of one task each,
+whose rows are long or short, since every rung that occurs has to be prepared. What is left over is filled with rows of
 padding that go through the last segment's slot and that no head reads: everything a pass computes is defined.
 
 Shape letters: N packed tokens, B rows, M tiles, S slots.
@@ -22,11 +23,14 @@ SMALLEST, LARGE = 256, 8192
 PAD_ROW = 64  # tokens of a row of padding at most
 
 
-def climb(num_tokens: int) -> int:
-    """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …"""
+def climb(num_tokens: int, *, is_varied: bool = False) -> int:
+    """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …
+
+    Where steps are of varied lengths the large ones are eight to a doubling: 8192, 9216, 10240 …
+    """
     if num_tokens <= SMALLEST:
         return SMALLEST
-    step = 1 << ((num_tokens - 1).bit_length() - (6 if num_tokens > LARGE else 3))
+    step = 1 << ((num_tokens - 1).bit_length() - (3 if num_tokens <= LARGE else 4 if is_varied else 6))
     return -(-num_tokens // step) * step
 
 

@@ -55,17 +55,33 @@ def settle_embeddings(model: Any, folder: Path) -> None:
     )
 
 
-def keep_output(model: Any) -> None:
-    """Keep the output layer's frozen weights in float32 too, once they are where they stay."""
-    weight = model.lm_head.weight
-    model.lm_head.kept = (weight, weight.detach().float())
-
-
 def _write_in_float32(layer: Any, x: Tensor) -> Tensor:
     """The output layer, as precise as other heads: rounded to bf16, many words of a vocabulary would score alike."""
-    own, wide = layer.kept
-    # A task's own copy of the weights stands here for the time of a pass.
-    return F.linear(x.float(), wide if layer.weight is own else layer.weight.float())
+    if x.device.type == "cuda" and x.dtype != torch.float32:
+        logits: Tensor = _WideProduct.apply(x.flatten(0, -2), layer.weight)
+        return logits.unflatten(0, x.shape[:-1])
+    return F.linear(x.float(), layer.weight.float())
+
+
+class _WideProduct(torch.autograd.Function):
+    """x·Wᵀ of narrow numbers in float32: products of two of them are exact there, and sums are not rounded.
+
+    On a GPU it takes a tenth of the time of the same product of widened copies, which goes past its matrix units. The
+    gradient of the logits is rounded, as what comes of it would be in the end.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        x_ND, weight_VD = inputs
+        ctx.save_for_backward(x_ND, weight_VD)
+        return torch.mm(x_ND, weight_VD.t(), out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x_ND, weight_VD = ctx.saved_tensors
+        by_logit_NV = grads[0].to(x_ND.dtype)
+        by_x = by_logit_NV @ weight_VD if ctx.needs_input_grad[0] else None
+        return by_x, by_logit_NV.t() @ x_ND if ctx.needs_input_grad[1] else None
 
 
 def _is_tied(config: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from inlay.model.route import Batch, Route
+from inlay.model.route import Batch, Route, Tiling
 
 if TYPE_CHECKING:
     from inlay.model.bank import Bank
@@ -33,7 +33,11 @@ class Read:
     """What was read of rows: what a decoder attends to."""
 
     states_BTD: Tensor
+    """[1, N, D] where rows are packed"""
     mask_BT: Tensor
+    """which are real; of a pack nothing is hidden by it"""
+    tiling: Tiling | None = None
+    """where the rows lie, if they are packed"""
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,22 @@ def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None
 
 def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> list[Tensor]:
     """Of each segment the scores of its slot's texts [n, L], or the letters that were written [n, W], -1 at the end."""
-    read = bank.backbone.read(batch, weights)
-    found: dict[int, Tensor] = {}
+    read, heads = bank.backbone.read(batch, weights), [bank.head_of(slot) for slot, *_ in batch.rows]
+    most_texts = max(len(head.texts) for head in heads)
+    # One tensor for all rows: a tensor of each row would be a launch for each, and wait as often.
+    scores_BL = torch.zeros(batch.num_rows, most_texts, device=read.mask_BT.device)
+    written: dict[int, Tensor] = {}
     for rows in _groups(bank, batch):
         pen = _Pen(bank, read, _slots(batch), rows, weights)
         head = pen.heads[0]
-        answers = list(pen.score()) if head.texts else _write(pen, head.beams, head.max_answer)
-        found |= dict(zip(rows, answers, strict=True))
-    return [_join([found[row] for row in range(start, stop)]) for _, start, stop in batch.rows]
+        if head.texts:
+            scores_BL[pen.index_B, : len(head.texts)] = pen.score()
+        else:
+            written |= dict(zip(rows, _write(pen, head.beams, head.max_answer), strict=True))
+    return [
+        scores_BL[start:stop, : len(head.texts)] if head.texts else _join([written[row] for row in range(start, stop)])
+        for head, (_, start, stop) in zip(heads, batch.rows, strict=True)
+    ]
 
 
 def _slots(batch: Batch) -> list[int]:
@@ -131,8 +143,8 @@ class _Pen:
     ) -> None:
         self._bank, self._weights, self._cache = bank, weights, None
         self._slots = [slots[row] for row in rows]
-        index_B = torch.as_tensor(rows, device=read.mask_BT.device)
-        self._read = Read(read.states_BTD[index_B], read.mask_BT[index_B])
+        self.index_B = torch.as_tensor(rows, device=read.mask_BT.device)
+        self._read = Read(read.states_BTD[self.index_B], read.mask_BT[self.index_B])
         self.heads = [bank.head_of(slot) for slot in self._slots]
 
     @property

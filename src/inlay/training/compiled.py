@@ -218,7 +218,10 @@ class CompiledStepper(Stepper):
         return [[member for member in active if self._bank.run_of(member.slot) in runs] for runs in groups]
 
     def _holds(self, tokens: Mapping[int, int], runs: Iterable[int]) -> bool:
-        return climb(sum(tokens[run] for run in runs)) <= self.token_budget
+        return self._climb(sum(tokens[run] for run in runs)) <= self.token_budget
+
+    def _climb(self, num_tokens: int) -> int:
+        return climb(num_tokens, is_varied=self._bank.slots_per_run > 1)
 
     def _prepare_ahead(self, rows: Rows | None) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
@@ -288,7 +291,7 @@ class CompiledStepper(Stepper):
         num_rows, grown = self._find_rows(len(lengths)), self._grow()
         if grown != self._grown:
             self._programs, self._grown = {}, grown
-        capacity = Capacity(climb(num_tokens), num_rows, self._bank.num_slots, self._longest)
+        capacity = Capacity(self._climb(num_tokens), num_rows, self._bank.num_slots, self._longest)
         key = (capacity, begins_at)
         if key not in self._programs:
             backbone, prefix = self._bank.backbone, None

@@ -184,10 +184,11 @@ class _Across(torch.autograd.Function):
     def backward(ctx, *grads):
         *qkv_and_out, asked, keys = ctx.saved_tensors
         num_queries, max_length, scaling = ctx.settings
-        seeds = _no_seeds(grads[0])
         given = (grads[0].contiguous(), *qkv_and_out, asked, keys, num_queries, max_length)
-        found = _flash_backward(*given, 0.0, False, *seeds, scale=scaling)
-        return *found[:3], None, None, None
+        by_q, by_k, by_v = _flash_backward(*given, 0.0, False, *_no_seeds(grads[0]), scale=scaling)
+        # Behind the last row nothing was written: whatever was in memory would be a gradient.
+        is_behind_N11 = (torch.arange(len(by_k), device=by_k.device) >= keys[-1])[:, None, None]
+        return by_q, by_k.masked_fill_(is_behind_N11, 0.0), by_v.masked_fill_(is_behind_N11, 0.0), None, None, None
 
 
 def _no_seeds(like):

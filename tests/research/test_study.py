@@ -179,7 +179,7 @@ def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
         assert point.config.train.epochs <= 4, "that often dev rows are scored"
     steps = {arm.kind: {point.config.joint.steps for point in arm.points()} for arm in study.arms.values()}
     totals = {number * (len(study.tasks) if kind == "single" else 1) for kind, own in steps.items() for number in own}
-    assert max(totals) <= 1500
+    assert max(totals) <= 8000, "what an H200 trains in half an hour"
     assert name != "multitask" or max(totals) - min(totals) < len(study.tasks), totals
 
 

@@ -200,6 +200,14 @@ def test_a_share_of_the_memory_is_all_that_the_processes_take_together(monkeypat
         assert limits.for_cohort > 0
 
 
+@pytest.mark.parametrize(
+    ("num_parameters", "writes", "expected"), [(2**24, False, 4), (2**26, False, 2), (2**24, True, 4), (2**26, True, 4)]
+)
+def test_few_cohorts_share_a_gpu_so_that_the_first_ones_end_soon(monkeypatch, num_parameters, writes, expected):
+    assert share_gpu(monkeypatch, 9, 1.0, num_parameters, writes).most_cohorts == expected
+    assert share_gpu(monkeypatch, 1, 1.0, num_parameters, writes).most_cohorts == 1
+
+
 def take_gpu(foreman, limits):
     """Its limits are those of a GPU; gives a cohort, a copy and a baseline, to be dealt any number of times."""
     foreman._limits, units = limits, foreman._waiting

@@ -184,6 +184,13 @@ def test_every_claim_has_a_verdict_for_every_backbone(report):
     assert line.split("|")[3].strip() in ("confirmed", "not confirmed", "open")
 
 
+def test_a_claim_of_a_study_that_was_not_run_has_no_verdict():
+    study, records = synthetic.glue()
+    text = make_report([Chapter(study, records)]).markdown
+    line = next(line for line in text.splitlines() if line.startswith("| no earlier task is forgotten"))
+    assert line.split("|")[3].strip() == "–"
+
+
 def test_a_trial_is_said_to_be_one():
     study, records = synthetic.uva()
     tiny = [dataclasses.replace(record, profile="tiny") for record in records]

@@ -160,6 +160,28 @@ def test_a_mix_of_layers_is_not_read_through_the_last_ones_pooler(name):
     assert {point.config.train.pooling for point in mixed} == {"mean"}
 
 
+def test_a_profile_is_laid_over_the_one_it_is_based_on(tmp_path):
+    longer = '[profiles.long]\nbase = "device"\ntrain = { warmup = 0.1 }\n[profiles.long.arms]\nfull.seeds = 4\n'
+    path = write(tmp_path, SMALL + longer + "[profiles.long.backbones.minilm]\nseeds = 1\n")
+    study, device = (read_study(path, profile) for profile in ("long", "device"))
+    assert (study.profile, study.backbone) == ("long", "small")
+    assert (study.arms["full"].seeds, device.arms["full"].seeds) == (4, 2)
+    assert study.arms["full"].axes == device.arms["full"].axes == {"lr": (2e-5,)}
+    warmups = [{point.config.train.warmup for _, _, point in each.points()} for each in (study, device)]
+    assert warmups == [{0.1}, {0.2}]
+    on_minilm = read_study(path, "long", "minilm")
+    assert on_minilm.arms["full"].axes == {"lr": (7e-5,)}, "what the other says of a backbone"
+    assert on_minilm.arms["adapters-8"].seeds == 1
+
+
+@pytest.mark.parametrize("base", ["devise", "long", "longer"])
+def test_a_profile_based_on_none_that_there_is_or_on_itself_is_refused(tmp_path, base):
+    longer = f'[profiles.long]\nbase = "{base}"\n[profiles.longer]\nbase = "long"\n'
+    with pytest.raises(UnknownName, match=f"`{'longer' if base == 'longer' else 'long'}` may be based on") as error:
+        read_study(write(tmp_path, SMALL + longer), "long")
+    assert base != "devise" or error.value.hint == "did you mean `device`?"
+
+
 def test_every_method_of_one_task_is_an_arm_of_methods():
     for profile in PROFILES:
         found = {point.config.method.name for arm, _, point in read_study(STUDIES["methods"], profile).points() if
@@ -167,11 +189,12 @@ def test_every_method_of_one_task_is_an_arm_of_methods():
         assert found == METHODS.keys()
 
 
+@pytest.mark.parametrize(("profile", "most"), [("device", 1500), ("long", 8000)])
 @pytest.mark.parametrize("backbone", [None, "minilm"])
 @pytest.mark.parametrize("name", SEVERAL_TASKS)
-def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
+def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone, profile, most):
     """Seeds, rates and numbers of samples are the same for all arms, and so are the steps of those that share tasks."""
-    study = read_study(STUDIES[name], "device", backbone)
+    study = read_study(STUDIES[name], profile, backbone)
     assert {arm.seeds for arm in study.arms.values()} == {5 if name == "fewshot" else 3}
     assert len({len(arm.axes["lr"]) for arm in study.arms.values()}) == 1
     assert len(set(samples_by_method(study).values())) == 1
@@ -179,7 +202,7 @@ def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone):
         assert point.config.train.epochs <= 4, "that often dev rows are scored"
     steps = {arm.kind: {point.config.joint.steps for point in arm.points()} for arm in study.arms.values()}
     totals = {number * (len(study.tasks) if kind == "single" else 1) for kind, own in steps.items() for number in own}
-    assert max(totals) <= 8000, "what an H200 trains in half an hour"
+    assert max(totals) <= most
     assert name != "multitask" or max(totals) - min(totals) < len(study.tasks), totals
 
 
@@ -191,8 +214,11 @@ def samples_by_method(study):
     return {method: frozenset(sizes) for method, sizes in found.items()}
 
 
-SAME = [*((each, None) for each in PROFILES), ("device", "minilm"), *(("paper", f"google-t5/t5-{size}") for size in
-        ("small", "base"))]  # fmt: skip
+SAME = [
+    *((each, None) for each in (*PROFILES, "long")),
+    *((each, "minilm") for each in ("device", "long")),
+    *(("paper", f"google-t5/t5-{size}") for size in ("small", "base")),
+]
 
 
 @pytest.mark.parametrize(("profile", "backbone"), SAME)

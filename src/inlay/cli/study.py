@@ -48,7 +48,11 @@ def study(
     ],
     profile: Annotated[
         str,
-        typer.Option("--profile", metavar="paper|device|tiny", help="the published grid, a short one, or a trial"),
+        typer.Option(
+            "--profile",
+            metavar="paper|long|device|tiny",
+            help="the published grid, a short one (of several tasks as one run also `long`: more steps), or a trial",
+        ),
     ] = "device",
     backbone: Annotated[
         str | None,

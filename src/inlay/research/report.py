@@ -24,7 +24,7 @@ from inlay.research.scores import StudySpec
 from inlay.research.tables import Table, settings_table, study_tables
 from inlay.store import write_atomically
 
-PROFILES = ("paper", "device", "tiny")
+PROFILES = ("paper", "long", "device", "tiny")
 TRIAL = "tiny"
 """the profile that no claim is judged by"""
 _DRAWN = re.compile(r"training on (\d+) of (\d+) rows, drawn by the seed \d+")
@@ -37,7 +37,7 @@ RULE = (
     "A claim is confirmed if the one-sided 95% confidence bound of our estimate (Student's t over seeds) keeps it, not "
     "confirmed if the bound on the other side breaks it, and open in between, with a single seed, or while planned "
     "runs of the rows it compares are missing. Where one of several rows or tasks would decide, the level is that of "
-    "all of them together (Bonferroni)."
+    "all of them together (Bonferroni). – is a study that was not run there."
 )
 POOLED = {"cls": "the first token", "pooler": "the backbone's pooler", "mean": "the mean of all tokens"}
 
@@ -145,8 +145,12 @@ def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[G
     for group in groups:
         judged[group] = judge_claims({study: item for (study, other), item in scored.items() if other == group})
     columns = ("claim", "study", *(f"{backbone}, {profile}" for backbone, profile in groups))
+    statuses = {
+        group: ["–" if item.verdict.sentence == NOT_RUN else item.verdict.status for item in found]
+        for group, found in judged.items()
+    }
     lines = [
-        (claim.text, f"`{claim.study}`", *(judged[group][number].verdict.status for group in groups))
+        (claim.text, f"`{claim.study}`", *(statuses[group][number] for group in groups))
         for number, claim in enumerate(CLAIMS)
     ]
     blocks: list[Block] = [Heading(2, "What the papers claim", "claims"), Text(RULE)]

@@ -1,13 +1,13 @@
 """A study as it is written down: `studies/NAME.toml` with its tasks, arms, axes and profiles.
 
 An arm is one row of a published table or one point of a figure. Its settings are put over the study's own, its axes
-make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`) lays its
-own values over all that: a table is merged key by key, a list or a value replaces what was there. Of arms that one
-table makes with `each`, a table named as one of them (`adapters-512` beside `adapters-{size}`) is laid over that one.
-Everything is checked on reading, so that what cannot be trained is refused before anything is. An arm may go on from
-what another study trained: `from = "multitask/hyperformer++"` is that study's arm under the same profile and on the
-same backbone.
-`most_samples` are the training rows that there are of a task, so that no arm of it asks for more.
+make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`; studies
+of several tasks have `long` too) lays its own values over all that: a table is merged key by key, a list or a value
+replaces what was there. With `base` a profile is laid over another one. Of arms that one table makes with `each`, a
+table named as one of them (`adapters-512` beside `adapters-{size}`) is laid over that one. Everything is checked on
+reading, so that what cannot be trained is refused before anything is. An arm may go on from what another study trained:
+`from = "multitask/hyperformer++"` is that study's arm under the same profile and on the same backbone. `most_samples`
+are the training rows that there are of a task, so that no arm of it asks for more.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
     if profile not in profiles:
         raise UnknownName(f"profile of study `{path.stem}`", profile, profiles)
     _check_keys(tree, _STUDY_KEYS, "")
-    _check_keys(profiles[profile], _STUDY_KEYS - {"profiles"} | {"backbones"}, f"profiles.{profile}.")
-    merged = _merge({key: value for key, value in tree.items() if key != "profiles"}, profiles[profile])
+    chosen = _find_profile(profiles, profile, path)
+    merged = _merge({key: value for key, value in tree.items() if key != "profiles"}, chosen)
     others = merged.pop("backbones", {})
     for name, own in others.items():
         _check_keys(own, _STUDY_KEYS - {"profiles", "backbone"}, f"profiles.{profile}.backbones.{name}.")
@@ -213,6 +213,23 @@ def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
         return dataclasses.replace(study, sources=_read_sources(path, study))
     except InlayError as error:
         raise BadConfig(f"{path}: {error.message}", error.hint) from None
+
+
+def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """What a profile says, laid over what the one it is based on does."""
+    found: dict[str, Any] = {}
+    seen = [name]
+    while True:
+        _check_keys(profiles[seen[-1]], _STUDY_KEYS - {"profiles"} | {"backbones", "base"}, f"profiles.{seen[-1]}.")
+        own = dict(profiles[seen[-1]])
+        base = own.pop("base", None)
+        found = _merge(own, found)
+        if base is None:
+            return found
+        if base not in profiles or base in seen:
+            others = [each for each in profiles if each not in seen]
+            raise UnknownName(f"profile in `{path}` that `{seen[-1]}` may be based on", str(base), others)
+        seen.append(base)
 
 
 def _read_sources(path: Path, study: Study) -> dict[str, Study]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
-from inlay.model import Bank, infer, load_backbone
+from inlay.model import Bank, fused_attention, infer, load_backbone
 from inlay.model.methods import JOINT_METHODS as METHOD_TABLE
 from inlay.research.conduct import Places, conduct
 from inlay.research.planning import load_tasks, plan_study
@@ -87,6 +88,25 @@ def test_the_words_of_a_vocabulary_are_scored_in_float32_from_bf16(backbone_fold
     found = torch.autograd.grad(logits, (x, weight), given)
     for one, other in zip(found, torch.autograd.grad(expected, exact, given.double()), strict=True):
         assert (one - other).norm() < 5e-3 * other.norm()
+
+
+@pytest.mark.parametrize("method", ["hyperformer++", "full-multi"])
+def test_captured_steps_in_bf16_attend_to_packed_rows_and_equal_launched_ones(
+    backbone_folder, toy_task, method, monkeypatch
+):
+    gpu = load_backbone(str(backbone_folder("t5")), device="cuda", dtype=torch.bfloat16)
+    runs = [make_joint(gpu, toy_task, method, 0, {"batches": "mixed", "steps": 16}, lr=3e-4, epochs=4)]
+    ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
+    ours.stepper.on_notice = pytest.fail
+    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    flash = Mock(wraps=fused_attention._flash)
+    monkeypatch.setattr(fused_attention, "_flash", flash)
+    take_steps(ours, 14)
+    assert flash.call_count, "keys and values were padded"
+    num_calls = flash.call_count
+    take_steps(plain, 14)
+    assert flash.call_count == num_calls
+    assert_alike(ours, plain, 3e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

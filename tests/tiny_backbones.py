@@ -33,7 +33,7 @@ def _configs() -> dict[str, Callable[[int], Any]]:
     }
     text_to_text = {
         "d_model": WIDTH,
-        "d_kv": 6,
+        "d_kv": 8,  # as flash attention takes it; not the width by the heads, as other families have it
         "d_ff": 48,
         "num_layers": NUM_LAYERS,
         "num_heads": 4,

@@ -125,6 +125,13 @@ def test_the_list_names_every_study_with_its_runs(inlay: Inlay) -> None:
     assert "To tune or not to tune" in inlay("study", "list").out
 
 
+def test_the_list_is_of_the_studies_that_have_the_profile(inlay: Inlay) -> None:
+    listed = {item["study"]: item for item in inlay("study", "list", "--profile", "long", "--json").data["studies"]}
+    assert {"multitask", "lowresource"} <= listed.keys()
+    assert "glue" not in listed
+    assert "no profile of study" in inlay("study", "list", "--profile", "longest").err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

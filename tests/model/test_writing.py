@@ -104,6 +104,25 @@ def test_rows_with_the_same_texts_are_passes_of_the_decoder_together(backbone_of
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_rows_that_are_answered_together_are_padded_to_the_longest_of_them(backbone_of, is_packed):
+    backbone = backbone_of("t5")
+    rows = [Row([5] * length, slot) for length, slot in ((3, 0), (9, 1), (2, 0), (4, 0))]
+    batch = backbone.collate(rows) if is_packed else collate(rows, backbone.pad_id)
+    assert (batch.pack is not None) == is_packed
+    bank = make_bank(backbone, [SCORED, SCORED])
+    with torch.no_grad(), bank.routed(batch.route):
+        states = backbone.hidden_layers(batch)[-1]
+        whole = backbone.read(batch)
+    lengths = [len(rows[index].ids) for index in batch.order]
+    read = writing.read_rows(batch, states, [0, 2])
+    assert read.states_BTD.shape[:2] == (2, max(lengths[0], lengths[2]) if is_packed else 9)
+    for place, row in enumerate((0, 2)):
+        assert read.mask_BT[place].sum() == lengths[row]
+        own = slice(lengths[row])
+        assert torch.equal(read.states_BTD[place, own], whole.states_BTD[row, own])
+
+
 def test_scored_and_free_texts_with_any_number_of_beams_share_a_batch(backbone_of, texts):
     backbone = backbone_of("mt5")
     heads = [SCORED, *(HeadSpec("text", 0, WRITTEN, beams=beams, max_answer=most) for beams, most in [(1, 6), (4, 5)])]

@@ -172,3 +172,11 @@ def test_a_step_laid_out_early_is_dealt_anew_when_memory_runs_out(backbone_of, t
         cohort.stepper.token_budget //= 2
         cohort.step()
     assert [number == budgets[0] for number in budgets] == [True, True, True, False, False]
+
+
+def test_a_step_that_a_coarse_rung_would_put_beyond_the_budget_has_a_finer_one():
+    stepper = SimpleNamespace(_bank=SimpleNamespace(slots_per_run=6), token_budget=10_000)
+    assert compiled.CompiledStepper._climb(stepper, 8_500) == 9_216
+    assert compiled.CompiledStepper._climb(stepper, 9_300) == 9_472, "not 10,240"
+    stepper._bank.slots_per_run = 1
+    assert compiled.CompiledStepper._climb(stepper, 8_500) == 8_704

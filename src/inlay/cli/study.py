@@ -7,7 +7,7 @@ import dataclasses
 import fnmatch
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,7 +124,7 @@ def study(
     known = list_studies(folders)
     names = [part.strip() for name in names for part in name.split(",") if part.strip()]
     if names == ["list"]:
-        _put_list(list(known.values()), profile, as_json=json)
+        _put_list(_having(known.values(), profile), profile, as_json=json)
         return
     if names[:1] == ["report"]:
         chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
@@ -135,7 +135,7 @@ def study(
     if not 0 < memory_share <= 1:
         raise BadConfig(f"`--memory-share {memory_share:g}` is no share", "give more than 0 and at most 1")
     seconds = None if budget is None else parse_budget(budget)
-    chosen = list(known.values()) if names == ["all"] else [find_study(name, folders) for name in names]
+    chosen = _having(known.values(), profile) if names == ["all"] else [find_study(name, folders) for name in names]
     paths = list({path.stem: path for path in chosen}.values())
     # Everything is read and checked before the first run of the first study.
     studies = [_narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
@@ -198,6 +198,14 @@ def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
     from inlay.research.study import read_study
 
     return read_study(path, profile, backbone)
+
+
+def _having(paths: Iterable[Path], profile: str) -> list[Path]:
+    """The studies that have a profile; all of them, to be refused by name, where none has."""
+    from inlay.research.study import has_profile
+
+    all_paths = list(paths)
+    return [path for path in all_paths if has_profile(path, profile)] or all_paths
 
 
 def _narrow(study: Study, arms: str | None, tasks: str | None) -> Study:

@@ -156,6 +156,7 @@ class Backbone:
 
         By themselves each follows all before it; of a `tree` each follows those that it says.
         """
+        assert read.tiling is None or not (cache or keeps or tree), "what is read is packed in training alone"
         # Masks of four axes, as attention adds them: transformers would ask the device whether one of two hides
         # anything, and before 5.22 copy a number there for the one that hides later tokens: neither can be captured.
         dtype, num_before = read.states_BTD.dtype, cache.get_seq_length() if cache is not None else 0

@@ -7,9 +7,10 @@ keeping a mask. Tokens of no row are left undefined, in the output and in the gr
 
 The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
 on shapes only and never waits for the device. They are made for short rows: packs of long ones go through torch's flash
-attention, where nothing is added to scores or dropped.
+attention, where nothing is added to scores or dropped. So does what a decoder asks of the rows of a pack, in bf16 and
+float16 (`cross_attention`).
 
-Shape letters: N packed tokens, H heads, d their width, B rows, W distances.
+Shape letters: N packed tokens, H heads, d their width, B rows, W distances, M queries of a decoder.
 """
 
 # mypy: allow-untyped-defs

@@ -1,9 +1,10 @@
 """Rungs: packed batches of fixed capacities at fixed addresses, so that one compiled pass serves every mix of rows.
 
 Capacities lie on a ladder: four to a doubling where launches cost more than work, thirty-two beyond, where a batch of
-many rows is nearly always as long and a thirty-third of it at most is empty; eight where batches are of one task each,
-whose rows are long or short, since every rung that occurs has to be prepared. What is left over is filled with rows of
-padding that go through the last segment's slot and that no head reads: everything a pass computes is defined.
+many rows is nearly always as long and a thirty-third of it at most is empty; eight for runs of several tasks, whose
+batches are long or short as their tasks' rows are: every rung that occurs has to be prepared. What is left over is
+filled with rows of padding that go through the last segment's slot and that no head reads: everything a pass computes
+is defined.
 
 Shape letters: N packed tokens, B rows, M tiles, S slots.
 """

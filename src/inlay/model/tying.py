@@ -57,14 +57,14 @@ def settle_embeddings(model: Any, folder: Path) -> None:
 
 def _write_in_float32(layer: Any, x: Tensor) -> Tensor:
     """The output layer, as precise as other heads: rounded to bf16, many words of a vocabulary would score alike."""
-    if x.device.type == "cuda" and x.dtype != torch.float32:
+    if x.device.type == "cuda" and x.dtype == layer.weight.dtype == torch.bfloat16:
         logits: Tensor = _WideProduct.apply(x.flatten(0, -2), layer.weight)
         return logits.unflatten(0, x.shape[:-1])
     return F.linear(x.float(), layer.weight.float())
 
 
 class _WideProduct(torch.autograd.Function):
-    """x·Wᵀ of narrow numbers in float32: products of two of them are exact there, and sums are not rounded.
+    """x·Wᵀ of bf16 numbers in float32: products of two of them are exact there, and sums are not rounded.
 
     On a GPU it takes a tenth of the time of the same product of widened copies, which goes past its matrix units. The
     gradient of the logits is rounded, as what comes of it would be in the end.

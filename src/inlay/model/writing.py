@@ -89,22 +89,34 @@ def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None
 
 def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> list[Tensor]:
     """Of each segment the scores of its slot's texts [n, L], or the letters that were written [n, W], -1 at the end."""
-    read, heads = bank.backbone.read(batch, weights), [bank.head_of(slot) for slot, *_ in batch.rows]
+    states, heads = bank.backbone.hidden_layers(batch, weights)[-1], [bank.head_of(slot) for slot, *_ in batch.rows]
     most_texts = max(len(head.texts) for head in heads)
     # One tensor for all rows: a tensor of each row would be a launch for each, and wait as often.
-    scores_BL = torch.zeros(batch.num_rows, most_texts, device=read.mask_BT.device)
+    scores_BL = torch.zeros(batch.num_rows, most_texts, device=states.device)
     written: dict[int, Tensor] = {}
+    slots = _slots(batch)
     for rows in _groups(bank, batch):
-        pen = _Pen(bank, read, _slots(batch), rows, weights)
+        pen = _Pen(bank, read_rows(batch, states, rows), [slots[row] for row in rows], weights)
         head = pen.heads[0]
         if head.texts:
-            scores_BL[pen.index_B, : len(head.texts)] = pen.score()
+            scores_BL[torch.as_tensor(rows, device=states.device), : len(head.texts)] = pen.score()
         else:
             written |= dict(zip(rows, _write(pen, head.beams, head.max_answer), strict=True))
     return [
         scores_BL[start:stop, : len(head.texts)] if head.texts else _join([written[row] for row in range(start, stop)])
         for head, (_, start, stop) in zip(heads, batch.rows, strict=True)
     ]
+
+
+def read_rows(batch: Batch, states: Tensor, rows: Sequence[int]) -> Read:
+    """Some rows of what was read of a batch, padded to the longest of them."""
+    index_R = torch.as_tensor(rows, device=states.device)
+    if batch.pack is None:
+        assert batch.mask_BT is not None
+        return Read(states[index_R], batch.mask_BT[index_R])
+    longest = max(batch.pack.lengths[row] for row in rows)
+    places_RT, is_real_RT = (of_BT[index_R, :longest] for of_BT in (batch.pack.places_BT, batch.pack.is_real_BT))
+    return Read(states[0, places_RT], is_real_RT.long())
 
 
 def _slots(batch: Batch) -> list[int]:
@@ -133,18 +145,9 @@ def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
 class _Pen:
     """Writes for some rows of a batch, and remembers what it wrote."""
 
-    def __init__(
-        self,
-        bank: Bank,
-        read: Read,
-        slots: Sequence[int],
-        rows: Sequence[int],
-        weights: Mapping[str, Tensor] | None,
-    ) -> None:
+    def __init__(self, bank: Bank, read: Read, slots: Sequence[int], weights: Mapping[str, Tensor] | None) -> None:
         self._bank, self._weights, self._cache = bank, weights, None
-        self._slots = [slots[row] for row in rows]
-        self.index_B = torch.as_tensor(rows, device=read.mask_BT.device)
-        self._read = Read(read.states_BTD[self.index_B], read.mask_BT[self.index_B])
+        self._slots, self._read = list(slots), read
         self.heads = [bank.head_of(slot) for slot in self._slots]
 
     @property

@@ -185,6 +185,11 @@ def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
     return found
 
 
+def has_profile(path: Path, profile: str) -> bool:
+    """Whether a study's file has a profile of this name."""
+    return profile in read_tree(path).get("profiles", {})
+
+
 def study_folders() -> list[Path]:
     """Where studies are looked for: `./studies`, then those of the checkout Inlay runs from or came installed with."""
     installed = Path(sysconfig.get_path("data")) / "share" / "inlay" / "studies"
@@ -204,8 +209,6 @@ def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
     chosen = _find_profile(profiles, profile, path)
     merged = _merge({key: value for key, value in tree.items() if key != "profiles"}, chosen)
     others = merged.pop("backbones", {})
-    for name, own in others.items():
-        _check_keys(own, _STUDY_KEYS - {"profiles", "backbone"}, f"profiles.{profile}.backbones.{name}.")
     if backbone is not None:
         merged = _merge({**merged, "backbone": backbone}, others.get(backbone.rstrip("/").rpartition("/")[2], {}))
     try:
@@ -220,14 +223,18 @@ def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[st
     found: dict[str, Any] = {}
     seen = [name]
     while True:
-        _check_keys(profiles[seen[-1]], _STUDY_KEYS - {"profiles"} | {"backbones", "base"}, f"profiles.{seen[-1]}.")
+        where = f"profiles.{seen[-1]}."
+        _check_keys(profiles[seen[-1]], _STUDY_KEYS - {"profiles"} | {"backbones", "base"}, where)
         own = dict(profiles[seen[-1]])
+        _check_keys(own.get("backbones", {}), own.get("backbones", {}), f"{where}backbones.")
+        for backbone, settings in own.get("backbones", {}).items():
+            _check_keys(settings, _STUDY_KEYS - {"profiles", "backbone"}, f"{where}backbones.{backbone}.")
         base = own.pop("base", None)
         found = _merge(own, found)
         if base is None:
             return found
-        if base not in profiles or base in seen:
-            others = [each for each in profiles if each not in seen]
+        others = [each for each in profiles if each not in seen]
+        if base not in others:
             raise UnknownName(f"profile in `{path}` that `{seen[-1]}` may be based on", str(base), others)
         seen.append(base)
 

@@ -221,7 +221,9 @@ class CompiledStepper(Stepper):
         return self._climb(sum(tokens[run] for run in runs)) <= self.token_budget
 
     def _climb(self, num_tokens: int) -> int:
-        return climb(num_tokens, is_varied=self._bank.slots_per_run > 1)
+        """The rung of a step; a finer one where the token budget would not hold it otherwise."""
+        coarse = climb(num_tokens, is_varied=self._bank.slots_per_run > 1)
+        return coarse if coarse <= self.token_budget else climb(num_tokens)
 
     def _prepare_ahead(self, rows: Rows | None) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""

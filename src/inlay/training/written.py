@@ -1,8 +1,7 @@
 """Steps of backbones that write their answers, as programs of fixed shapes.
 
 As `compiled.py`, but that nothing is compiled: what a step launches is captured as a CUDA graph. What is read is packed
-into a rung; for the decoder, which attends to all of it, it is padded to the longest row that occurred, and answers to
-the longest answer.
+into a rung, where the decoder attends to it (`attention.crossing`); answers are padded to the longest that occurred.
 
 Shape letters: R rows, T tokens of an answer, S slots.
 """
@@ -78,7 +77,7 @@ class WrittenStepper(CompiledStepper):
         return 0, 0, 0, 0.0, False, 0.0, member.run.config.train.label_smoothing or 0.0
 
     def _find_rows(self, num_rows: int) -> int:
-        """Those of this step: a row more is read whole by every block of the decoder."""
+        """Those of this step: of a row more all blocks of the decoder would write an answer."""
         return -(-num_rows // _ROWS) * _ROWS
 
     def _grow(self) -> Hashable:

@@ -40,10 +40,14 @@ def make_runs(backbone, toy_task, **method):
     ]
 
 
-def test_a_copy_of_the_backbone_that_waited_for_another_equals_the_copy_alone(backbone_of, toy_task, tmp_path):
-    """To the last bit, dropout included: each draws its own numbers. And what was begun alone goes on alone."""
+@pytest.mark.parametrize(("num_labels", "near"), [(5, 0.0), (2, 1e-5)])
+def test_a_copy_of_the_backbone_that_waited_for_another_equals_the_copy_alone(
+    backbone_of, toy_task, tmp_path, num_labels, near
+):
+    """To the last bit, dropout included: each draws its own numbers. Where the other's head is wider, some processors
+    round the products of both otherwise. And what was begun alone goes on alone."""
     backbone = backbone_of("bert")
-    tasks = [toy_task("two", num_labels=2, num_rows=24), toy_task("five", num_labels=5, num_rows=20, seed=1)]
+    tasks = [toy_task("first", num_labels=num_labels, num_rows=24), toy_task("five", num_labels=5, num_rows=20, seed=1)]
     train = TrainConfig(lr=1e-3, epochs=2, batch_size=8, max_length=32)
     runs = [make_run(task, RunConfig(method=MethodConfig("full"), train=train), backbone) for task in tasks]
     cohorts = []
@@ -57,7 +61,12 @@ def test_a_copy_of_the_backbone_that_waited_for_another_equals_the_copy_alone(ba
     for run in runs:
         fit([run], backbone, tmp_path / "alone")
         queued, alone = (load_file(tmp_path / name / run.id / "last.safetensors") for name in ("queued", "alone"))
-        assert all(torch.equal(queued[name], alone[name]) for name in alone)
+        assert queued.keys() == alone.keys()
+        for name in alone:
+            if not near or not name.endswith(
+                "key.bias"
+            ):  # whose true gradient is zero: Adam makes steps of its rounding
+                torch.testing.assert_close(queued[name], alone[name], atol=near, rtol=0.0, msg=name)
 
     class Stop(Watcher):
         def on_step(self, cohort, num_rows):

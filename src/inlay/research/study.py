@@ -226,8 +226,9 @@ def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[st
         where = f"profiles.{seen[-1]}."
         _check_keys(profiles[seen[-1]], _STUDY_KEYS - {"profiles"} | {"backbones", "base"}, where)
         own = dict(profiles[seen[-1]])
-        _check_keys(own.get("backbones", {}), own.get("backbones", {}), f"{where}backbones.")
-        for backbone, settings in own.get("backbones", {}).items():
+        backbones = own.get("backbones", {})
+        _check_keys(backbones, backbones, f"{where}backbones.")  # a table, of any names
+        for backbone, settings in backbones.items():
             _check_keys(settings, _STUDY_KEYS - {"profiles", "backbone"}, f"{where}backbones.{backbone}.")
         base = own.pop("base", None)
         found = _merge(own, found)

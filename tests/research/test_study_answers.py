@@ -25,7 +25,7 @@ def test_numbers_are_written_for_labels_as_published(name):
     study = read_study(STUDIES[name], "paper")
     for task in study.tasks:  # the other labels are numbers
         assert study.data_config(task, None).answers == wanted.get(task, ()), task
-    assert any("as published" in note and "`device` writes" in note for note in study.notes)
+    assert any("as published" in note and "`device` and `long` write" in note for note in study.notes)
 
 
 LABELS = {"mnli": ("contradiction", "entailment", "neutral"), "sst2": ("0", "1"), "scitail": ("entailment",
@@ -33,7 +33,7 @@ LABELS = {"mnli": ("contradiction", "entailment", "neutral"), "sst2": ("0", "1")
           "yelp-polarity": ("negative", "positive")}  # fmt: skip
 
 
-@pytest.mark.parametrize("profile", ["paper", "device"])
+@pytest.mark.parametrize("profile", ["paper", "device", "long"])
 def test_a_few_shot_task_writes_what_the_task_it_is_like_was_taught_to_write(profile):
     study = read_study(STUDIES["fewshot"], profile)
     assert study.like

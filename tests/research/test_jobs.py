@@ -101,7 +101,9 @@ class Saboteur(Stage):
 def test_two_processes_come_to_the_records_of_one_and_one_that_dies_costs_its_own_unit(
     tmp_path, backbone, spawned, monkeypatch
 ):
-    plan, places = make_plan(tmp_path, backbone), places_in(tmp_path)
+    # Long enough to be at work when the first steps are heard of, and one unit more than processes.
+    longer = LONG.replace('["glue/cola"]', '["glue/cola", "glue/rte"]')
+    plan, places = make_plan(tmp_path, backbone, longer), places_in(tmp_path)
     hired = []
     hire = jobs._Foreman._hire
     monkeypatch.setattr(jobs._Foreman, "_hire", lambda self, number: hired.append(hire(self, number)) or hired[-1])

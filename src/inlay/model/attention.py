@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -211,9 +211,8 @@ def placed(model: Any, places_T: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def crossing(model: Any, tiling: Tiling) -> Iterator[None]:
-    """What T5's decoder attends to of what was read lies in a pack, not in padded rows."""
-    attentions = [block.layer[1].EncDecAttention for block in model.decoder.block]
+def crossing(attentions: Sequence[Any], tiling: Tiling) -> Iterator[None]:
+    """What these, the cross-attentions of T5's decoder, read lies in a pack, not in padded rows."""
 
     def forward(self: Any, hidden_states: Tensor, *, key_value_states: Tensor, **kwargs: Any) -> Any:
         shape = (-1, self.n_heads, self.key_value_proj_dim)

@@ -170,7 +170,7 @@ class Backbone:
             places_T, sees_TT = tree.layout(ids_RT.device)
             hidden_TT.masked_fill_(sees_TT, 0.0)
             standing = placed(self.model, places_T)
-        attending = nullcontext() if read.tiling is None else crossing(self.model, read.tiling)
+        attending = nullcontext() if read.tiling is None else crossing(self._cross_attentions, read.tiling)
         inputs = {
             "encoder_outputs": (read.states_BTD,),
             "attention_mask": mask_B11T[:, None, None, :],
@@ -182,6 +182,12 @@ class Backbone:
         with standing, attending:
             found = self._run(inputs, weights)
         return found.logits, found.past_key_values if keeps else None
+
+    @property
+    def _cross_attentions(self) -> list[nn.Module]:
+        """Of the blocks that write, what attends to what was read."""
+        path = find_family(self.anatomy.family).cross
+        return [block.get_submodule(path) for block in self._blocks[self.anatomy.num_readers :]]
 
     def prefix(self, batch: Batch, reach: Reach) -> Tensor:
         """The states of a batch as far as `reach` says, laid out as `Prefix.states`; nothing above is computed.

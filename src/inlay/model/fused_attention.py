@@ -163,7 +163,7 @@ def cross_attention(
 ) -> Tensor:
     """What the queries of each row, as many of every row, take from the row of the pack that they are about [M, H, d].
 
-    Where `flashes` says so. Rows end at `stops_B` and have at most `max_length` keys; empty ones give zeros.
+    Where `flashes` says so. Rows end at `stops_B`, with `max_length` keys at most; nobody reads what empty ones give.
     """
     out_MHd: Tensor = _Across.apply(q_MHd, k_NHd, v_NHd, stops_B, max_length, scaling)
     return out_MHd

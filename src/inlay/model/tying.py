@@ -66,8 +66,8 @@ def _write_in_float32(layer: Any, x: Tensor) -> Tensor:
 class _WideProduct(torch.autograd.Function):
     """x·Wᵀ of bf16 numbers in float32: products of two of them are exact there, and sums are not rounded.
 
-    On a GPU it takes a tenth of the time of the same product of widened copies, which goes past its matrix units. The
-    gradient of the logits is rounded, as what comes of it would be in the end.
+    The same product of widened copies goes past a GPU's matrix units. The gradient of the logits is rounded, as what
+    comes of it would be in the end.
     """
 
     @staticmethod

@@ -51,7 +51,8 @@ def study(
         typer.Option(
             "--profile",
             metavar="paper|long|device|tiny",
-            help="the published grid, a short one (of several tasks as one run also `long`: more steps), or a trial",
+            help="the published grid, a short one (of several tasks as one run also `long`, and of `multitask` alone"
+            " `longer`: more steps), or a trial",
         ),
     ] = "device",
     backbone: Annotated[

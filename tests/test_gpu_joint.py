@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -99,13 +98,19 @@ def test_captured_steps_in_bf16_attend_to_packed_rows_and_equal_launched_ones(
     ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
     ours.stepper.on_notice = pytest.fail
     plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
-    flash = Mock(wraps=fused_attention._flash)
-    monkeypatch.setattr(fused_attention, "_flash", flash)
+    calls = []
+    flash = fused_attention._flash
+
+    def count(*args, **settings):  # a Mock would keep what it was called with, and the graph that made it
+        calls.append(None)
+        return flash(*args, **settings)
+
+    monkeypatch.setattr(fused_attention, "_flash", count)
     take_steps(ours, 14)
-    assert flash.call_count, "keys and values were padded"
-    num_calls = flash.call_count
+    assert calls, "keys and values were padded"
+    num_calls = len(calls)
     take_steps(plain, 14)
-    assert flash.call_count == num_calls
+    assert len(calls) == num_calls
     assert_alike(ours, plain, 3e-2)
 
 

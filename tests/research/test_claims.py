@@ -105,8 +105,8 @@ def test_few_shot_verdicts_say_that_all_seeds_go_on_from_one_run():
         assert all(("go on from one trained run" in sentence) is is_said for sentence in found)
 
 
-def test_what_was_not_run_is_open():
-    assert {item.verdict.status for item in judge_claims({})} == {"open"}
+def test_what_was_not_run_has_no_verdict():
+    assert {item.verdict.status for item in judge_claims({})} == {"–"}
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
 
 
@@ -365,6 +365,17 @@ def _swap(arm: str, turned: dict[str, str]) -> str:
     method, dash, number = arm.rpartition("-")
     is_series = number.isdigit()
     return f"{turned.get(method, method)}{dash}{number}" if is_series else turned.get(arm, arm)
+
+
+def test_a_claim_has_no_verdict_where_the_profile_leaves_out_a_row_it_compares():
+    study, records = synthetic.multitask()
+    some = [item for item in records if item.arm != "single-adapters"]
+    assert verdicts(study, some)["multi-single"] == "open", "planned, and not run"
+    arms = {name: arm for name, arm in study.arms.items() if name != "single-adapters"}
+    found = verdicts(dataclasses.replace(study, arms=arms), some)
+    assert found["multi-single"] == "–"
+    assert found["hyper-adapters"] == "confirmed"
+    assert found["few-shot-full"] == "–", "its study was not run"
 
 
 def test_a_hypernetwork_that_is_as_large_as_the_other_is_not_close_at_a_fraction():

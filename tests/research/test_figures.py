@@ -12,11 +12,11 @@ import pytest
 import synthetic
 
 from inlay.errors import UnknownName
-from inlay.research import curves, maps, tradeoff
+from inlay.research import curves, learning, maps, tradeoff
 from inlay.research.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
 from inlay.research.extras import forgotten, read_ablations, read_spans, read_steps
 from inlay.research.figures import _difference_lines, draw_figures
-from inlay.research.lineup import score_study
+from inlay.research.lineup import name_column, score_study
 from inlay.research.maps import draw_spans, growth
 from inlay.research.published import read_published
 from inlay.research.scores import Estimate
@@ -35,7 +35,7 @@ NAMES = {
 @pytest.fixture
 def unfinished(monkeypatch):
     """What lines are drawn in, neither laid out nor written, which takes the most of the time."""
-    for module in (curves, tradeoff):
+    for module in (curves, learning, tradeoff):
         monkeypatch.setattr(
             module, "finish", lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)
         )
@@ -172,6 +172,59 @@ def test_the_published_mean_in_a_figure_is_that_of_the_published_tasks_above_it(
         of_tasks = [published[key] for _, _, published in tasks]
         assert mean == pytest.approx(sum(of_tasks) / len(of_tasks))
         assert mean == pytest.approx(find_gaps(scored, key).published)
+
+
+def learnt(records, steps=800):
+    """Joint records with a curve of four scores, of which the last is the record's."""
+    return [
+        dataclasses.replace(
+            item,
+            curve=[[epoch, item.dev[item.metric] - 0.1 * (4 - epoch)] for epoch in range(1, 5)],
+            config=item.config | {"joint": {"steps": steps}, "train": item.config["train"] | {"epochs": 4}},
+        )
+        for item in records
+    ]
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_learning_is_drawn_of_the_runs_of_several_tasks_at_their_chosen_settings():
+    _, records = synthetic.multitask()
+    worse = [_with_large_steps(item) for item in records if item.arm == "hyperformer"]
+    scored = scored_of("multitask", learnt(records + worse))
+    figure = learning.draw_learning(scored).figure
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == [*(f"{name_column(task, scored.metric(task))}" for task in scored.tasks), "mean of 6 tasks"]
+    rows = [key for key in scored.rows if key != "single-adapters"]
+    for axes, tasks in zip(figure.axes, [*([task] for task in scored.tasks), scored.tasks], strict=True):
+        assert lines_of(axes) == [[200, 400, 600, 800]] * len(rows), "steps, not epochs"
+        lines = [line for line in axes.get_lines() if len(line.get_xdata()) > 1]
+        for key, line in zip(rows, lines, strict=True):
+            last = numpy.mean([scored.rows[key][task].estimate.mean for task in tasks])
+            assert line.get_ydata() == pytest.approx([last - 30, last - 20, last - 10, last]), key
+
+
+def _with_large_steps(item):
+    """The same at another learning rate, another run that comes out worse."""
+    joint, lr = item.extra["joint"], {"lr": 1.0}
+    return dataclasses.replace(
+        item,
+        id=f"x{item.id}",
+        axes=lr,
+        dev={item.metric: 0.1},
+        config=item.config | {"train": item.config["train"] | lr},
+        extra=item.extra | {"joint": joint | {"run": f"x{joint['run']}"}},
+    )
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_learning_is_not_drawn_where_there_is_one_score_or_none():
+    _, records = synthetic.multitask()
+    assert learning.draw_learning(scored_of("multitask", records)) is None, "no steps are known"
+    ends = [dataclasses.replace(item, curve=item.curve[-1:]) for item in learnt(records)]
+    assert learning.draw_learning(scored_of("multitask", ends)) is None
+    lost = [dataclasses.replace(item, curve=[[1, None], *item.curve[1:]]) for item in learnt(records)]
+    (first, *_) = learning.draw_learning(scored_of("multitask", lost)).figure.axes
+    assert lines_of(first)[0] == [400, 600, 800]
 
 
 @pytest.mark.usefixtures("unfinished")

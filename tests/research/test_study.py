@@ -213,6 +213,21 @@ def test_a_device_profile_of_several_tasks_states_its_steps(name, backbone, prof
     assert name != "multitask" or max(totals) - min(totals) < len(study.tasks), totals
 
 
+def test_the_longer_profile_has_three_times_the_steps_of_the_long_one_and_nothing_else():
+    found = [read_study(STUDIES["multitask"], profile, "flan-t5-small") for profile in ("long", "longer")]
+    long, longer = ({point.config for _, _, point in study.points()} for study in found)
+    assert set(found[1].arms) == {"adapters-multi", "hyperformer", "hyperformer++"}
+    assert {config.joint.steps for config in longer} == {24_000}
+
+    def shorten(config):
+        joint, train = dataclasses.replace(config.joint, steps=8000), dataclasses.replace(config.train, epochs=4)
+        return dataclasses.replace(config, joint=joint, train=train)
+
+    assert {config.train.epochs for config in longer} == {6}
+    assert {shorten(config) for config in longer} <= long
+    assert found[0].data == found[1].data
+
+
 def samples_by_method(study):
     """Method -> every task and number of samples it has; none where there are no samples."""
     found = {}

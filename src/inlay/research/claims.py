@@ -21,6 +21,7 @@ from inlay.research.tables import describe_ends, find_gaps, show
 from inlay.research.verdicts import (
     CLEARLY,
     CONFIRMED,
+    NONE,
     OPEN,
     REFUTED,
     Claim,
@@ -39,7 +40,6 @@ from inlay.research.verdicts import (
     reach,
 )
 
-NOT_RUN = "its study has not been run"
 NEAR_MAJORITY = 3.0
 """points from the majority class that still count as near it"""
 NO_BETTER = 0.5
@@ -65,7 +65,7 @@ class Judged:
 
 
 def judge_claims(studies: Studies) -> list[Judged]:
-    """Every claim on one backbone; what was not run is open."""
+    """Every claim on one backbone; what was not run has no verdict."""
     coverages = {name: Coverage.of(scored) for name, scored in studies.items()}
     return [Judged(claim, _judge(claim, studies.get(claim.study), coverages.get(claim.study))) for claim in CLAIMS]
 
@@ -73,7 +73,7 @@ def judge_claims(studies: Studies) -> list[Judged]:
 def _judge(claim: Claim, scored: Scored | None, coverage: Coverage | None) -> Verdict:
     """The verdict on a claim; open, and it says why, while planned runs of the rows that it rests on are missing."""
     if scored is None or not scored.rows or coverage is None:
-        return Verdict(OPEN, NOT_RUN)
+        return Verdict(NONE, "its study has not been run")
     verdict = claim.judge(scored)
     rows = match_rows(scored.rows, verdict.rows)
     if verdict.rows != ("*",):  # not where all rows are meant: the table of settings says it

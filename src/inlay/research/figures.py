@@ -28,6 +28,7 @@ from inlay.research.chart import (
     tell_lone,
 )
 from inlay.research.curves import draw_init, draw_samples, draw_sizes
+from inlay.research.learning import draw_learning
 from inlay.research.lineup import Scored, group_tasks, mean_tasks, name_column, name_task, shape_of
 from inlay.research.maps import draw_ablation, draw_embeddings, draw_forgetting, draw_growth
 from inlay.research.scores import Estimate, pair
@@ -279,6 +280,7 @@ FIGURES: dict[str, tuple[Maker, ...]] = {
     "bars": (draw_bars,),
     "samples": (draw_samples,),
     "embeddings": (draw_embeddings,),
+    "learning": (draw_learning,),
 }
 FIGURES |= {
     "glue": FIGURES["differences"],
@@ -289,7 +291,7 @@ FIGURES |= {
     "stream": (*FIGURES["growth"], *FIGURES["forgetting"]),
     "features": FIGURES["differences"],
     "uva": FIGURES["bars"],
-    "multitask": FIGURES["differences"],
+    "multitask": (*FIGURES["differences"], *FIGURES["learning"]),
     "fewshot": FIGURES["samples"],
     "lowresource": FIGURES["samples"],
     "hyper-ablation": FIGURES["extensions"],

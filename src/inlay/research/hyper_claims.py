@@ -24,6 +24,7 @@ from inlay.research.verdicts import (
     gap_text,
     lacking,
     negated,
+    not_planned,
     unsure,
 )
 
@@ -50,7 +51,7 @@ def row_above(key: str, other: str) -> Callable[[Scored], Verdict]:
     def judge(scored: Scored) -> Verdict:
         paired = compare(scored, key, other)
         if paired is None:
-            return lacking(key, other)
+            return not_planned(scored, key, other) or lacking(key, other)
         text = gap_text(paired, f"{scored.label(key)} less {scored.label(other)}")
         ahead = f"ahead on {paired.num_ahead} of {len(paired.by_task)} tasks"
         sentence = f"{text}; {ahead}{_unequal(scored, key, other)}"
@@ -77,7 +78,7 @@ def close_at_a_fraction(scored: Scored) -> Verdict:
     """HyperFormer++ is close to HyperFormer, or above it, with a fraction of what that trains."""
     paired = compare(scored, "hyperformer++", "hyperformer")
     if paired is None:
-        return lacking("HyperFormer++", "HyperFormer")
+        return not_planned(scored, "hyperformer++", "hyperformer") or lacking("HyperFormer++", "HyperFormer")
     counts = [
         sum(cell.trained_parameters for cell in scored.rows[key].values()) for key in ("hyperformer++", "hyperformer")
     ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inlay.research.chart import Drawing
-from inlay.research.claims import CLAIMS, NOT_RUN, Judged, describe_agreement, judge_claims
+from inlay.research.claims import CLAIMS, Judged, describe_agreement, judge_claims
 from inlay.research.coverage import Coverage, list_missing
 from inlay.research.figures import draw_figures
 from inlay.research.lineup import Scored, name_column, name_task, score_study
@@ -22,9 +22,10 @@ from inlay.research.published import Published
 from inlay.research.records import FINISHED, Record, short_name
 from inlay.research.scores import StudySpec
 from inlay.research.tables import Table, settings_table, study_tables
+from inlay.research.verdicts import NONE
 from inlay.store import write_atomically
 
-PROFILES = ("paper", "long", "device", "tiny")
+PROFILES = ("paper", "longer", "long", "device", "tiny")
 TRIAL = "tiny"
 """the profile that no claim is judged by"""
 _DRAWN = re.compile(r"training on (\d+) of (\d+) rows, drawn by the seed \d+")
@@ -37,7 +38,7 @@ RULE = (
     "A claim is confirmed if the one-sided 95% confidence bound of our estimate (Student's t over seeds) keeps it, not "
     "confirmed if the bound on the other side breaks it, and open in between, with a single seed, or while planned "
     "runs of the rows it compares are missing. Where one of several rows or tasks would decide, the level is that of "
-    "all of them together (Bonferroni). – is a study that was not run there."
+    "all of them together (Bonferroni). – is a study that was not run there, or not with these rows."
 )
 POOLED = {"cls": "the first token", "pooler": "the backbone's pooler", "mean": "the mean of all tokens"}
 
@@ -145,20 +146,17 @@ def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[G
     for group in groups:
         judged[group] = judge_claims({study: item for (study, other), item in scored.items() if other == group})
     columns = ("claim", "study", *(f"{backbone}, {profile}" for backbone, profile in groups))
-    statuses = {
-        group: ["–" if item.verdict.sentence == NOT_RUN else item.verdict.status for item in found]
-        for group, found in judged.items()
-    }
     lines = [
-        (claim.text, f"`{claim.study}`", *(statuses[group][number] for group in groups))
+        (claim.text, f"`{claim.study}`", *(judged[group][number].verdict.status for group in groups))
         for number, claim in enumerate(CLAIMS)
     ]
     blocks: list[Block] = [Heading(2, "What the papers claim", "claims"), Text(RULE)]
     blocks.append(Table("", columns, tuple(lines)))
     for (backbone, profile), found in judged.items():
-        run = [item for item in found if item.verdict.sentence != NOT_RUN]
+        run = [item for item in found if item.verdict.status != NONE]
         items = tuple(f"{item.claim.text}: **{item.verdict.status}**. {item.verdict.sentence}" for item in run)
-        absent = dict.fromkeys(f"`{item.claim.study}`" for item in found if item not in run)
+        known = {item.claim.study for item in run}
+        absent = dict.fromkeys(f"`{item.claim.study}`" for item in found if item.claim.study not in known)
         items += (f"not run: {', '.join(absent)}",) if absent else ()
         blocks.append(Folded(f"the numbers, {backbone} ({profile})", (Points(items),)))
     return blocks

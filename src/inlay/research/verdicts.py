@@ -17,6 +17,8 @@ from inlay.research.scores import Estimate, Paired, pair
 from inlay.research.tables import show
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
+NONE = "–"
+"""where a claim's study was not run, or not planned with the rows that it compares"""
 CLEARLY = 1.0
 """points that make a difference clear"""
 CHANCE = 0.05
@@ -160,6 +162,12 @@ def compare(scored: Scored, key: str, other: str, tasks: Sequence[str] | None = 
 def lacking(*rows: str) -> Verdict:
     """What is said where rows were not run."""
     return Verdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
+
+
+def not_planned(scored: Scored, *rows: str) -> Verdict | None:
+    """What is said where a profile leaves out rows that a claim compares; None where all are planned, or there."""
+    left_out = [row for row in rows if row not in scored.study.arms and row not in scored.rows]
+    return Verdict(NONE, f"{' and '.join(left_out)} not in this profile") if left_out else None
 
 
 def gap_text(paired: Paired, what: str) -> str:

@@ -73,3 +73,20 @@ def test_seeds_draw_other_tasks_and_other_rows():
     first, second = make_sampler(0), make_sampler(1)
     assert not np.array_equal(first.counts(0), second.counts(0))
     assert not np.array_equal(first._order(1, 0), second._order(1, 0))
+
+
+def test_shares_are_numbers_at_any_temperature():
+    np.testing.assert_array_equal(task_shares([8551, 67349], JointConfig(temperature=1e-3)), [0, 1])
+    np.testing.assert_allclose(task_shares([8551, 67349], JointConfig(temperature=1e9)), 0.5)
+
+
+def test_an_epoch_far_on_is_found_by_a_sampler_that_begins_there():
+    config = JointConfig(steps=3000)
+    made = TaskSampler((5, 7), config, batch_size=2, steps_per_epoch=1, num_epochs=3000, seed=0)
+    for epoch in range(3000):
+        expected = made.rows(epoch, 0)
+    fresh = TaskSampler((5, 7), config, batch_size=2, steps_per_epoch=1, num_epochs=3000, seed=0)
+    found = fresh.rows(2999, 0)
+    assert found.keys() == expected.keys()
+    for task in found:
+        np.testing.assert_array_equal(found[task], expected[task])

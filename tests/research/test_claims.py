@@ -12,9 +12,10 @@ import pytest
 import synthetic
 
 from inlay.research.claims import CLAIMS, describe_agreement, judge_claims
+from inlay.research.hyper_claims import _join
 from inlay.research.lineup import score_study
 from inlay.research.published import read_published
-from inlay.research.scores import Estimate
+from inlay.research.scores import Estimate, pair
 from inlay.research.verdicts import Verdict, above, all_of, at_least, at_most, pool_tasks, reach
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
@@ -365,6 +366,16 @@ def _swap(arm: str, turned: dict[str, str]) -> str:
     method, dash, number = arm.rpartition("-")
     is_series = number.isdigit()
     return f"{turned.get(method, method)}{dash}{number}" if is_series else turned.get(arm, arm)
+
+
+@pytest.mark.parametrize(("name", "num_draws"), [("fewshot", 2), ("lowresource", 1)])
+def test_numbers_of_samples_that_a_seed_draws_from_one_order_are_no_draws_of_their_own(name, num_draws):
+    """4 samples are among the 16 of the same seed: what varies are seeds and tasks, or seeds alone in a joint run."""
+    study, records = synthetic.STUDIES[name]()
+    scored = score_study(study, records, read_published(PUBLISHED, study.published))
+    paired = pair(*(_join(scored, method) for method in ("hyperformer++", "adapters-multi")))
+    assert paired.estimate.freedom == num_draws * (3 - 1)
+    assert paired.num_pairs == num_draws * 3
 
 
 def test_a_claim_has_no_verdict_where_the_profile_leaves_out_a_row_it_compares():

@@ -78,7 +78,7 @@ def test_hyperformer_plus_is_best_in_24_of_26_few_shot_rows():
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for row in item.rows:
         method, _, number = row.arm.rpartition("-")
-        assert len(row.deviations) == sum(cell is not None for cell in row.cells)
+        assert [each is None for each in row.deviations] == [cell is None for cell in row.cells]
         for column, cell in zip(item.columns, row.cells, strict=True):
             if cell is not None:
                 cells.setdefault((column, number), {})[method] = cell
@@ -174,3 +174,14 @@ def test_a_file_that_cannot_be_is_refused_by_name(tmp_path):
         (tmp_path / "broken.toml").write_text(text, encoding="utf8")
         with pytest.raises(BadConfig, match=word):
             read_published(tmp_path, "broken")
+
+
+def test_published_deviations_stand_beside_the_cells_they_are_of(tmp_path):
+    (item,) = read_published(FOLDER, "fewshot").tables
+    row = item.row("multi-full-250")
+    assert (row.cells, row.deviations) == ((None, 85.19, None, None), (None, 4.7, None, None))
+    assert all(len(row.deviations) == len(row.cells) for row in item.rows)
+    text = (FOLDER / "fewshot.toml").read_text().replace("deviations = [4.7]", "deviations = [4.7, 1.0]", 1)
+    (tmp_path / "fewshot.toml").write_text(text)
+    with pytest.raises(BadConfig, match="row `multi-full-250` has 2 deviations for 1 printed cells"):
+        read_published(tmp_path, "fewshot")

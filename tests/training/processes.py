@@ -136,6 +136,22 @@ def train(folder: str, out: Path, settings: dict[str, Any], fate: tuple[int, int
     assert [result.status for result in results] == ["finished"] * 3
 
 
+def make_joint_runs(backbone: Any, method: str) -> list[Any]:
+    """Two seeds of a run of three tasks, batches mixed: some of them have rows of a task in one process only."""
+    from joint_runs import make_joint
+    from toys import make_toy_task
+
+    return [make_joint(backbone, make_toy_task, method, seed, {"batches": "mixed"}, batch_size=5) for seed in range(2)]
+
+
+def train_several_tasks(folder: str, out: Path, method: str) -> None:
+    """Train such runs to their end, each batch cut among the processes."""
+    from inlay.training import FitSettings, fit
+
+    backbone = load(folder)
+    fit(make_joint_runs(backbone, method), backbone, out, FitSettings(spread="rows"))
+
+
 def train_quietly(folder: str, out: Path, spread: str) -> None:
     """Train three runs to their end; only the first process may write where all train together."""
     from inlay.store import files

@@ -9,7 +9,7 @@ import processes
 import pytest
 import torch
 from kill_and_resume import outcome
-from processes import in_processes, make_runs
+from processes import in_processes, make_joint_runs, make_runs
 from safetensors.torch import load_file
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
@@ -54,6 +54,17 @@ def test_two_processes_leave_the_files_of_one(tiny_bert, tiny_bert_folder, tmp_p
     assert not [name for name in left if name.startswith(".draft") or name == "state.safetensors"]
     cohorts = [json.loads(path.read_text())["runs"] for path in (tmp_path / "two" / "cohorts").glob("*/cohort.json")]
     assert sorted(map(len, cohorts)) == ([3] if spread == "rows" else [1, 2])
+
+
+@pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi"])
+def test_several_tasks_as_one_run_come_to_the_same_in_two_processes(tiny_bert_folder, tmp_path, method):
+    """What tasks share is moved by the rows of both processes, what a task has of its own by its own."""
+    runs = make_joint_runs(processes.load(str(tiny_bert_folder)), method)
+    processes.train_several_tasks(str(tiny_bert_folder), tmp_path / "one", method)
+    assert in_processes(processes.train_several_tasks, str(tiny_bert_folder), tmp_path / "two", method) == [0, 0]
+    for alone, shared in zip(*(read_tensors(tmp_path / which, runs) for which in ("one", "two")), strict=True):
+        assert any(name.startswith("two/") for name in alone)
+        torch.testing.assert_close(shared, alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("spread", "rank", "event"), [("rows", 0, 30), ("rows", 1, 9), ("cohorts", 1, 40)])

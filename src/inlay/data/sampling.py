@@ -19,7 +19,9 @@ _ANNEALED = 0.8  # how far PALs' exponent falls from 1 over the epochs
 def task_shares(sizes: Sequence[int], config: JointConfig, epoch: int = 0, num_epochs: int = 1) -> np.ndarray:
     """How often each task is drawn, from its number of rows: they add up to 1. Epochs are counted from 0."""
     exponent = _EXPONENTS[config.sampling](config, epoch / max(1, num_epochs - 1))
-    shares = np.asarray(sizes, dtype=float) ** exponent
+    # In logarithms, less the largest: a temperature near zero would make powers that no number holds.
+    logs = exponent * np.log(np.asarray(sizes, dtype=float))
+    shares = np.exp(logs - logs.max())
     return shares / shares.sum()
 
 
@@ -41,7 +43,7 @@ class TaskSampler:
     steps_per_epoch: int
     num_epochs: int
     seed: int
-    _known_ends: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
+    _known_ends: list[np.ndarray] = field(default_factory=list, repr=False)
     _orders: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)
 
     def rows(self, epoch: int, cursor: int) -> dict[int, np.ndarray]:
@@ -64,9 +66,9 @@ class TaskSampler:
 
     def _ends(self, epoch: int) -> np.ndarray:
         """How many rows of each task were taken before every step of an epoch, and after the last."""
-        if epoch not in self._known_ends:
-            before = self._ends(epoch - 1)[-1:] if epoch else np.zeros((1, len(self.sizes)), dtype=int)
-            self._known_ends[epoch] = np.concatenate([before, self.counts(epoch)]).cumsum(0)
+        for each in range(len(self._known_ends), epoch + 1):
+            before = self._known_ends[each - 1][-1:] if each else np.zeros((1, len(self.sizes)), dtype=int)
+            self._known_ends.append(np.concatenate([before, self.counts(each)]).cumsum(0))
         return self._known_ends[epoch]
 
     def _take(self, task: int, start: int, count: int) -> np.ndarray:

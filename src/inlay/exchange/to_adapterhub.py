@@ -98,7 +98,7 @@ def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
     """Refuse with all that stands in the way, and the preset that avoids it where one does."""
     if anatomy.family not in adapterhub.MODEL_CLASSES:
         reason = f"AdapterHub has no models of the family `{anatomy.family}`"
-        refuse([Obstacle(reason)], formats=("inlay", "onnx"))
+        refuse([Obstacle(reason)], formats=("inlay",) if anatomy.has_decoder else ("inlay", "onnx"))
     obstacles = [*_method_obstacles(task.method), *_head_obstacles(task.head)]
     presets = ["adapterhub-pfeiffer" if task.method.name == "pfeiffer" else "adapterhub-houlsby"]
     needs_other = any(obstacle.options is None for obstacle in obstacles)

@@ -25,8 +25,10 @@ from torch import Tensor
 EMBEDDED = 64
 """What the heads read, and how layers and places are embedded."""
 LINEAR_STD = 1e-2
+SMALL_STD = 1e-3
 _NORM_EPS = 1e-5
 _PLACES = ("attention", "feedforward")
+_NORM_PARTS = ("out_scale", "out_shift")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Hypernet:
     """HyperFormer++: sites share their group's heads"""
     writes: str = "both"
     """blocks, norms, or both"""
+    norm_std: float = LINEAR_STD
+    """how the heads that write norms begin"""
 
     @property
     def parts(self) -> dict[str, tuple[int, ...]]:
@@ -77,7 +81,7 @@ class Hypernet:
             "up": (self.size, self.width),
             "up_bias": (self.width,),
         }
-        norms: dict[str, tuple[int, ...]] = {"out_scale": (self.width,), "out_shift": (self.width,)}
+        norms: dict[str, tuple[int, ...]] = dict.fromkeys(_NORM_PARTS, (self.width,))
         return {"both": blocks | norms, "blocks": blocks, "norms": norms}[self.writes]
 
     @property
@@ -109,7 +113,8 @@ class Hypernet:
             for part, shape in self.parts.items():
                 num_values = math.prod(shape)
                 weight = (*sites, self.read_size, num_values)
-                yield HyperTensor(f"{name}.{part}.weight", weight, "gaussian", LINEAR_STD)
+                std = self.norm_std if part in _NORM_PARTS else LINEAR_STD
+                yield HyperTensor(f"{name}.{part}.weight", weight, "gaussian", std)
                 yield HyperTensor(f"{name}.{part}.bias", (*sites, num_values), "zeros")
 
     def _projector(self, name: str) -> Iterator[HyperTensor]:

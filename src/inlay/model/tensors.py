@@ -18,7 +18,7 @@ from torch import Tensor
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.heads import HeadSpec
-from inlay.model.hypernet import Group, Hypernet
+from inlay.model.hypernet import LINEAR_STD, SMALL_STD, Group, Hypernet
 from inlay.model.sites import Anatomy, LinearSite, NormSite, Site
 
 PAL_PARTS = ("query", "key", "value")
@@ -270,16 +270,20 @@ def make_hypernet(anatomy: Anatomy, config: MethodConfig, *, shares_heads: bool)
         if own:
             keys, places = tuple(site.key for site in own), tuple(site.place for site in own)
             groups.append(Group(name, keys, tuple(site.layer - layers[0] for site in own), len(layers), places))
+    # What HyperFormer++'s heads read is of size one, and what they write of 0.08: on T5, as published, a small part of
+    # its states. An encoder's would change by their own size, layer by layer.
+    is_small = shares_heads and not anatomy.has_decoder
     return Hypernet(
-        tuple(groups), anatomy.hidden_size, config.size, config.task_size, config.projector, shares_heads, config.writes
-    )
+        tuple(groups), anatomy.hidden_size, config.size, config.task_size, config.projector, shares_heads,
+        config.writes, SMALL_STD if is_small else LINEAR_STD,
+    )  # fmt: skip
 
 
 def _scale_behind(anatomy: Anatomy) -> tuple[str, float]:
     """How the scale of a norm behind an adapter begins.
 
     At one, as published, on T5, whose states are far larger than what it then adds. An encoder's are of size one, and
-    drown in it: there it begins as small as what HyperFormer++'s heads write.
+    drown in it: there it begins small.
     """
     return ("ones", 0.0) if anatomy.has_decoder else ("normal", 0.08)
 

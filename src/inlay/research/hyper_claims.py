@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from inlay.research.lineup import Scored, has_joint_runs, mean_tasks, name_task
 from inlay.research.maps import read_embeddings
@@ -118,9 +119,16 @@ def _has_start(scored: Scored) -> bool:
 
 
 def _join(scored: Scored, method: str) -> Row:
-    """The rows of a method as one: a task with a number of samples is a task of its own."""
+    """The rows of a method as one: a task with a number of samples is a task of its own.
+
+    The few samples that a seed draws of a task are among the many that it draws: columns of one task vary together.
+    """
     rows = list_samples(scored).get(method, {})
-    return {f"{task}@{number}": cell for number, key in rows.items() for task, cell in scored.rows[key].items()}
+    return {
+        f"{task}@{number}": replace(cell, networks=cell.networks | {f"samples of {task}"})
+        for number, key in rows.items()
+        for task, cell in scored.rows[key].items()
+    }
 
 
 def parts_matter(scored: Scored) -> Verdict:

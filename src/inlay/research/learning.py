@@ -72,11 +72,12 @@ def read_curves(scored: Scored, spec: RowSpec) -> dict[str, Curve]:
         cell = scored.rows[spec.key].get(record.task)
         if cell is None or network_of(record) not in cell.networks or record.metric != cell.metric:
             continue
-        steps, parts = (record.config.get("joint") or {}).get("steps"), record.config.get("train", {}).get("epochs")
+        steps: int = (record.config.get("joint") or {}).get("steps") or 0
+        parts: int = record.config.get("train", {}).get("epochs") or 0
         for epoch, value in record.curve if steps and parts else ():
             if value is not None:
-                place = found.setdefault(record.task, {}).setdefault(epoch * steps / parts, {})
-                place.setdefault(record.seed, 100 * value)
+                step = min(epoch * -(-steps // parts), steps)  # the last part may be shorter
+                found.setdefault(record.task, {}).setdefault(step, {}).setdefault(record.seed, 100 * value)
     return found
 
 

@@ -32,8 +32,8 @@ class PublishedRow:
     """in points, one for each column; None where nothing is printed"""
     printed: Mapping[str, float] = field(default_factory=dict)
     """what the source derives from its cells, or says about the row"""
-    deviations: tuple[float, ...] = ()
-    """standard deviations, where printed"""
+    deviations: tuple[float | None, ...] = ()
+    """standard deviations over seeds, one for each column or none at all"""
     trained_parameters: int | None = None
     is_difference: bool = False
     """the row is one row less another, as the source prints it"""
@@ -129,12 +129,19 @@ def _read_row(tree: Mapping[str, Any], where: str) -> PublishedRow:
     if wrong:
         has = "an unknown" if wrong[0] in tree else "no"
         raise BadConfig(f"{where}row `{tree.get('arm', '?')}` has {has} `{wrong[0]}`", _MEND)
+    cells = tuple(None if cell == "" else float(cell) for cell in tree["cells"])
+    given = tuple(map(float, tree.get("deviations", ())))  # of the cells that are printed
+    num_printed = sum(cell is not None for cell in cells)
+    if given and len(given) != num_printed:
+        counts = f"{len(given)} deviations for {num_printed} printed cells"
+        raise BadConfig(f"{where}row `{tree['arm']}` has {counts}", _MEND)
+    each = iter(given)
     return PublishedRow(
         arm=tree["arm"],
         label=tree["label"],
-        cells=tuple(None if cell == "" else float(cell) for cell in tree["cells"]),
+        cells=cells,
         printed={key: float(value) for key, value in tree.get("printed", {}).items()},
-        deviations=tuple(map(float, tree.get("deviations", ()))),
+        deviations=tuple(None if cell is None else next(each) for cell in cells) if given else (),
         trained_parameters=tree.get("trained_parameters"),
         is_difference=bool(tree.get("is_difference", False)),
     )

@@ -6,6 +6,7 @@ from the `paper` profile and where the numbers come from is said beside it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -232,7 +233,7 @@ def _published_blocks(published: Published) -> Iterator[Block]:
         lines = tuple(
             (
                 row.label,
-                *("–" if cell is None else f"{cell:g}" for cell in row.cells),
+                *(_cell(*pair) for pair in itertools.zip_longest(row.cells, row.deviations)),
                 *(_printed(row.printed, printed)),
             )
             for row in table.rows
@@ -244,6 +245,13 @@ def _published_blocks(published: Published) -> Iterator[Block]:
             yield shown.turned() if len(columns) > 14 else shown
         else:
             yield Points(notes, title)
+
+
+def _cell(value: float | None, deviation: float | None) -> str:
+    """A published number, with its standard deviation over seeds where that was printed."""
+    if value is None:
+        return "–"
+    return f"{value:g}" if deviation is None else f"{value:g} (s.d. {deviation:g})"
 
 
 def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:

@@ -116,6 +116,13 @@ def make_joint_run(
     train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
     resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
     run = JointRun(name, parts, resolved, start)
+    if not any(item.is_shared for item in run.layout(backbone.anatomy)):
+        method = resolved.method
+        raise BadConfig(
+            f"with `method.inner_norm` `{method.inner_norm}` and `method.norms` `{method.norms}` the tasks of "
+            f"`{method.name}` share nothing: they are no run of several tasks",
+            "leave one of these settings as it is, or train each task by itself: `inlay train --method houlsby`",
+        )
     if config.joint.trained == "task" and all(item.is_shared for item in run.layout(backbone.anatomy)):
         raise BadConfig(
             f"`joint.trained` is `task`, but with `{config.method.name}` on `{backbone.name}` tasks have nothing of "

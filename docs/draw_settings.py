@@ -65,8 +65,13 @@ def render() -> str:
         "those that `hyperformer++` writes. `hyperformer` adds hardly anything anywhere.",
         "",
         f"`method.layers` is written as Python slices are: `all`, `6:` (from the seventh on), `-3:` (the last three), "
-        f"`2:5`, `0,2,5`. Layers are counted from 0. `method.linears` names linear layers of a block: {names} "
+        f"`2:5`, `0,2,5`. Layers are counted from 0, on T5 those of the encoder and then those of the decoder. "
+        f"`method.linears` names linear layers of a block: {names} "
         "(`project` ends the attention, `expand` and `contract` are the feed-forward layers).",
+        "",
+        "On T5 a number (`regress`) is written in steps of 0.2, as published for STS-B, of 0.02 where all targets lie "
+        "within 2, and so on. In a run of several tasks `train.beams` and `train.max_answer` are of those whose answers "
+        "are free texts.",
         "",
     ]
     return "\n".join(lines)

@@ -79,3 +79,25 @@ def test_every_public_name_is_there_and_documented():
         assert getattr(inlay, name).__doc__
     with pytest.raises(AttributeError, match="has no attribute"):
         _ = inlay.nothing
+
+
+def test_a_run_of_several_tasks_says_what_it_takes(tiny_bert, toy_task):
+    tasks = [toy_task("two"), toy_task("five", num_labels=5, seed=1)]
+    ways = [{"two": 2.0}, "two=2.0", ["two=2.0"]]
+    assert {inlay.make_joint_run(tasks, tiny_bert, weights=way).config.joint.weights for way in ways} == {("two=2.0",)}
+    with pytest.raises(BadConfig, match="was given none"):
+        inlay.make_joint_run([], tiny_bert)
+
+
+def test_a_run_of_several_tasks_is_published_task_by_task(tiny_bert, toy_task, tmp_path):
+    tasks, store = [toy_task("two", num_rows=8), toy_task("five", num_rows=8, seed=1)], inlay.Store(tmp_path)
+    run, other = (inlay.make_joint_run(tasks, tiny_bert, steps=2, epochs=1, seed=seed, size=4) for seed in range(2))
+    (result,) = inlay.fit([run], tiny_bert, store)
+    with pytest.raises(BadConfig, match="is published task by task") as caught:
+        inlay.publish(run, result, tiny_bert, store)
+    assert "materialize" in caught.value.hint
+    with pytest.raises(BadConfig, match=f"that of run `{run.id}`, not of `{other.id}`"):
+        inlay.materialize(other, result, tiny_bert)
+    for item in inlay.materialize(run, result, tiny_bert):
+        inlay.publish(item.run, item.result, tiny_bert, store)
+        assert len(store.versions(item.run.name)) == 1

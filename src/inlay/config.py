@@ -210,7 +210,7 @@ class JointConfig:
 
     def __post_init__(self) -> None:
         fits = math.isfinite(self.temperature) and self.temperature > 0
-        _require(fits, "joint.temperature", self.temperature, "a number above 0")
+        _require(fits, "joint.temperature", self.temperature, "a finite number above 0")
         _require(self.steps is None or self.steps >= 1, "joint.steps", self.steps, "a whole number of at least 1")
         _check_choices(self, "joint")
 
@@ -220,17 +220,25 @@ class JointConfig:
 
     def resemblances(self) -> dict[str, str]:
         """New task -> the one of the run it starts from whose own parameters it begins with."""
-        pairs = [item.partition("=") for item in self.like]
-        for item, (new, _, old) in zip(self.like, pairs, strict=True):
-            _require(bool(new and old), "joint.like", item, "a new task and an old one: `--like new=old`")
-        return {new.strip(): old.strip() for new, _, old in pairs}
+        found = _read_pairs("joint.like", self.like)
+        for new, old in found.items():
+            _require(
+                bool(new and old),
+                "joint.like",
+                f"{new}={old}" if old else new,
+                "a new task and an old one: `--like new=old`",
+            )
+        return found
 
     def check_tasks(self, names: Iterable[str]) -> None:
         """Refuse what is said of tasks that are not there, and what has no sense without a run to start from."""
         known = list(names)
         for key, tasks in (("joint.weights", self._weights()), ("joint.like", self.resemblances())):
             for name in tasks:
-                _require(name in known, key, name, f"for one of the tasks: {', '.join(known)}")
+                if name not in known:
+                    raise BadConfig(
+                        f"`{key}` names `{name}`, which is no task of the run", f"its tasks: {', '.join(known)}"
+                    )
         for key, value in (("like", ", ".join(self.like)), ("trained", self.trained)):
             if self.start is None and value not in ("", "all"):
                 raise BadConfig(
@@ -240,15 +248,16 @@ class JointConfig:
 
     def _weights(self) -> dict[str, float]:
         found = {}
-        for item in self.weights:
-            name, _, number = item.partition("=")
+        for name, number in _read_pairs("joint.weights", self.weights).items():
             try:
-                found[name.strip()] = float(number)
+                found[name] = float(number)
             except ValueError:
+                given = f": `{number}`" if number else ""
                 raise BadConfig(
-                    f"`joint.weights` has `{item}`", "write `--set joint.weights=cola=2,sst2=0.5`"
+                    f"`joint.weights` has no number for `{name}`{given}", "write `--set joint.weights=cola=2,sst2=0.5`"
                 ) from None
-            _require(found[name.strip()] > 0, "joint.weights", item, "numbers above 0")
+            fits = math.isfinite(found[name]) and found[name] > 0
+            _require(fits, "joint.weights", f"{name}={number}", "a finite number above 0 for each task")
         return found
 
 
@@ -354,6 +363,19 @@ def overlay(config: RunConfig, tree: Mapping[str, Any]) -> RunConfig:
         is_section = isinstance(merged.get(key), dict) and isinstance(value, Mapping)
         merged[key] = {**merged[key], **value} if is_section else value
     return from_tree(RunConfig, merged)
+
+
+def _read_pairs(key: str, items: Iterable[str]) -> dict[str, str]:
+    """Task -> what is said of it, from items such as `cola=2`; refuses a task that is named twice."""
+    found: dict[str, str] = {}
+    for item in items:
+        name, _, value = (part.strip() for part in item.partition("="))
+        if name in found:
+            raise BadConfig(
+                f"`{key}` names `{name}` twice: `{name}={found[name]}` and `{item}`", "name every task once"
+            )
+        found[name] = value
+    return found
 
 
 def _require(holds: bool, name: str, value: Any, wanted: str) -> None:

@@ -6,13 +6,14 @@ Nothing is computed here; every function hands on to the room that does it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, overlay
 from inlay.data import Task, make_task
 from inlay.data import load_task as _load_task
+from inlay.errors import BadConfig
 from inlay.model import Backbone
 from inlay.presets import apply_preset
 from inlay.serving import Check
@@ -92,6 +93,7 @@ def make_joint_run(
     tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}, "joint": {}}
     for key, value in settings.items():
         key = "name" if key == "method" else key
+        value = _list_pairs(value) if key in ("weights", "like") else value
         tree["joint" if key in shared else "method" if key in own else "train"][key] = value
     folder = store.run_folder(tree["joint"]["start"]) if tree["joint"].get("start") else None
     if config is None:
@@ -102,8 +104,20 @@ def make_joint_run(
     return _make_joint_run(tasks, config, backbone, start=start)
 
 
+def _list_pairs(value: Any) -> Any:
+    """`{"cola": 2}` and `"cola=2,rte=1"` as settings have them: `["cola=2", …]`."""
+    if isinstance(value, Mapping):
+        return [f"{key}={item}" for key, item in value.items()]
+    return value.split(",") if isinstance(value, str) else value
+
+
 def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
     """Every task of a finished run as an ordinary one, in order: `publish(item.run, item.result, backbone)` each."""
+    if result.run_id != run.id:
+        raise BadConfig(
+            f"the result is that of run `{result.run_id}`, not of `{run.id}`",
+            "give a run with what `fit` returned for it",
+        )
     return _materialize(run, result, backbone)
 
 
@@ -120,9 +134,14 @@ def fit(
 
 
 def publish(
-    run: Run, result: Result, backbone: Backbone, store: Store | None = None, name: str | None = None
+    run: Run | JointRun, result: Result, backbone: Backbone, store: Store | None = None, name: str | None = None
 ) -> Version:
     """Add a run's best weights to the store as an immutable version, with probes that prove it later."""
+    if isinstance(run, JointRun):
+        raise BadConfig(
+            f"a run of several tasks (`{', '.join(part.name for part in run.parts)}`) is published task by task",
+            "`for item in materialize(run, result, backbone): publish(item.run, item.result, backbone)`",
+        )
     return _publish(run, result, backbone, store or Store(), name)
 
 

@@ -27,7 +27,7 @@ COMMANDS = {
         "Train", "multitask", "multitask", "Train several tasks as one run that shares parameters.", takes_several=True
     ),
     "materialize": Command(
-        "Train", "multitask", "materialize", "Turn the tasks of a run that shares parameters into ordinary ones."
+        "Train", "materialize", "materialize", "Turn the tasks of a run that shares parameters into ordinary ones."
     ),
     "plan": Command("Train", "train", "plan", "Tell what a run would cost, beside full fine-tuning."),
     "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),

@@ -1,4 +1,4 @@
-"""`inlay multitask` and `inlay materialize`: several tasks trained as one run, and each made an ordinary one."""
+"""`inlay multitask`: several tasks trained as one run, and each made an ordinary one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption,
 from inlay.cli.screen import Column
 from inlay.cli.train import PublishOption, ResumeOption, fit_runs, load_task
 from inlay.config import MethodConfig, RunConfig
-from inlay.errors import BadConfig, Diverged, InlayError, UnknownName
+from inlay.errors import BadConfig, Diverged, InlayError, Unsupported
 from inlay.fit_settings import FitSettings
+from inlay.presets import find_preset
 from inlay.store import Store
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
 
 _METHOD = "hyperformer++"
 _TASKS = typer.Argument(metavar="DATA…", help="data of every task, as `inlay train` takes it, or NAME=DATA")
-_PARTS = typer.Argument(
-    metavar="[TASK…]", help="its tasks, or TASK=DATA where the rows lie elsewhere now; default: all"
-)
+_OF_ONE_TASK = {"dev": "FILE", "test": "FILE", "labels": "A,B"}
+"""settings of rows that have no flag here, as they are one task's, and what they take: hints say how to give them"""
 _DRY = typer.Option("--dry-run", help="tell what it would take, and train nothing")
 
 
@@ -79,7 +79,7 @@ def multitask(
     chosen = next(item for item in ready.runs if item.id == best.run_id)
     report = _put_down(chosen, best, ready, publish=publish)
     report["seeds"] = [{"run": result.run_id, "mean": result.dev_metric} for result in results]
-    screen.put_json(report) if json else _put_report(report)
+    screen.put_json(report) if json else put_report(report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,9 @@ def _find_config(run: RunOptions, store: Store) -> RunConfig:
     config = named.resolve(base=RunConfig(method=MethodConfig(_METHOD)))
     if config.joint.start is None:
         return config
-    folder = _find_run(config.joint.start, store)
+    from inlay.training.materialize import find_run
+
+    folder = find_run(config.joint.start, store)
     source = read_toml(folder / "config.toml")
     config = named.resolve(base=RunConfig(method=source.method, backbone=source.backbone))
     return dataclasses.replace(config, joint=dataclasses.replace(config.joint, start=folder.name))
@@ -119,6 +121,8 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
         raise BadConfig("no task to train", "name the data of each: `inlay multitask glue/cola glue/rte`")
     for name in run.tasks:
         store.check_name(name)
+    _check_once(named)
+    config.joint.check_tasks(run.tasks)
     configs = [
         run.resolve_rows(
             dataclasses.replace(config, task=name, data=dataclasses.replace(config.data, source=source)), name
@@ -127,13 +131,14 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
     ]
     tasks = [_load_part(each) for each in configs]
     from inlay.training.joint import make_joint_run
-    from inlay.training.materialize import start_from
+    from inlay.training.materialize import find_run, start_from
     from inlay.training.start import Start
 
     backbone = open_backbone(config.backbone, device)
+    _check_preset(run, config, backbone)
     start = Start()
     if config.joint.start is not None:
-        start = start_from(_find_run(config.joint.start, store), config, tasks)
+        start = start_from(find_run(config.joint.start, store), config, tasks)
     first = config.train.seed
     grid = [
         dataclasses.replace(config, train=dataclasses.replace(config.train, seed=first + number))
@@ -145,12 +150,40 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
     return _Ready(runs, backbone, store)
 
 
+def _check_once(named: Sequence[tuple[str, str]]) -> None:
+    """Refuse a task that is named twice, before the data of any is read."""
+    known: dict[str, str] = {}
+    for name, source in named:
+        if name in known:
+            raise BadConfig(
+                f"task `{name}` is named twice: for `{known[name]}` and for `{source}`",
+                f"give each a name of its own: `{name}-2={source}`",
+            )
+        known[name] = source
+
+
+def _check_preset(run: RunOptions, config: RunConfig, backbone: Backbone) -> None:
+    """Refuse a preset of encoders on a backbone that writes: the pooling it sets is nothing that the user gave."""
+    if run.preset is None or not backbone.writes:
+        return
+    pooling = find_preset(run.preset).settings.get("train.pooling")
+    if pooling is not None and pooling == config.train.pooling and "train.pooling" not in run.flags:
+        raise Unsupported(
+            f"preset `{run.preset}` on the backbone `{backbone.name}`, which writes its answers: the preset is of "
+            f"encoders (its pooling is `{pooling}`)",
+            "leave out `--preset`, or give an encoder, such as `--backbone minilm`",
+        )
+
+
 def _load_part(config: RunConfig) -> Task:
     """Read the data of one task of several, whose name every refusal has."""
     try:
         return load_task(config)
     except InlayError as error:
-        raise error.of(config.task) from None
+        same = error.of(config.task)
+        for option, value in _OF_ONE_TASK.items():
+            same.hint = same.hint and same.hint.replace(f"`--{option}`", f"`--set data.{config.task}.{option}={value}`")
+        raise same from None
 
 
 def _read_name(item: str) -> tuple[str, str]:
@@ -158,27 +191,6 @@ def _read_name(item: str) -> tuple[str, str]:
     name, equals, source = item.partition("=")
     is_named = bool(equals) and "/" not in name and not Path(item).exists()
     return (name, source) if is_named else (name_of(item), item)
-
-
-def _find_run(name: str, store: Store) -> Path:
-    """The folder of a run of several tasks, by its id or by a task that it was published as."""
-    folder = store.run_folder(name)
-    if not (folder / "config.toml").is_file() and (found := _find_origin(name, store)):
-        folder = store.run_folder(found)
-    if not (folder / "config.toml").is_file():
-        from inlay.training.materialize import find_joint_runs
-
-        raise UnknownName("run of several tasks", name, find_joint_runs(folder.parent))
-    return folder
-
-
-def _find_origin(name: str, store: Store) -> str | None:
-    """The run of several tasks that a version came from; nothing if it came from none, or is none."""
-    try:
-        manifest = store.manifest(store.resolve(name))
-    except InlayError:
-        return None
-    return manifest.extra.get("joint", {}).get("run")
 
 
 def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
@@ -242,6 +254,7 @@ def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) ->
     from inlay.training.materialize import materialize
 
     trained = materialize(run, result, ready.backbone)
+    tasks = [publish_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
     mean = next(line["dev"]["mean"] for line in result.history if line["epoch"] == result.best_epoch)
     return {
         "run": run.id,
@@ -249,88 +262,67 @@ def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) ->
         "status": result.status,
         "best_epoch": result.best_epoch,
         "mean": mean,
+        "test_mean": _average_test(tasks),
         "seconds": result.seconds,
         "folder": str(ready.runs_folder / run.id),
-        "tasks": [_publish(item, ready.backbone, ready.store, publish=publish) for item in trained],
+        "tasks": tasks,
     }
 
 
-def _publish(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
-    from inlay.training import publish as publish_task
+def _average_test(tasks: Sequence[dict[str, Any]]) -> float | None:
+    """The mean test score, each task's by its own metric; None unless all have one."""
+    scores = [(item["test"] or {}).get(item["metric"]) for item in tasks]
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known and len(known) == len(scores) else None
 
-    reference = None
+
+def publish_task(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
+    reference, test = None, None
+    rows = item.run.task.test
+    has_test = rows is not None and rows.targets is not None
     if publish:
-        with screen.working(f"publishing {item.run.name}: answering the probes"):
-            reference = publish_task(item.run, item.result, backbone, store).reference
+        from inlay.training import publish as publish_task
+
+        tested = "scoring the test rows and " if has_test else ""
+        with screen.working(f"publishing {item.run.name}: {tested}answering the probes"):
+            version = publish_task(item.run, item.result, backbone, store)
+        reference, test = version.reference, store.manifest(version).metrics.get("test")
+    elif rows is not None and has_test:
+        from inlay.training.evaluate import score_split
+
+        with screen.working(f"{item.run.name}: scoring the test rows"):
+            test = score_split(item.run, item.result, backbone, rows)
     return {
         "task": item.run.name,
         "metric": item.run.metric,
         "dev": item.result.dev_metrics,
+        "test": test,
         "reference": reference,
         "num_parameters": item.spec.count_parameters(backbone.anatomy),
     }
 
 
-def _put_report(report: dict[str, Any]) -> None:
+def put_report(report: dict[str, Any]) -> None:
     screen.say()
+    splits = ["dev", "test"] if any(item["test"] for item in report["tasks"]) else ["dev"]
     rows = [
-        [item["task"], item["metric"], screen.score(item["dev"].get(item["metric"])), item["reference"] or "–"]
+        [
+            *(item["task"], item["metric"]),
+            *(screen.score((item[split] or {}).get(item["metric"])) for split in splits),
+            item["reference"] or "–",
+        ]
         for item in report["tasks"]
     ]
-    screen.put_table([Column("task"), Column("metric"), Column("dev", is_number=True), Column("published")], rows)
+    scores = (Column(split, is_number=True) for split in splits)
+    screen.put_table([Column("task"), Column("metric"), *scores, Column("published")], rows)
     screen.put()
     pairs = {"run": report["folder"]}
     if "mean" in report:
         trained = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
-        pairs = {"mean": screen.score(report["mean"]), "trained": trained, **pairs}
+        pairs = {"mean": _describe_mean(report), "trained": trained, **pairs}
     screen.put_pairs(pairs)
 
 
-def materialize(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run that `inlay multitask` trained, or its task")],
-    tasks: Annotated[list[str] | None, _PARTS] = None,
-    name: Annotated[str | None, typer.Option("--name", help="publish under this name; for one task")] = None,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Turn the tasks of a run that shares parameters into ordinary ones, and publish them.
-
-    The weights that a hypernetwork writes for a task become the task's own. The rows of these tasks are read again, for
-    the probes and the test scores; those of the run's other tasks need not be there any more.
-    """
-    kept = open_store(store)
-    folder = _find_run(run, kept)
-    from inlay.training.materialize import read_materialized, read_parts
-
-    chosen = _choose_parts(read_parts(folder), tasks or ())
-    if name is not None:
-        kept.check_name(name)
-        if len(chosen) != 1:
-            raise BadConfig(f"`--name {name}` for {len(chosen)} tasks", "name one task: `inlay materialize RUN TASK`")
-    check_device_name(device)
-    read = [_load_part(config) for config in chosen]
-    backbone = open_backbone(chosen[0].backbone, device)
-    made = read_materialized(folder, read, backbone)
-    if name is not None:
-        made = [dataclasses.replace(item, run=_renamed(item, name)) for item in made]
-    report: dict[str, Any] = {"run": folder.name, "folder": str(folder)}
-    report["tasks"] = [_publish(item, backbone, kept, publish=True) for item in made]
-    screen.put_json(report) if json else _put_report(report)
-
-
-def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[RunConfig]:
-    """The settings of these tasks of a run, each once, with the data that is named for it: `TASK=DATA`."""
-    known = {config.task: config for config in configs}
-    found = {} if wanted else known
-    for item in wanted:
-        name, _, source = item.partition("=")
-        if name not in known:
-            raise UnknownName("task of the run", name, known)
-        data = known[name].data
-        found[name] = dataclasses.replace(known[name], data=dataclasses.replace(data, source=source or data.source))
-    return list(found.values())
-
-
-def _renamed(item: Trained, name: str) -> Any:
-    return dataclasses.replace(item.run, task=dataclasses.replace(item.run.task, name=name))
+def _describe_mean(report: dict[str, Any]) -> str:
+    mean, test = screen.score(report["mean"]), report["test_mean"]
+    return mean if test is None else f"{mean} on dev, {screen.score(test)} on test"

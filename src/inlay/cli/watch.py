@@ -145,6 +145,13 @@ def _note_truncation(member: Member, meter: screen.Meter) -> None:
         max_length = member.run.max_length
         part = screen.share(num_truncated, num_rows)
         meter.say(f"{screen.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")
+    if member.num_cut_answers:
+        part, longest = screen.share(member.num_cut_answers, num_rows), member.run.spec.head.max_answer
+        answers = screen.count(member.num_cut_answers, "answer")
+        meter.say(f"{answers} of {num_rows:,} ({part}) cut to {longest} tokens; more with `--set train.max_answer=N`")
+    if member.num_unwritable:
+        answers = screen.count(member.num_unwritable, "answer")
+        meter.say(f"{answers} of {num_rows:,} with characters that `{member.run.config.backbone}` cannot write")
     if member.train.num_lost:
         meter.say(f"{screen.count(member.train.num_lost, 'word')} beyond them: not trained on, and taken as outside")
     if member.train.num_rows < num_rows:

@@ -374,13 +374,15 @@ JOINT_METHODS: dict[str, Method] = {
 """Those that train several tasks as one run."""
 _NO_BIASES = ("its layers have no biases", "use `norms` or an adapter method")
 _NO_HEAD = ("it writes its answers with its own frozen output layer, and has no other head", "use `norms`")
-_NO_PAL = ("projected attention stands beside the blocks of an encoder", "use `mahabadi` or `hyperformer++`")
+_NO_PAL = "projected attention stands beside the blocks of an encoder"
 _SHARED = "its query and key layers also project relative positions, which the rows of a batch share"
 UNSUPPORTED: dict[tuple[str, str], tuple[str, str]] = {
     ("deberta-v2", "bitfit"): (_SHARED, "use `norms` or an adapter method"),
     ("modernbert", "bitfit"): _NO_BIASES,
     **{(family, "bitfit"): _NO_BIASES for family in ("t5", "mt5")},
     **{(family, "head"): _NO_HEAD for family in ("t5", "mt5")},
-    **{(f, method): _NO_PAL for f in ("t5", "mt5") for method in ("pal", "pal-full", "pal-published")},
+    **{(family, method): (_NO_PAL, "use `mahabadi`") for family in ("t5", "mt5") for method in ("pal", "pal-full")},
+    **{(f, "pal-published"): (_NO_PAL, "use `mahabadi-multi` or `hyperformer++`") for f in ("t5", "mt5")},
 }
-"""(family, method) -> why it cannot be, and what to do. DeBERTa's query and key are refused as `shared_linears`."""
+"""(family, method) -> why it cannot be, and a method to use instead, which the same command takes. DeBERTa's query and
+key are refused as `shared_linears`."""

@@ -125,11 +125,13 @@ def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> list[Block
     seconds = {(item.id, item.hardware): item.seconds for chapter in chapters for item in chapter.records}
     names = ", ".join(f"{backbone} (`{profile}`)" for backbone, profile in groups) or "nothing yet"
     hours = sum(seconds.values()) / 3600
+    runs = "1 run" if len(seconds) == 1 else f"{len(seconds):,} runs"
+    studies = "1 study" if len(chapters) == 1 else f"{len(chapters)} studies"
     blocks: list[Block] = [
         Text(
-            f"{len(chapters)} studies, {len(seconds):,} runs ({hours:.1f} hours of training, runs trained together "
-            f"counted each) on {names}. Settings are chosen on dev, never on test. Scores are in points (× 100), mean "
-            "± s.e.m. over seeds; differences are paired by task and seed. Published values are in italics or hollow."
+            f"{studies}, {runs} ({hours:.1f} hours of training, runs trained together counted each) on {names}. "
+            "Settings are chosen on dev, never on test. Scores are in points (× 100), mean ± s.e.m. over seeds; "
+            "differences are paired by task and seed. Published values are in italics or hollow."
         ),
         Text(CONTAMINATION),
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from inlay.data.encode import Encoded
 from inlay.data.once import encode_once
 from inlay.data.tasks import Split
@@ -34,7 +36,8 @@ class Encoder:
 
     def rows_of(self, run: Run) -> MemberRows:
         """All rows that a run trains and is judged on."""
-        return MemberRows(self.encode(run, "train"), self.encode(run, "dev"), self._write(run))
+        written = self._write(run)
+        return MemberRows(self.encode(run, "train"), self.encode(run, "dev"), written, self._count_unwritable(written))
 
     def _write(self, run: Run) -> Encoded | None:
         """The tokens of the answers to a run's training rows, where they are written."""
@@ -45,6 +48,13 @@ class Encoder:
         chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
         max_length = max(head.max_answer, *(len(self._backbone.tokenizer(text)["input_ids"]) for text in head.texts), 1)
         return encode_once(self._backbone.tokenizer, Split(chosen, None, None, []), Reading("text", max_length))
+
+    def _count_unwritable(self, written: Encoded | None) -> int:
+        """Answers with a token that stands for whatever has none."""
+        unknown = self._backbone.tokenizer.unk_token_id
+        if written is None or unknown is None:
+            return 0
+        return len(np.unique(np.searchsorted(written.offsets, np.flatnonzero(written.flat_ids == unknown), "right")))
 
     def keep(self, runs: Sequence[Run]) -> None:
         """Forget the rows that none of these runs reads."""

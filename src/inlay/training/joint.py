@@ -109,12 +109,18 @@ def make_joint_run(
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, bucket=1))
     sources = [keep_places(source) for source in data or [config.data] * len(tasks)]
     parts = tuple(
-        make_part(task, dataclasses.replace(config, data=source), backbone)
+        make_part(task, dataclasses.replace(config, data=source, train=_train_of(task, tasks, config.train)), backbone)
         for task, source in zip(tasks, sources, strict=True)
     )
     # What of the training suits one kind of task only is that task's: as it was asked for, it is resolved alike again.
     train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
     resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
+    if len(tasks) > 1 and config.train.prompt is not None and find_method(config.method.name).shares_all:
+        raise BadConfig(
+            f"`train.prompt` is `{config.train.prompt}` for all tasks of `{config.method.name}`, which nothing but a "
+            "prompt of its own tells apart",
+            "leave it out: each task's is then its name and a colon",
+        )
     run = JointRun(name, parts, resolved, start)
     if not any(item.is_shared for item in run.layout(backbone.anatomy)):
         method = resolved.method
@@ -132,6 +138,13 @@ def make_joint_run(
     return run
 
 
+def _train_of(task: Task, tasks: Sequence[Task], train: TrainConfig) -> TrainConfig:
+    """The settings of one task: how free texts are written is of those tasks alone whose answers are, if there are."""
+    if task.kind == "text" or all(each.kind != "text" for each in tasks):
+        return train
+    return dataclasses.replace(train, beams=None, max_answer=None)
+
+
 _BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
 
 
@@ -140,9 +153,11 @@ def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
     if not find_method(config.method.name).is_joint:
         known = ", ".join(JOINT_METHODS)
         raise BadConfig(f"method `{config.method.name}` trains one task at a time", f"of several tasks: {known}")
+    if not tasks:
+        raise BadConfig("a run of several tasks was given none", "give one task or more")
     names = [task.name for task in tasks]
     twice = next((name for name in names if names.count(name) > 1 or "/" in name), None)
-    if twice is not None or not names:
+    if twice is not None:
         raise BadConfig(
             f"the tasks of a run are `{', '.join(names)}`", "give each a name of its own, without a slash in it"
         )

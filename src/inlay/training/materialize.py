@@ -22,18 +22,23 @@ from inlay.model.backbone import Backbone
 from inlay.model.expand import Expander
 from inlay.model.methods import resolve_method, written_method
 from inlay.model.slots import SlotSpec
+from inlay.store import Manifest, Store
 from inlay.training.joint import JointRun, identify_joint
 from inlay.training.run import (
     DIGEST,
     JOINT_TASKS,
+    WEIGHTS,
     Result,
     Run,
     Trained,
+    damaged,
     make_part,
     read_fingerprint,
     read_result,
 )
 from inlay.training.start import Start, reads_alike, take_head
+
+_SETTINGS = "config.toml"
 
 
 def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
@@ -43,6 +48,7 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
             f"run `{run.id}` has no weights to put down: {result.message or result.status}",
             "train it again with a smaller learning rate",
         )
+    _check_finite(result)
     origin = {"run": run.id, "method": run.config.method.name, "tasks": [part.name for part in run.parts]}
     return [_put_down(part, origin, result, backbone) for part in run.parts]
 
@@ -85,13 +91,12 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
 
     Refuses other rows or another backbone.
     """
-    result = read_result(folder)
-    if result is None or not result.tensors:
-        raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
+    result = _read_finished(folder)
     run_id, configs, digests = result.run_id, read_parts(folder), _read_digests(folder)
     names = [config.task for config in configs]
     ids = [config.identify(rows, backbone.fingerprint) for config, rows in zip(configs, digests, strict=True)]
     known, lineage = configs[0], read_lineage(folder).lineage
+    _check_backbone(folder, known.backbone, backbone)
     if identify_joint(list(zip(names, ids, strict=True)), known.joint, lineage) != run_id:
         raise WrongBackbone(
             f"run `{run_id}` was not trained on backbone `{backbone.name}`, or its settings were changed since",
@@ -111,6 +116,34 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
             )
         found.append(_put_down(make_part(task, configs[number], backbone), origin, result, backbone))
     return found
+
+
+def _read_finished(folder: Path) -> Result:
+    """The result of a finished run, with its weights."""
+    result = read_result(folder)
+    if result is None or not result.tensors:
+        raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
+    _check_finite(result)
+    return result
+
+
+def _check_finite(result: Result) -> None:
+    # A run that diverges keeps the weights of a better epoch or none: those that are not finite were changed since.
+    for name, tensor in result.tensors.items():
+        if not torch.isfinite(tensor).all():
+            folder = Path(result.run_id) if result.folder is None else result.folder
+            raise damaged(folder / WEIGHTS, f"tensor `{name}` has values that are not finite")
+
+
+def _check_backbone(folder: Path, name: str, backbone: Backbone) -> None:
+    """Refuse another backbone than the run's, as far as its folder says which that was."""
+    wanted = read_fingerprint(folder)
+    if wanted and wanted != backbone.fingerprint:
+        raise WrongBackbone(
+            f"run `{folder.name}` was not trained on backbone `{backbone.name}` ({backbone.fingerprint[:12]}), "
+            f"but on `{name}` ({wanted[:12]})",
+            f"use `--backbone {name}`, or wherever that one lies now",
+        )
 
 
 def _read_digests(folder: Path) -> list[str]:
@@ -138,20 +171,71 @@ def _find_parts(folder: Path) -> list[Path]:
 
 def read_lineage(folder: Path) -> Start:
     """Where a run started from: enough to know it again, without the tensors, which are in its weights by now."""
-    config = read_toml(folder / "config.toml")
+    config = read_toml(folder / _SETTINGS)
     return Start() if config.joint.start is None else Start(lineage=({"run": config.joint.start},))
 
 
 def read_method(folder: Path) -> MethodConfig:
     """That of a run of several tasks, which a run that starts from it has."""
-    if not (folder / "config.toml").is_file():
+    if not folder.is_dir():
         raise UnknownName("run of several tasks", folder.name, find_joint_runs(folder.parent))
-    return read_toml(folder / "config.toml").method
+    _check_settings(folder)
+    return read_toml(folder / _SETTINGS).method
+
+
+def find_run(name: str, store: Store) -> Path:
+    """The folder of a run of several tasks, by its id or by a task that it was published as: `cola`, `cola@1`."""
+    folder = None if "@" in name else store.run_folder(name)
+    if folder is not None and (folder / _SETTINGS).is_file():
+        return folder
+    published = _find_published(name, store)
+    if published is not None and "joint" in published.extra:
+        return _find_origin(name, published, store)
+    if folder is not None and folder.is_dir():
+        _check_settings(folder)
+    if published is not None:
+        raise Missing(
+            f"task `{name}` came from no run of several tasks",
+            "it is an ordinary one already; name a run, or a task, of `inlay multitask`",
+        )
+    raise UnknownName("run of several tasks", name, find_joint_runs(store.root / "runs"))
+
+
+def _find_published(name: str, store: Store) -> Manifest | None:
+    """What a version keeps of itself; nothing where no task has that name. A version must be there."""
+    try:
+        return store.manifest(store.resolve(name))
+    except UnknownName:
+        if "@" in name:
+            raise
+        return None
+
+
+def _find_origin(name: str, published: Manifest, store: Store) -> Path:
+    """The folder of the run that a published task came from."""
+    run_id, tasks = published.extra["joint"]["run"], published.extra["joint"]["tasks"]
+    folder = store.run_folder(run_id)
+    if not folder.is_dir():
+        raise Missing(
+            f"task `{name}` came from run `{run_id}`, whose folder `{folder}` is gone",
+            f"put the folder back, or train the run again: `inlay multitask` with the data of {', '.join(tasks)}",
+        )
+    _check_settings(folder)
+    return folder
+
+
+def _check_settings(folder: Path) -> None:
+    if not (folder / _SETTINGS).is_file():
+        raise Missing(
+            f"the folder of run `{folder.name}` lacks its {_SETTINGS}: no `{folder / _SETTINGS}`",
+            f"restore it from a copy, or delete `{folder}` and train the run again: its `inlay multitask` command",
+        )
 
 
 def find_joint_runs(runs: Path) -> list[str]:
-    """The ids of the runs of several tasks that have a folder there."""
-    return sorted(path.parent.parent.name for path in runs.glob(f"*/{JOINT_TASKS}/000-*.toml"))
+    """The ids of the runs of several tasks that have a folder there, with their settings."""
+    found = {path.parent.parent for path in runs.glob(f"*/{JOINT_TASKS}/000-*.toml")}
+    return sorted(folder.name for folder in found if (folder / _SETTINGS).is_file())
 
 
 def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
@@ -159,9 +243,7 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
 
     The head of a task goes along where the new one's labels are among its own.
     """
-    result, source = read_result(folder), read_toml(folder / "config.toml")
-    if result is None or not result.tensors:
-        raise Missing(f"no trained weights in `{folder}`", "give a run that finished")
+    result, source = _read_finished(folder), read_toml(folder / _SETTINGS)
     _check_method(config.method, source.method, folder.name)
     shared = {name: tensor for name, tensor in result.tensors.items() if "/" not in name}
     # Not by their tensors: tasks that share every weight of a backbone that writes have none of their own.

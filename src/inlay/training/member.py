@@ -52,6 +52,8 @@ class MemberRows:
     train: Encoded
     dev: Encoded
     written: Encoded | None = None
+    num_unwritable: int = 0
+    """answers with something that the backbone has no token for"""
 
 
 class Member:
@@ -62,7 +64,7 @@ class Member:
         self.progress = Progress()
         self.best_tensors: dict[str, Tensor] = {}
         self._batches: tuple[int, list[np.ndarray]] = (-1, [])
-        self._written = rows.written
+        self._written, self.num_unwritable = rows.written, rows.num_unwritable
         self._row_losses = find_head(run.task.kind).row_losses
         if rows.written is not None:
             self._row_losses = partial(lose_texts, smoothing=run.config.train.label_smoothing or 0.0)
@@ -111,6 +113,11 @@ class Member:
     def longest(self) -> int:
         """Tokens of its longest row."""
         return int(self.lengths.max())
+
+    @property
+    def num_cut_answers(self) -> int:
+        """Answers to training rows that are longer than what it may write."""
+        return 0 if self._written is None else self._written.num_truncated
 
     @cached_property
     def lengths(self) -> np.ndarray:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
@@ -24,7 +25,7 @@ from torch import Tensor
 from inlay.config import RunConfig, TrainConfig, read_toml
 from inlay.data.tasks import Task
 from inlay.data.windows import Reading
-from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
+from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.heads import WRITTEN, HeadSpec, find_head
 from inlay.model.methods import find_method, resolve_method
@@ -41,6 +42,7 @@ JOINT_TASKS = "tasks"
 """The folder within that of a run of several tasks that has the settings of each."""
 DIGEST = ".digest"
 """How the file beside such settings is called that says which rows the task had."""
+WEIGHTS = "best.safetensors"
 _FINGERPRINT = "fingerprint"
 
 
@@ -186,6 +188,8 @@ def make_part(task: Task, config: RunConfig, backbone: Backbone, store: Store | 
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
     )
     spec = SlotSpec(resolved.method, _make_head(task, train))
+    if backbone.writes:
+        _check_texts(task, spec.head.texts, backbone)
     spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
     return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone))
 
@@ -212,20 +216,46 @@ _FROM_TARGETS: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
 
 
 _STEP = 0.2  # numbers are written rounded to it, as published for STS-B
+_FEWEST_STEPS = 10  # that targets span; of those that span fewer, a tenth of the step is taken
+_MOST_DECIMALS = 6
 _MOST_NUMBERS = 500
 
 
 def _spell_numbers(task: Task) -> tuple[str, ...]:
-    """The texts that stand for numbers, in steps: those of the task's range, where it is known, and of its rows."""
+    """The texts that stand for numbers, in steps: those of the task's range, where it is known, and of its rows.
+
+    Steps are of 0.2, or of 0.02 and so on where all targets lie within a few.
+    """
     assert task.train.targets is not None
     targets = np.append(task.train.targets, task.bounds or ())
-    first, last = math.floor(targets.min() / _STEP + 1e-9), math.ceil(targets.max() / _STEP - 1e-9)
+    span = float(targets.max() - targets.min())
+    decimals = 1
+    while 0 < span < _FEWEST_STEPS * _STEP * 10.0 ** (1 - decimals) and decimals < _MOST_DECIMALS:
+        decimals += 1
+    step = _STEP * 10.0 ** (1 - decimals)
+    first, last = math.floor(targets.min() / step + 1e-9), math.ceil(targets.max() / step - 1e-9)
     if last - first >= _MOST_NUMBERS:
         raise BadConfig(
-            f"targets from {targets.min():g} to {targets.max():g} are {last - first + 1:,} texts in steps of {_STEP}",
+            f"task `{task.name}`: targets from {targets.min():g} to {targets.max():g} are {last - first + 1:,} texts "
+            f"in steps of {step:g}",
             f"scale them to a range of at most {_MOST_NUMBERS * _STEP:g}, or use a backbone that does not write",
         )
-    return tuple(f"{step * _STEP:.1f}" for step in range(first, last + 1))
+    return tuple(f"{number * step:.{decimals}f}" for number in range(first, last + 1))
+
+
+def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
+    """Refuse texts that the backbone cannot tell apart: their tokens are the same, or stand for whatever has none."""
+    known: dict[tuple[int, ...], str] = {}
+    for text in texts:
+        tokens = tuple(backbone.tokenizer(text)["input_ids"])
+        if tokens in known:
+            raise BadConfig(
+                f"task `{task.name}`: to `{backbone.name}` the answers `{known[tokens]}` and `{text}` are the same "
+                "tokens",
+                "say what is written for each label: `--set data.answers=LABEL=text,…` (of several tasks "
+                f"`data.{task.name}.answers`)",
+            )
+        known[tokens] = text
 
 
 # Kind -> the texts that are scored where answers are written; none: they are free.
@@ -325,19 +355,31 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, or None if it is not finished."""
+    """The result of a finished run, or None if it is not finished; refuses files that are not as the run wrote them."""
     if not is_finished(folder):
         return None
-    content = json.loads((folder / "result.json").read_text(encoding="utf8"))
+    path = folder / "result.json"
     try:
-        tensors = decode_tensors((folder / "best.safetensors").read_bytes())
+        tensors = decode_tensors((folder / WEIGHTS).read_bytes())
     except FileNotFoundError:  # dropped, perhaps this moment by another process
         tensors = {}
-    return Result(
-        run_id=content["run"],
-        tensors=tensors,
-        folder=folder,
-        **{name: content[name] for name in content if name != "run"},
+    except SafetensorError as error:
+        raise damaged(folder / WEIGHTS, f"not a safetensors file: {error}") from None
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+        known = {name: content[name] for name in content if name != "run"}
+        return Result(run_id=content["run"], tensors=tensors, folder=folder, **known)
+    except ValueError as error:
+        raise damaged(path, f"not JSON: {error}") from None
+    except (KeyError, TypeError):
+        raise damaged(path, "not what a finished run writes") from None
+
+
+def damaged(path: Path, reason: str) -> StoreDamaged:
+    """The error of a run's file that is not as the run wrote it."""
+    # A folder with a result is not trained again, so the folder has to go first.
+    return StoreDamaged(
+        f"{path}: {reason}", f"restore it from a copy, or delete `{path.parent}` and train the run again"
     )
 
 

@@ -1,0 +1,103 @@
+"""`inlay materialize`: tasks of a finished run of several, made ordinary ones and published."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.multitask import publish_task, put_report
+from inlay.cli.options import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.train import load_task
+from inlay.config import RunConfig
+from inlay.errors import BadConfig, InlayError, Missing, UnknownName
+
+if TYPE_CHECKING:
+    from inlay.data import Task
+    from inlay.model import Backbone
+    from inlay.training.run import Run, Trained
+
+_RUN = typer.Argument(metavar="RUN", help="id of a run that `inlay multitask` trained, or its task (`cola`, `cola@1`)")
+_PARTS = typer.Argument(
+    metavar="[TASK…]", help="its tasks, or TASK=DATA where the rows lie elsewhere now; default: all"
+)
+
+
+def materialize(
+    run: Annotated[str, _RUN],
+    tasks: Annotated[list[str] | None, _PARTS] = None,
+    name: Annotated[str | None, typer.Option("--name", help="publish under this name; for one task")] = None,
+    backbone: BackboneOption = None,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Turn the tasks of a run that shares parameters into ordinary ones, and publish them.
+
+    The weights that a hypernetwork writes for a task become the task's own. The rows of these tasks are read again, for
+    the probes and the test scores; those of the run's other tasks need not be there any more.
+    """
+    check_device_name(device)
+    kept = open_store(store)
+    from inlay.training.materialize import find_run, read_materialized, read_parts
+
+    folder = find_run(run, kept)
+    chosen = _choose_parts(read_parts(folder), tasks or ())
+    if name is not None:
+        kept.check_name(name)
+        if len(chosen) != 1:
+            raise BadConfig(f"`--name {name}` for {len(chosen)} tasks", "name one task: `inlay materialize RUN TASK`")
+    read = [_load_part(config, folder.name) for config in chosen]
+    frozen = _open_backbone(backbone, chosen[0].backbone, device)
+    made = read_materialized(folder, read, frozen)
+    if name is not None:
+        made = [dataclasses.replace(item, run=_renamed(item, name)) for item in made]
+    report: dict[str, Any] = {"run": folder.name, "folder": str(folder)}
+    report["tasks"] = [publish_task(item, frozen, kept, publish=True) for item in made]
+    screen.put_json(report) if json else put_report(report)
+
+
+def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[RunConfig]:
+    """The settings of these tasks of a run, each once, with the data that is named for it: `TASK=DATA`."""
+    known = {config.task: config for config in configs}
+    found = {} if wanted else known
+    for item in wanted:
+        name, _, source = item.partition("=")
+        if name not in known:
+            raise UnknownName("task of the run", name, known)
+        data = known[name].data
+        found[name] = dataclasses.replace(known[name], data=dataclasses.replace(data, source=source or data.source))
+    return list(found.values())
+
+
+def _load_part(config: RunConfig, run_id: str) -> Task:
+    """Read the data of one task of the run, whose name every refusal has."""
+    try:
+        return load_task(config)
+    except InlayError as error:
+        same = error.of(config.task)
+        # Which rows are left out was settled when the run was trained: rows read otherwise would not be its rows.
+        if "--on-bad-row" in (error.hint or ""):
+            same.hint = (
+                "the run was trained on rows without that fault: put the data back as it was, or say where it is now, "
+                f"as `inlay materialize {run_id} {config.task}=DATA`"
+            )
+        raise same from None
+
+
+def _open_backbone(asked: str | None, known: str, device: str) -> Backbone:
+    """The backbone that was asked for, or the one that the run's settings name."""
+    try:
+        return open_backbone(asked or known, device)
+    except Missing as error:
+        if asked is None and "--device" not in error.message:
+            error.hint = f"if it lies elsewhere now, say where: `--backbone FOLDER`; else {error.hint}"
+        raise
+
+
+def _renamed(item: Trained, name: str) -> Run:
+    return dataclasses.replace(item.run, task=dataclasses.replace(item.run.task, name=name))

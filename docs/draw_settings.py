@@ -59,10 +59,10 @@ def render() -> str:
         "rate of weights it stays where it was.",
         "",
         "At the start an adapter adds next to nothing, except where a layer norm stands behind it (`mahabadi`, "
-        "`mahabadi-multi`, `method.inner_norm` `output`). On T5 that norm begins with a scale of one, as published: next "
-        "to its states that is little, too (flan-T5-small's last states change by 2%). An encoder's states are smaller "
-        "and would drown in it: there such a norm begins so that MiniLM's last states change by a tenth, and so do "
-        "those that `hyperformer++` writes. `hyperformer` adds hardly anything anywhere.",
+        "`mahabadi-multi`, `method.inner_norm` `output`). On T5 that norm begins with a scale of one, as published: "
+        "next to its states that is little, too (flan-T5-small's scores of words change by 2%). An encoder's states "
+        "are smaller and would drown in it: there such a norm begins so that MiniLM's last states change by a "
+        "tenth, and so do those that `hyperformer++` writes. `hyperformer` adds hardly anything anywhere.",
         "",
         f"`method.layers` is written as Python slices are: `all`, `6:` (from the seventh on), `-3:` (the last three), "
         f"`2:5`, `0,2,5`. Layers are counted from 0, on T5 those of the encoder and then those of the decoder. "
@@ -70,8 +70,8 @@ def render() -> str:
         "(`project` ends the attention, `expand` and `contract` are the feed-forward layers).",
         "",
         "On T5 a number (`regress`) is written in steps of 0.2, as published for STS-B, of 0.02 where all targets lie "
-        "within 2, and so on. In a run of several tasks `train.beams` and `train.max_answer` are of those whose answers "
-        "are free texts.",
+        "within 2, and so on. In a run of several tasks `train.beams` and `train.max_answer` are of those whose "
+        "answers are free texts.",
         "",
     ]
     return "\n".join(lines)

@@ -225,6 +225,8 @@ def test_learning_is_not_drawn_where_there_is_one_score_or_none():
     lost = [dataclasses.replace(item, curve=[[1, None], *item.curve[1:]]) for item in learnt(records)]
     (first, *_) = learning.draw_learning(scored_of("multitask", lost)).figure.axes
     assert lines_of(first)[0] == [400, 600, 800]
+    (first, *_) = learning.draw_learning(scored_of("multitask", learnt(records, steps=801))).figure.axes
+    assert lines_of(first)[0] == [201, 402, 603, 801], "the last part is the shorter one"
 
 
 @pytest.mark.usefixtures("unfinished")

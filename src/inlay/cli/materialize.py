@@ -10,7 +10,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
-from inlay.cli.multitask import publish_task, put_report
+from inlay.cli.multitask import put_report, report_task
 from inlay.cli.options import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.train import load_task
 from inlay.config import RunConfig
@@ -57,7 +57,7 @@ def materialize(
     if name is not None:
         made = [dataclasses.replace(item, run=_renamed(item, name)) for item in made]
     report: dict[str, Any] = {"run": folder.name, "folder": str(folder)}
-    report["tasks"] = [publish_task(item, frozen, kept, publish=True) for item in made]
+    report["tasks"] = [report_task(item, frozen, kept, publish=True) for item in made]
     screen.put_json(report) if json else put_report(report)
 
 

@@ -254,7 +254,7 @@ def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) ->
     from inlay.training.materialize import materialize
 
     trained = materialize(run, result, ready.backbone)
-    tasks = [publish_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
+    tasks = [report_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
     mean = next(line["dev"]["mean"] for line in result.history if line["epoch"] == result.best_epoch)
     return {
         "run": run.id,
@@ -276,7 +276,8 @@ def _average_test(tasks: Sequence[dict[str, Any]]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(scores) else None
 
 
-def publish_task(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
+def report_task(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
+    """What is reported of one task of a run, with its test scores if it has test rows; published, if that is asked."""
     reference, test = None, None
     rows = item.run.task.test
     has_test = rows is not None and rows.targets is not None

@@ -25,7 +25,9 @@ from torch import Tensor
 EMBEDDED = 64
 """What the heads read, and how layers and places are embedded."""
 LINEAR_STD = 1e-2
+"""how linear layers begin, as published"""
 SMALL_STD = 1e-3
+"""how heads begin whose 0.08 (0.01·√64) a backbone's states would drown in"""
 _NORM_EPS = 1e-5
 _PLACES = ("attention", "feedforward")
 _NORM_PARTS = ("out_scale", "out_shift")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import csv
+import itertools
 import json
 
 import numpy as np
@@ -31,6 +33,7 @@ def write_squad(path, document):
     return str(path)
 
 
+@pytest.mark.parametrize("is_squad2", [False, True])
 @pytest.mark.parametrize(
     ("prediction", "golds", "exact", "overlap"),
     [
@@ -41,13 +44,74 @@ def write_squad(path, document):
         ("Broncos", ["Denver Broncos", "Broncos"], 1, 1),  # the best over the gold answers
         ("in Santa  Clara", ["Santa Clara, California"], 0, 2 * (2 / 3) * (2 / 3) / (4 / 3)),
         ("a", ["Denver"], 0, 0),  # nothing is left of it
-        ("", [], 1, 1),  # SQuAD 2.0: nothing to be found, nothing said
-        ("Denver", [], 0, 0),
         ("", ["Denver"], 0, 0),
     ],
 )
-def test_scores_are_those_of_the_official_script(prediction, golds, exact, overlap):
-    assert score_answer(prediction, [(0, gold) for gold in golds]) == (exact, pytest.approx(overlap))
+def test_scores_are_those_of_both_official_scripts(prediction, golds, exact, overlap, is_squad2):
+    found = score_answer(prediction, [(0, gold) for gold in golds], is_squad2=is_squad2)
+    assert found == (exact, pytest.approx(overlap))
+
+
+def test_where_nothing_is_to_be_found_only_saying_nothing_is_right():
+    assert score_answer("", [], is_squad2=True) == (1, 1)
+    assert score_answer("the", [], is_squad2=True) == (1, 1)  # nothing is left of it
+    assert score_answer("Denver", [], is_squad2=True) == (0, 0)
+
+
+def official_1(prediction, golds):
+    """evaluate-v1.1.py: every gold answer counts; F1 is 0 without a common word."""
+
+    def f1(gold):
+        predicted, true = normalise_answer(prediction).split(), normalise_answer(gold).split()
+        num_same = sum((collections.Counter(predicted) & collections.Counter(true)).values())
+        if num_same == 0:
+            return 0
+        precision, recall = num_same / len(predicted), num_same / len(true)
+        return (2 * precision * recall) / (precision + recall)
+
+    exact = max(int(normalise_answer(prediction) == normalise_answer(gold)) for gold in golds)
+    return exact, max(f1(gold) for gold in golds)
+
+
+def official_2(prediction, golds):
+    """evaluate-v2.0.py: of the gold answers those that are something; if either is nothing, F1 is whether both are."""
+
+    def f1(gold):
+        predicted, true = normalise_answer(prediction).split(), normalise_answer(gold).split()
+        num_same = sum((collections.Counter(predicted) & collections.Counter(true)).values())
+        if len(predicted) == 0 or len(true) == 0:
+            return int(predicted == true)
+        if num_same == 0:
+            return 0
+        precision, recall = num_same / len(predicted), num_same / len(true)
+        return (2 * precision * recall) / (precision + recall)
+
+    golds = [gold for gold in golds if normalise_answer(gold)] or [""]
+    exact = max(int(normalise_answer(prediction) == normalise_answer(gold)) for gold in golds)
+    return exact, max(f1(gold) for gold in golds)
+
+
+TEXTS = ["", "the", "A.", "?", "Denver", "the Denver Broncos", "Broncos beat Denver"]
+GOLDS = [list(golds) for number in (1, 2) for golds in itertools.product(TEXTS[1:], repeat=number)]
+
+
+def test_answers_that_normalise_to_nothing_are_scored_as_each_version_of_squad_does():
+    assert score_answer("the", [(0, "the")], is_squad2=False) == official_1("the", ["the"]) == (1, 0)
+    assert score_answer("the", [(0, "the")], is_squad2=True) == official_2("the", ["the"]) == (1, 1)
+    for prediction, golds in itertools.product(TEXTS, GOLDS):
+        placed = [(0, gold) for gold in golds]
+        assert score_answer(prediction, placed, is_squad2=False) == pytest.approx(official_1(prediction, golds))
+        assert score_answer(prediction, placed, is_squad2=True) == pytest.approx(official_2(prediction, golds))
+
+
+def test_the_rows_say_which_version_of_squad_they_are():
+    targets, answers = np.empty(2, dtype=object), ["the", "Oslo"]
+    targets[:] = [((0, "a"),), ((0, "Oslo"),)]  # every question has an answer: 1.1
+    assert score_all("span", (), targets, answers) == {"token_f1": 0.5, "exact_match": 1.0}
+    targets[:] = [((0, "a"),), ()]  # one has none: 2.0
+    assert score_all("span", (), targets, answers) == {"token_f1": 0.5, "exact_match": 0.5}
+    assert evaluate_report("span", (), targets, answers).metrics["token_f1"].value == 0.5
+    assert score_all("text", (), ["a"], ["the"]) == {"token_f1": 1.0, "exact_match": 1.0}  # written: no question
 
 
 def test_normalising_lowers_and_drops_punctuation_articles_and_blanks():
@@ -153,7 +217,7 @@ def test_the_tuned_threshold_is_as_good_as_any(seed):
 
     def total(threshold):
         said = ["" if margin > threshold else answer for margin, answer in zip(margins, answers, strict=True)]
-        return sum(score_answer(text, golds)[1] for text, golds in zip(said, targets, strict=True))
+        return sum(score_answer(text, golds, is_squad2=True)[1] for text, golds in zip(said, targets, strict=True))
 
     found = total(tune_threshold(margins, answers, targets))
     assert found == max(total(threshold) for threshold in [*margins, margins.min() - 1, margins.max() + 1])

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -239,8 +240,12 @@ def _put_confusion(labels: tuple[str, ...], confusion: tuple[tuple[int, ...], ..
 
 def _write_mistakes(judged: Judged, path: Path) -> int:
     """The rows the version got wrong, in their order; of a regression every row, the worst first."""
+    from inlay.data.answers import has_unanswerable
+
     describe, rows = _MISTAKES[judged.manifest.kind], judged.split
     assert rows.targets is not None
+    if judged.manifest.kind == "span":  # which of SQuAD's rules holds is said by all rows together
+        describe = partial(_mistake_of_answer, is_squad2=has_unanswerable(list(rows.targets)))
     found: list[tuple[float, dict[str, Any]]] = []
     for position, outcome in enumerate(judged.outcomes):
         mistake = describe(outcome, rows.targets[position], judged.manifest.labels, rows.texts[position])
@@ -286,10 +291,12 @@ def _mistake_of_tags(outcome: Outcome, target: Any, labels: tuple[str, ...], tex
     return {"label": expected, "predicted": predicted, "words": "; ".join(wrong)}
 
 
-def _mistake_of_answer(outcome: Outcome, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
+def _mistake_of_answer(
+    outcome: Outcome, target: Any, labels: tuple[str, ...], text: str, *, is_squad2: bool = True
+) -> Mistake:
     from inlay.data.answers import score_answer
 
-    exact, overlap = score_answer(outcome.answer or "", target)
+    exact, overlap = score_answer(outcome.answer or "", target, is_squad2=is_squad2)
     if exact:
         return None
     golds = "|".join(dict.fromkeys(gold for _, gold in target))

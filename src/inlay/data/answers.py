@@ -1,8 +1,11 @@
 """Extractive question answering: SQuAD's files, answers as places in a context, and the official exact match and F1.
 
 A target is a tuple of gold answers, each `(start, text)` with `start` in characters of the context; it is empty where
-the context has no answer (SQuAD 2.0). Scores are those of the official script: lower case, no punctuation, no articles,
-blanks joined, the best over the gold answers; without a gold answer only saying nothing is right.
+the context has no answer (SQuAD 2.0). Scores are those of the official scripts: lower case, no punctuation, no
+articles, blanks joined, the best over the gold answers; without a gold answer only saying nothing is right.
+
+The scripts of 1.1 and 2.0 differ in answers of which that leaves nothing, such as "the". Questions of which some have
+no answer are scored as 2.0's script does, all others as 1.1's.
 """
 
 from __future__ import annotations
@@ -80,17 +83,30 @@ def normalise_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def score_answer(prediction: str, golds: Sequence[Gold]) -> tuple[float, float]:
-    """Exact match and F1 of an answer (`""`: there is none) against the gold answers, the best of each."""
-    texts = [text for _, text in golds if normalise_answer(text)] or [""]
-    exact = max(float(normalise_answer(prediction) == normalise_answer(text)) for text in texts)
-    return exact, max(_overlap(prediction, text) for text in texts)
+def has_unanswerable(targets: Sequence[Sequence[Gold]]) -> bool:
+    """Whether some question has no answer, as only SQuAD 2.0's may."""
+    return any(len(golds) == 0 for golds in targets)
 
 
-def _overlap(prediction: str, gold: str) -> float:
-    predicted, true = normalise_answer(prediction).split(), normalise_answer(gold).split()
-    if not predicted or not true:
-        return float(predicted == true)
+def score_answer(prediction: str, golds: Sequence[Gold], *, is_squad2: bool) -> tuple[float, float]:
+    """Exact match and F1 of an answer (`""`: there is none) against the gold answers, the best of each.
+
+    With `is_squad2` by the script of SQuAD 2.0: gold answers that normalise to nothing do not count beside others, and
+    nothing against nothing has F1 1. Without it by that of 1.1: every gold answer counts, and F1 is 0 unless a word is
+    the same.
+    """
+    predicted = normalise_answer(prediction)
+    texts = [normalise_answer(text) for _, text in golds]
+    if is_squad2:
+        texts = [text for text in texts if text] or [""]
+    exact = max(float(predicted == text) for text in texts)
+    overlap = max(_overlap(predicted.split(), text.split()) for text in texts)
+    # Nothing shares no word even with nothing.
+    return exact, max(exact, overlap) if is_squad2 else overlap
+
+
+def _overlap(predicted: Sequence[str], true: Sequence[str]) -> float:
+    """F1 of the words of two normalised answers."""
     num_same = sum((Counter(predicted) & Counter(true)).values())
     if not num_same:
         return 0.0
@@ -99,14 +115,14 @@ def _overlap(prediction: str, gold: str) -> float:
 
 
 def tune_threshold(margins: Sequence[float], answers: Sequence[str], targets: Sequence[Sequence[Gold]]) -> float:
-    """The margin of the null score above which saying nothing gives the best F1 over these rows.
+    """The margin of the null score above which saying nothing gives the best F1 over these rows of SQuAD 2.0.
 
     `margins` are null score less the best answer's, `answers` the best answers. Of equals the one that says the most.
     """
     order = np.argsort(np.asarray(margins, dtype=np.float64), kind="stable")
     sorted_margins = np.asarray(margins, dtype=np.float64)[order]
-    kept = np.array([score_answer(answers[row], targets[row])[1] for row in order])
-    dropped = np.array([score_answer("", targets[row])[1] for row in order])
+    kept = np.array([score_answer(answers[row], targets[row], is_squad2=True)[1] for row in order])
+    dropped = np.array([score_answer("", targets[row], is_squad2=True)[1] for row in order])
     # Rows before the cut are answered, those after it are not.
     totals = np.concatenate([[0.0], np.cumsum(kept)]) + np.concatenate([np.cumsum(dropped[::-1])[::-1], [0.0]])
     is_place = np.concatenate([[True], sorted_margins[1:] != sorted_margins[:-1], [True]])  # equals stay together

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inlay.data.answers import Gold, score_answer
+from inlay.data.answers import Gold, has_unanswerable, score_answer
 from inlay.data.tags import TagCounts, count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, UnknownName
 
@@ -350,8 +350,17 @@ def _sum_tags(predictions: Sequence[Sequence[str]], targets: Any, labels: Sequen
     return lambda weights: TagCounts(*(weights @ part for part in rows))
 
 
-def _sum_answers(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], labels: Sequence[str]) -> Summing:
-    scores = [score_answer(text, golds) for text, golds in zip(predictions, targets, strict=True)]
+def _sum_passages(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], labels: Sequence[str]) -> Summing:
+    return _sum_answers(predictions, targets, is_squad2=has_unanswerable(targets))
+
+
+def _sum_texts(predictions: Sequence[str], targets: Sequence[str], labels: Sequence[str]) -> Summing:
+    """Written answers, each against its one text: of two that are equal F1 is 1, also where no word is left of them."""
+    return _sum_answers(predictions, [((0, text),) for text in targets], is_squad2=True)
+
+
+def _sum_answers(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], *, is_squad2: bool) -> Summing:
+    scores = [score_answer(text, golds, is_squad2=is_squad2) for text, golds in zip(predictions, targets, strict=True)]
     exact, overlap = np.array(scores, dtype=np.float64).reshape(-1, 2).T
     return lambda weights: Means(weights @ exact, weights @ overlap, weights.sum(axis=-1))
 
@@ -363,8 +372,8 @@ _SUMS: dict[str, Callable[[Any, Any, Sequence[str]], Summing]] = {
     "regress": _sum_numbers,
     "multilabel": lambda predictions, targets, labels: lambda weights: _count_sets(predictions, targets, weights),
     "tag": _sum_tags,
-    "span": _sum_answers,
-    "text": lambda predictions, targets, labels: _sum_answers(predictions, [((0, t),) for t in targets], labels),
+    "span": _sum_passages,
+    "text": _sum_texts,
 }
 
 

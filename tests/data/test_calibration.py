@@ -71,3 +71,29 @@ def test_rows_that_say_nothing_leave_the_temperature_at_one():
     assert fit_temperature(sure, np.zeros(10, dtype=int)) == 1.0  # all right: no temperature is too cold
     assert fit_temperature(np.full((4, 2), np.nan), np.zeros(4, dtype=int)) == 1.0
     assert calibration_error(np.zeros((0, 3)), np.zeros(0, dtype=int)) == 0.0
+
+
+def test_a_likelier_temperature_that_is_worse_calibrated_is_not_kept():
+    """99 rows of 100 are right and said with 0.99: as honest as can be, but for one that is wrong and very sure."""
+    logits = np.zeros((100, 2))
+    logits[:, 0] = np.log(0.99 / 0.01)
+    logits[0, 0] = 60.0
+    targets = np.array([1] + [0] * 99)
+
+    def confidences(temperature):
+        return 1 / (1 + np.exp(-logits[:, 0] / temperature))
+
+    def loss(temperature):
+        right = confidences(temperature)
+        return -np.mean(np.log(np.where(targets == 0, right, 1 / (1 + np.exp(logits[:, 0] / temperature)))))
+
+    def gap(temperature):
+        """All rows are in one bin, or the sure one in another."""
+        said, is_right = confidences(temperature), targets == 0
+        bins = np.ceil(said * 15).astype(int)
+        return sum(abs(is_right[bins == b].mean() - said[bins == b].mean()) * np.mean(bins == b) for b in set(bins))
+
+    likeliest = min(np.linspace(0.5, 10.0, 200), key=loss)
+    assert loss(likeliest) < loss(1.0)
+    assert gap(likeliest) > gap(1.0)
+    assert fit_temperature(logits, targets) == 1.0

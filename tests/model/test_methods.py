@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
 
 from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName
+from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec
 from inlay.model.methods import METHODS, layout, resolve_method
+from inlay.model.route import Row, collate
 from inlay.model.sites import survey
+from inlay.model.slots import SlotSpec
 from inlay.model.tensors import adapted_layers
+from tiny_backbones import random_tensors
 
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
@@ -217,3 +223,30 @@ def test_projected_attention_is_as_wide_as_heads_allow(width, heads, size):
     assert shapes["pal.encode"] == (width, size)
     assert size % heads == 0
     assert abs(size - 0.266 * width) <= heads / 2
+
+
+def test_a_parallel_adapter_counts_four_times_as_published(tiny_bert):
+    """He et al. 2022: the feed-forward sublayer gives FFN(x) + 4·up(relu(down(x))), if nobody says another factor."""
+    spec = SlotSpec(MethodConfig("parallel", 8), HeadSpec("classify", 2, "cls"))
+    tensors = random_tensors(tiny_bert, spec)
+    bank = Bank(tiny_bert, 1)
+    bank.put(0, spec, tensors)
+    ids = tiny_bert.tokenizer("the movie was good")["input_ids"]
+    batch = collate([Row(ids, 0)], tiny_bert.pad_id)
+    with torch.no_grad(), bank.routed(batch.route):
+        found = tiny_bert.hidden(batch)
+    plain = transformers.AutoModel.from_pretrained(tiny_bert.folder).eval()
+
+    def add_update(layer, dense, inputs, output):
+        down, down_bias, up, up_bias = (
+            tensors[f"adapter.{layer}.feedforward.{name}"] for name in ("down", "down_bias", "up", "up_bias")
+        )
+        return output + 4.0 * (torch.relu(read[layer] @ down + down_bias) @ up + up_bias)
+
+    read = {}
+    for number, block in enumerate(plain.encoder.layer):
+        block.intermediate.register_forward_pre_hook(lambda module, inputs, at=number: read.update({at: inputs[0]}))
+        block.output.dense.register_forward_hook(partial(add_update, number))
+    with torch.no_grad():
+        expected = plain(torch.tensor([ids])).last_hidden_state
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -211,6 +212,23 @@ def test_elsewhere_probes_are_compared_with_a_tolerance_and_it_says_so(tiny_bert
     assert check.stands
     assert not check.is_exact
     assert 0 < check.canonical_difference < 1e-4
+
+
+def test_where_probes_were_answered_one_bit_is_a_problem(tiny_bert, toy_task, tmp_path):
+    """Same machine, same libraries: the next float32 number is within every tolerance, and is not the answer."""
+    store = Store(tmp_path)
+    _, result, version = train_and_publish(tiny_bert, toy_task("task"), store)
+    manifest, sidecar = store.manifest(version), store.sidecar(version)
+    first, *others = manifest.probes
+    logits = np.array(first.logits, dtype=np.float32)
+    logits[0] = np.nextafter(logits[0], np.float32(np.inf))
+    probes = (dataclasses.replace(first, logits=tuple(logits.tolist())), *others)
+    nearly = store.publish("nearly", result.tensors, dataclasses.replace(manifest, probes=probes), sidecar)
+    (check,) = verify([nearly], tiny_bert, store)
+    assert check.is_exact
+    assert 0 < check.canonical_difference < 1e-6
+    assert not check.stands
+    assert "to the last bit" in check.problem
 
 
 def count_calls(monkeypatch, *names):

@@ -358,3 +358,36 @@ def test_a_step_asks_its_device_for_nothing_but_losses_and_norms(backbone_of, to
         cohort.step()
     assert reads.found == []
     assert asked == [(2, 2)]  # losses and norms of two runs
+
+
+def test_a_task_counts_by_its_weight_and_its_share_of_the_rows(tiny_bert, toy_task):
+    """A run's loss is the sum over tasks of weight · rows / all rows · the mean loss of the task's rows."""
+    weights = {"two": 3.0, "five": 1.0, "number": 0.25}
+    joint = {"batches": "mixed", "weights": ("two=3", "number=0.25")}
+    cohort = Cohort([make_joint(tiny_bert, toy_task, joint=joint)], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    batches = member.next_batches()
+    assert len(batches) == 3, "all tasks have rows"
+    with cohort.training():
+        losses, own = cohort.stepper.differentiate(member.parts, batches)
+        shared = cohort.shared.bank.take_grads()
+    num_rows = sum(len(rows) for rows in batches.values())
+    expected = torch.zeros(())
+    for part in member.parts:
+        batch = tiny_bert.collate(part.rows(batches[part.slot]))
+        order = batches[part.slot][list(batch.order)]
+        with cohort.training(), cohort.bank.routed(batch.route):
+            (logits,) = cohort.bank.logits(batch)
+        targets = torch.as_tensor(part.run.task.train.targets[order])
+        if part.run.name == "number":
+            mean, std = part.run.task.train.targets.mean(), part.run.task.train.targets.std()
+            loss = ((logits[:, 0] - (targets - mean).float() / std) ** 2).mean()
+        else:
+            loss = -logits.log_softmax(-1)[range(len(targets)), targets].mean()
+        counted = weights[part.run.name] * len(targets) / num_rows * loss
+        assert float(losses[part.slot]) == pytest.approx(counted.item(), rel=1e-4)
+        expected = expected + counted
+    cohort.stepper.drop_grads()
+    expected.backward()
+    torch.testing.assert_close(cohort.mover.take_grads(), own, atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(cohort.shared.bank.take_grads(), shared, atol=1e-6, rtol=1e-3)

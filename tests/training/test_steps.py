@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoModelForSeq2SeqLM
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model.route import Batch
@@ -65,3 +66,25 @@ def test_what_needs_all_tokens_gets_them(backbone_of, toy_task, narrowed, train)
 def test_rows_that_are_padded_are_computed_whole(backbone_of, toy_task, narrowed):
     differentiate(make_cohort(backbone_of("modernbert"), toy_task()))
     assert not narrowed
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_a_step_smooths_the_labels_of_written_answers(backbone_of, toy_task, smoothing):
+    """The loss of a token is -(1 - s)·log p(target) - s·mean log p over the vocabulary; of an answer, their mean."""
+    t5, task = backbone_of("t5"), toy_task()
+    method = {"name": "norms", "size": None}  # a fresh run of it is the backbone itself
+    cohort = make_cohort(t5, task, pooling="auto", method=method, label_smoothing=smoothing)
+    rows = cohort.members[0].next_batch()
+    losses, _ = differentiate(cohort)
+    plain = AutoModelForSeq2SeqLM.from_pretrained(t5.folder).eval()
+    expected = []
+    for row in rows:
+        written = torch.tensor([t5.tokenizer(task.labels[task.train.targets[row]])["input_ids"]])
+        ids = torch.tensor([t5.tokenizer(task.train.texts[row])["input_ids"]])
+        with torch.no_grad():
+            logs = plain(input_ids=ids, labels=written).logits[0].log_softmax(-1)
+        own = logs.gather(1, written[0].unsqueeze(1)).squeeze(1)
+        expected.append(-((1 - smoothing) * own + smoothing * logs.mean(1)).mean())
+    lengths = torch.tensor([len(t5.tokenizer(task.labels[task.train.targets[row]])["input_ids"]) for row in rows])
+    mean = (torch.stack(expected) * lengths).sum() / lengths.sum()  # over all tokens of the batch
+    assert float(losses[0]) == pytest.approx(float(mean), rel=1e-5)

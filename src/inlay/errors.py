@@ -111,6 +111,14 @@ class Diverged(InlayError):
     http_status = 500
 
 
+class NotFinite(InlayError):
+    """Outputs that are NaN or infinite: they say nothing, and are taken for no answer."""
+
+    code = "not-finite"
+    exit_status = 12
+    http_status = 500
+
+
 class LostProcess(InlayError):
     """Another of the processes that train together, dead or silent."""
 

@@ -221,6 +221,24 @@ def test_evaluate_writes_the_rows_it_got_wrong(inlay: Inlay, mail: Mail, tmp_pat
         assert 0.5 <= float(row["probability"]) <= 1
 
 
+def test_outputs_that_are_not_finite_are_neither_answered_nor_judged(inlay: Inlay, mail: Mail) -> None:
+    import torch
+
+    from inlay.store import Store
+
+    store = Store(mail.store)
+    loaded = store.load(store.resolve("mail"))
+    store.publish("lost", {**loaded.tensors, "head.bias": torch.full((2,), torch.nan)}, loaded.manifest)
+    ended = inlay("predict", "lost", "free prize")
+    assert ended.status == 12
+    assert "the outputs of `lost@1` are not finite for this text" in ended.err
+    assert "ham" not in ended.out
+    ended = inlay("evaluate", "lost", mail.data)
+    assert ended.status == 12
+    assert "the outputs of `lost@1` are not finite for 80 of 80 rows, the first on line 2" in ended.err
+    assert not ended.out
+
+
 def test_evaluate_refuses_a_label_not_seen_in_training(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
     (tmp_path / "odd.csv").write_text("text,label\nfree,spam\nnow,eggs\n")
     ended = inlay("evaluate", "mail", "odd.csv")

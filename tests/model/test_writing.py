@@ -194,3 +194,20 @@ def test_gradients_over_a_large_vocabulary_are_exact():
     ours = logits.requires_grad_()
     lose_texts(ours, targets, 0.1).sum().backward()
     assert float((ours.grad - exact.grad).norm() / exact.grad.norm()) < 2e-5
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_text_whose_probabilities_are_nan_is_not_written_and_others_are(backbone_of, texts, beams):
+    backbone = backbone_of("t5")
+    bank = make_bank(backbone, [HeadSpec("text", 0, WRITTEN, beams=beams, max_answer=6)] * 2)
+    rows = rows_of(backbone, texts, [0, 1, 1, 0, 1])
+    sound = infer(bank, rows)
+    assert all(letters.isfinite().all() for letters in sound)
+    for name, stack in bank.stacks.items():
+        if name.startswith("adapter."):
+            stack[1] = torch.nan
+    for row, before, found in zip(rows, sound, infer(bank, rows), strict=True):
+        if row.slot == 1:
+            assert found.isnan().tolist() == [True]
+        else:
+            assert torch.equal(found, before)

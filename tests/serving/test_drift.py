@@ -36,6 +36,13 @@ def test_a_number_moves_and_changes_nothing():
     assert not is_changed(Outcome(value=1.0), Outcome(value=2.0))
 
 
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_an_answer_that_is_not_finite_any_more_has_changed(poison):
+    probes = [Probe("a", None, (1.0, 0.0)), Probe("b", None, (1.0, 0.0))]
+    found = [Output((torch.tensor([poison, 0.0]),)), Output((torch.tensor([1.0, 0.0]),))]
+    assert measure_drift(probes, found, HeadSpec("classify", 2, "mean"), ("no", "yes")) == Drift(2, 1, torch.inf)
+
+
 def test_how_sure_an_answer_is_does_not_matter():
     assert not is_changed(Outcome(label="a", probabilities={"a": 0.6}), Outcome(label="a", probabilities={"a": 0.9}))
     assert is_changed(Outcome(labels=("a", "b")), Outcome(labels=("a",)))

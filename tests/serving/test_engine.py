@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 
@@ -15,7 +16,7 @@ from inlay.errors import WrongBackbone
 from inlay.model import SlotSpec, load_backbone
 from inlay.model.heads import HeadSpec
 from inlay.serving import Engine, Request
-from inlay.serving.verify import verify
+from inlay.serving.verify import _difference, verify
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
 from inlay.training.evaluate import predict_split
@@ -148,6 +149,41 @@ def test_a_damaged_version_is_an_error_for_its_own_requests_only(tiny_bert, toy_
     answers = Engine(tiny_bert, store, num_slots=1).predict([Request("bad", "why"), Request("good", "why")])
     assert answers[0].error.code == "store-damaged"
     assert answers[1].outcome.label.startswith("label-")
+
+
+def publish_lost(store, version, name):
+    """The same version with a head that is NaN."""
+    loaded = store.load(version)
+    tensors = {**loaded.tensors, "head.bias": torch.full_like(loaded.tensors["head.bias"], torch.nan)}
+    return store.publish(name, tensors, loaded.manifest)
+
+
+def test_outputs_that_are_not_finite_are_an_error_for_their_own_requests_only(tiny_bert, kept):
+    store, trained = kept
+    lost = [publish_lost(store, version, f"lost-{name}").name for name, (_, _, version) in trained.items()]
+    requests = [Request(name, "why") for pair in zip(trained, lost, strict=True) for name in pair]
+    answers = Engine(tiny_bert, store).predict(requests)
+    for request, answer in zip(requests, answers, strict=True):
+        if request.task in trained:
+            assert answer.error is None
+            continue
+        assert answer.error.code == "not-finite"
+        assert answer.error.message == f"the outputs of `{request.task}@1` are not finite for this text"
+        assert answer.to_json().keys() == {"task", "error"}
+    alone = Engine(tiny_bert, store).predict([requests[0]])[0]
+    torch.testing.assert_close(answers[0].logits, alone.logits, atol=1e-5, rtol=1e-5)
+
+
+def test_verify_finds_outputs_that_are_not_finite(tiny_bert, kept):
+    store, trained = kept
+    (check,) = verify([publish_lost(store, trained["two"][2], "lost")], tiny_bert, store)
+    assert "the outputs of `lost@1` are not finite" in check.problem
+
+
+def test_a_difference_that_is_nan_is_not_hidden_by_one_before_it():
+    first, second = torch.zeros(2), torch.tensor([0.0, torch.nan])
+    assert math.isnan(_difference([first, first], [first, second]))
+    assert math.isnan(_difference([first, first], [second, first]))
 
 
 def test_verify_proves_every_version_bit_for_bit_and_through_the_engine(tiny_bert, kept):

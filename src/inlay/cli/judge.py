@@ -164,11 +164,25 @@ def _judge(store: Store, version: Version, rows: Split, frozen: Backbone) -> Jud
             meter.update(min(done, len(rows)), f"{done / (time.perf_counter() - began):,.0f} rows/s")
 
         found = judge_split(spec, loaded.tensors, frozen, rows, find_reading(manifest), on_batch)
+    _check_finite(version, found, rows)
     rate = Rate(len(rows), found.num_tokens, time.perf_counter() - began)
     answer = find_head(manifest.kind).answer
     outcomes = [answer(output, spec.head, manifest.labels) for output in found.outputs]
     report = _report(manifest, rows, found.predictions(manifest.labels))
     return Judged(version, manifest, rows, outcomes, dataclasses.replace(report, ece=found.ece), found, rate, frozen)
+
+
+def _check_finite(version: Version, found: Found, rows: Split) -> None:
+    """Refuse to judge by rows whose outputs are NaN or infinite."""
+    from inlay.errors import NotFinite
+
+    lost = [row for row, output in enumerate(found.outputs) if not output.is_finite]
+    if lost:
+        raise NotFinite(
+            f"the outputs of `{version.reference}` are not finite for {len(lost):,} of {len(rows):,} rows, "
+            f"the first on line {rows.lines[lost[0]]}",
+            f"check it with `inlay verify {version.reference}`, or train the task again with a smaller `--lr`",
+        )
 
 
 def _judge_int8(store: Store, plain: Judged) -> Judged:

@@ -2,7 +2,8 @@
 
 Each metric is one function over a sample summed up: counts per label for classify and multilabel, per entity type for
 tag, means for span and text, weighted rows for regress. The same function scores one sample and a thousand resamples,
-so an interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0, never NaN.
+so an interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0. A score is
+NaN in one case only: some row's outputs are not finite, and so there is nothing to compare with its target.
 
 Shapes: leading axes `...` are resamples; the last axis of counts is the label, of weighted rows the row.
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 from inlay.data.answers import Gold, has_unanswerable, score_answer
 from inlay.data.tags import TagCounts, count_rows, entity_types, has_seqeval, require_seqeval
-from inlay.errors import BadConfig, UnknownName
+from inlay.errors import BadConfig, NotFinite, UnknownName
 
 CHUNK_CELLS = 2_000_000  # of the resampled weights held at a time
 
@@ -235,7 +236,15 @@ def list_metrics(kind: str, num_labels: int, *, has_entities: bool = True) -> li
 
 
 def decide(kind: str, outputs: Any) -> Any:
-    """What a head's outputs predict: the likeliest class, the labels above one half, the number, tags or texts."""
+    """What a head's outputs predict: the likeliest class, the labels above one half, the number, tags or texts.
+
+    Refuses outputs that are not finite: the likeliest of NaN would be the first class.
+    """
+    if lost := find_lost(kind, outputs):
+        raise NotFinite(
+            f"the outputs of {len(lost):,} of {len(outputs):,} rows are not finite, so they predict nothing",
+            "train the task again with a smaller `--lr`",
+        )
     if kind in ("tag", "span", "text"):
         return outputs
     outputs = np.asarray(outputs)
@@ -244,21 +253,34 @@ def decide(kind: str, outputs: Any) -> Any:
     return (outputs > 0).astype(np.int64) if kind == "multilabel" else outputs.reshape(len(outputs)).astype(np.float64)
 
 
+def find_lost(kind: str, outputs: Any) -> list[int]:
+    """The rows whose outputs are not finite: None, or numbers of which some are NaN or infinite."""
+    lost = [row for row, output in enumerate(outputs) if output is None]
+    if lost or kind in ("tag", "span", "text"):
+        return lost
+    numbers = np.asarray(outputs, dtype=np.float64).reshape(len(outputs), -1)
+    return np.flatnonzero(~np.isfinite(numbers).all(axis=1)).tolist()
+
+
 def score(metric: str, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """The score of logits, or of predictions already decided, against targets."""
+    """The score of logits, or of predictions already decided, against targets; NaN if some row's are not finite."""
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     entry, targets = METRICS[metric], np.asarray(targets)
     kind = "multilabel" if targets.ndim == 2 and "multilabel" in entry.kinds else entry.kinds[0]
+    if find_lost(kind, outputs):
+        return math.nan
     predictions = decide(kind, outputs)
     num_labels = np.shape(outputs)[-1] if np.ndim(outputs) == 2 else 0
     return float(entry.function(_sum_up(kind, predictions, targets, num_labels)))
 
 
 def score_all(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any) -> dict[str, float]:
-    """Every metric that suits a task and can be computed here."""
-    sample = _sum_up(kind, decide(kind, outputs), targets, len(labels), labels)
+    """Every metric that suits a task and can be computed here; all NaN if some row's outputs are not finite."""
     names = list_metrics(kind, len(labels), has_entities=bool(entity_types(labels)) and has_seqeval())
+    if find_lost(kind, outputs):
+        return dict.fromkeys(names, math.nan)
+    sample = _sum_up(kind, decide(kind, outputs), targets, len(labels), labels)
     return {name: float(METRICS[name].function(sample)) for name in names}
 
 
@@ -274,7 +296,8 @@ def evaluate_report(
 ) -> Report:
     """All metrics of a kind with 95% intervals (percentile bootstrap over rows, seeded), labels and confusion.
 
-    A share of rows that is 0 or 1 has Wilson's interval: all resamples would be the same.
+    A share of rows that is 0 or 1 has Wilson's interval: all resamples would be the same. Refuses outputs that are not
+    finite.
     """
     targets = np.asarray(targets)
     predictions = decide(kind, outputs)
@@ -422,12 +445,12 @@ def _rank(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     ranks = np.cumsum(counts, axis=-1) - counts / 2 + 0.5
     group = np.empty(len(values), dtype=np.int64)
     group[order] = np.cumsum(is_new) - 1
-    return np.where(np.isnan(values), np.nan, ranks[..., group])
+    return ranks[..., group]
 
 
 def _correlate(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Weighted correlation over the last axis, in two passes: a one-pass variance loses its digits to cancellation."""
-    with np.errstate(invalid="ignore", over="ignore"):  # a diverged run may predict infinities; it scores 0
+    with np.errstate(invalid="ignore", over="ignore"):  # a diverging run may predict numbers whose squares overflow
         (first, first_spread), (second, second_spread) = (_centre(side, weights) for side in (first, second))
         covariance = (weights * first * second).sum(axis=-1)
         correlation = _ratio(covariance, np.sqrt(first_spread * second_spread))

@@ -4,6 +4,8 @@ A head is a linear layer, on the pooled vector of a row or on every token. Its k
 training and an answer in use. On a backbone that writes, a head has no layer: its kind says which texts are scored, or
 that a free one is written. What training finds out besides weights travels with the head: the scale of regression
 targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing.
+
+What always holds: outputs that are NaN or infinite are no answer. The argmax of NaN would be the first class.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.errors import UnknownName, Unsupported
+from inlay.errors import NotFinite, UnknownName, Unsupported
 from inlay.model.passages import Entity, Passage, Passages, Word, find_passages, join_entities
 
 WRITTEN = "text"
@@ -91,6 +93,11 @@ class Output:
         """All logits as one vector: what probes keep and proofs compare."""
         return torch.cat([logits.flatten() for logits in self.logits])
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether it says anything: no logit is NaN or infinite."""
+        return all(bool(logits.isfinite().all()) for logits in self.logits)
+
 
 class Windows(Protocol):
     """Encoded rows, as far as outputs need them."""
@@ -160,9 +167,10 @@ class Head:
     """of the number of labels"""
     row_losses: Callable[[Tensor, Tensor], Tensor]
     """logits [n, L] (or [n, T, L]) and targets -> the loss of each row [n], the mean over its labelled tokens"""
-    answer: Callable[[Output, HeadSpec, Sequence[str]], Outcome]
-    predict: Callable[[Output, HeadSpec, Sequence[str]], Any]
-    """what the metrics compare with a target"""
+    read_answer: Callable[[Output, HeadSpec, Sequence[str]], Outcome]
+    """of finite outputs; `answer` is for all"""
+    read_prediction: Callable[[Output, HeadSpec, Sequence[str]], Any]
+    """what the metrics compare with a target, of finite outputs; `predict` is for all"""
     confidence: Callable[[Outcome], float] | None = None
     """how sure an outcome is; None: this kind cannot say"""
     reads: str = "pooled"
@@ -173,6 +181,16 @@ class Head:
     """tokens of a row or window where nobody asks for a number"""
     weight: Callable[[Tensor], float] = lambda target: 1.0
     """how much a window counts in a mean, from its tokens' targets"""
+
+    def answer(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+        """What a row's outputs say; refuses outputs that are not finite."""
+        if not output.is_finite:
+            raise NotFinite("the outputs of a row are not finite", "train the task again with a smaller `--lr`")
+        return self.read_answer(output, spec, labels)
+
+    def predict(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Any:
+        """What the metrics compare with a target; None where the outputs are not finite."""
+        return self.read_prediction(output, spec, labels) if output.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:
         """The outcome, or its silence if it is less sure than that."""
@@ -290,8 +308,8 @@ HEADS: dict[str, Head] = {
     "classify": Head(
         num_outputs=lambda num_labels: num_labels,
         row_losses=lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"),
-        answer=_answer_class,
-        predict=_predict_logits,
+        read_answer=_answer_class,
+        read_prediction=_predict_logits,
         confidence=lambda outcome: max((outcome.probabilities or {}).values()),
         calibrates=True,
     ),
@@ -300,8 +318,8 @@ HEADS: dict[str, Head] = {
         row_losses=lambda logits, targets: F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(
             -1
         ),
-        answer=_answer_labels,
-        predict=_predict_logits,
+        read_answer=_answer_labels,
+        read_prediction=_predict_logits,
         # A set is as sure as the least sure decision about one of its labels.
         confidence=lambda outcome: min(max(p, 1 - p) for p in (outcome.probabilities or {}).values()),
         calibrates=True,
@@ -309,14 +327,14 @@ HEADS: dict[str, Head] = {
     "regress": Head(
         num_outputs=lambda num_labels: 1,
         row_losses=lambda logits, targets: F.mse_loss(logits[:, 0], targets, reduction="none"),
-        answer=_answer_number,
-        predict=_predict_number,
+        read_answer=_answer_number,
+        read_prediction=_predict_number,
     ),
     "tag": Head(
         num_outputs=lambda num_labels: num_labels,
         row_losses=_lose_tags,
-        answer=_answer_words,
-        predict=_predict_tags,
+        read_answer=_answer_words,
+        read_prediction=_predict_tags,
         confidence=lambda outcome: min((entity.probability for entity in outcome.entities or ()), default=1.0),
         reads="tokens",
         calibrates=True,
@@ -325,8 +343,8 @@ HEADS: dict[str, Head] = {
     "span": Head(
         num_outputs=lambda num_labels: 2,
         row_losses=_lose_passages,
-        answer=_answer_passage,
-        predict=_predict_answer,
+        read_answer=_answer_passage,
+        read_prediction=_predict_answer,
         confidence=lambda outcome: outcome.probability or 0.0,
         reads="tokens",
         max_length=384,
@@ -334,8 +352,8 @@ HEADS: dict[str, Head] = {
     "text": Head(
         num_outputs=lambda num_labels: 0,
         row_losses=partial(lose_texts, smoothing=0.0),
-        answer=_answer_text,
-        predict=_predict_text,
+        read_answer=_answer_text,
+        read_prediction=_predict_text,
         reads="nothing",
         weight=lambda target: float(len(target)),
     ),

@@ -12,6 +12,7 @@ text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -198,24 +199,33 @@ class _Pen:
 
 
 def _write(pen: _Pen, num_beams: int, max_tokens: int) -> list[Tensor]:
-    """The letters of each row's answer, as numbers."""
-    ids = _write_greedily(pen, max_tokens) if num_beams == 1 else _search(pen, num_beams, max_tokens)
-    texts = pen.backbone.tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return [torch.tensor([float(ord(letter)) for letter in text.strip()]) for text in texts]
+    """The letters of each row's answer, as numbers; NaN where the probabilities of its tokens are."""
+    found = _write_greedily(pen, max_tokens) if num_beams == 1 else _search(pen, num_beams, max_tokens)
+    texts = pen.backbone.tokenizer.batch_decode([ids or [] for ids in found], skip_special_tokens=True)
+    return [
+        torch.tensor([math.nan] if ids is None else [float(ord(letter)) for letter in text.strip()])
+        for ids, text in zip(found, texts, strict=True)
+    ]
 
 
-def _write_greedily(pen: _Pen, max_tokens: int) -> list[list[int]]:
-    """The likeliest token after each; a row that has ended writes padding while others go on."""
+def _write_greedily(pen: _Pen, max_tokens: int) -> list[list[int] | None]:
+    """The likeliest token after each; a row that has ended writes padding while others go on. None: they are NaN."""
     ids, written = pen.start(), []
     is_done = torch.zeros(pen.num_rows, dtype=torch.bool, device=pen.device)
+    is_lost = is_done.clone()
     for _ in range(max_tokens):
-        next_R = pen.write(ids)[:, -1].argmax(-1).masked_fill(is_done, pen.backbone.pad_id)
+        log_RV = pen.write(ids)[:, -1]
+        next_R = log_RV.argmax(-1)
+        # One logit that is NaN or infinite makes every probability NaN: the chosen one tells.
+        is_lost |= log_RV.gather(-1, next_R.unsqueeze(-1)).squeeze(-1).isnan() & ~is_done
+        is_done |= is_lost
+        next_R = next_R.masked_fill(is_done, pen.backbone.pad_id)
         written.append(next_R)
         is_done |= next_R == pen.backbone.end_id
         if is_done.all():
             break
         ids = next_R.unsqueeze(1)
-    return torch.stack(written, 1).tolist()
+    return [None if lost else row for row, lost in zip(torch.stack(written, 1).tolist(), is_lost.tolist(), strict=True)]
 
 
 @dataclass
@@ -224,13 +234,15 @@ class _Ended:
 
     texts: list[tuple[float, list[int]]]
     is_done: bool = False
+    is_lost: bool = False
+    """the probabilities of its tokens are NaN"""
 
     def add(self, score: float, text: list[int], num_beams: int) -> None:
         self.texts = sorted([*self.texts, (score, text)], key=lambda item: -item[0])[:num_beams]
 
 
-def _search(pen: _Pen, num_beams: int, max_tokens: int) -> list[list[int]]:
-    """Beam search: of all continuations the best, until no open text can beat the ended ones.
+def _search(pen: _Pen, num_beams: int, max_tokens: int) -> list[list[int] | None]:
+    """Beam search: of all continuations the best, until no open text can beat the ended ones. None: they are NaN.
 
     Texts are compared by the mean log-probability of their tokens, the end included.
     """
@@ -249,6 +261,8 @@ def _search(pen: _Pen, num_beams: int, max_tokens: int) -> list[list[int]]:
         candidates = zip(best_BC.tolist(), (place_BC // size).tolist(), (place_BC % size).tolist(), strict=True)
         chosen: list[list[tuple[float, int, int]]] = []
         for row, options in enumerate(candidates):
+            if math.isnan(options[0][0]) and not ended[row].is_done:  # NaN comes first
+                ended[row].is_done = ended[row].is_lost = True
             going: list[tuple[float, int, int]] = []
             for rank, (score, beam, token) in enumerate(zip(*options, strict=True)):
                 if token == end:
@@ -271,7 +285,7 @@ def _search(pen: _Pen, num_beams: int, max_tokens: int) -> list[list[int]]:
         if not item.is_done:
             for score, text in zip(scores_BK[row].tolist(), texts[row], strict=True):
                 item.add(score / length, text, num_beams)
-    return [item.texts[0][1] for item in ended]
+    return [None if item.is_lost else item.texts[0][1] for item in ended]
 
 
 def _join(answers: Sequence[Tensor]) -> Tensor:

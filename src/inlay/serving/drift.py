@@ -39,7 +39,8 @@ def measure_drift(probes: Sequence[Probe], outputs: Sequence[Output], head: Head
     answer, num_changed, largest = find_head(head.kind).answer, 0, 0.0
     for probe, output in zip(probes, outputs, strict=True):
         published = torch.tensor(probe.logits)
-        if len(published) != output.flat.numel():  # a text that was written is another
+        is_other_text = len(published) != output.flat.numel()
+        if is_other_text or not (output.is_finite and published.isfinite().all()):
             num_changed, largest = num_changed + 1, math.inf
             continue
         sizes = [window.numel() for window in output.logits]

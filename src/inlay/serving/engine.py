@@ -1,7 +1,8 @@
 """The engine: answers requests for any mix of tasks in shared batches.
 
 Slots are the hot tasks: a version is loaded into a slot when it is first asked for and leaves it when others need the
-place. Only the slots of a batch are visited. A bad request gets an answer that says what is wrong and spoils no other.
+place. Only the slots of a batch are visited. A bad request gets an answer that says what is wrong and spoils no other;
+so does one for which a version's outputs are NaN or infinite.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from inlay.data.encode import Encoded
 from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
-from inlay.errors import BadConfig, BadData, InlayError, Unsupported, WrongBackbone
+from inlay.errors import BadConfig, BadData, InlayError, NotFinite, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec, Outcome, Output, collect_outputs, find_head
@@ -297,10 +298,20 @@ def _phrase(item: _Checked, state: Hot | InlayError, output: Output | None) -> A
     if isinstance(state, InlayError):
         return Answer(item.request.task, error=state)
     assert output is not None
+    if not output.is_finite:
+        return Answer(item.request.task, error=_refuse_lost(item.version))
     head = find_head(state.spec.head.kind)
     outcome = head.answer(output, state.spec.head, state.manifest.labels)
     outcome = head.abstain(outcome, item.request.min_confidence)
     return Answer(item.request.task, item.version.reference, outcome, output.flat)
+
+
+def _refuse_lost(version: Version) -> NotFinite:
+    return NotFinite(
+        f"the outputs of `{version.reference}` are not finite for this text",
+        f"check it with `inlay verify {version.reference}`; in a lower precision numbers may overflow, "
+        "otherwise train the task again with a smaller `--lr`",
+    )
 
 
 def check_confidence(kind: str, min_confidence: float) -> None:

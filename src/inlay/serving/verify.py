@@ -6,6 +6,7 @@ says which it used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -137,9 +138,11 @@ class _Prover:
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """The largest difference, as a share of the largest expected value (or of 1)."""
+    """The largest difference, as a share of the largest expected value (or of 1); NaN if one is."""
     pairs = list(zip(expected, found, strict=True))
     if any(a.shape != b.shape for a, b in pairs):
         return float("inf")  # not even the same tokens
     spoken = [(a, b) for a, b in pairs if len(a)]  # a written text may be empty
-    return max((float((a - b).abs().max() / max(1.0, float(a.abs().max()))) for a, b in spoken), default=0.0)
+    found = [float((a - b).abs().max() / max(1.0, float(a.abs().max()))) for a, b in spoken]
+    # Not by `max` alone: that of NaN and a number is whichever comes first.
+    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)

@@ -439,7 +439,10 @@ class Cohort:
         if progress.last_gain == progress.epoch or wins_tie:
             progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
             member.best_tensors = member.read(self.bank)
-        if progress.step == member.num_steps:
+        if verdict.num_lost:
+            reason = f"the outputs of {verdict.num_lost:,} dev rows are not finite"
+            _end_diverged(member, f"diverged in epoch {progress.epoch}: {reason}")
+        elif progress.step == member.num_steps:
             progress.status = FINISHED
         elif train.patience and progress.epoch - progress.last_gain >= train.patience:
             progress.status = STOPPED_EARLY
@@ -478,10 +481,14 @@ def _has_diverged(member: AnyMember, seen: Seen, limit: float) -> bool:
     reason = f"loss {seen.loss:g}, gradient norm {seen.norm:g}"
     if math.isfinite(seen.loss) and math.isfinite(seen.norm):
         reason = f"loss {seen.loss:g} after a first loss of {progress.first_loss:g}"
-    progress.status = DIVERGED
-    progress.message = f"diverged at step {progress.step + 1}: {reason}; try a smaller learning rate than "
-    progress.message += f"{member.run.config.train.lr:g}"
+    _end_diverged(member, f"diverged at step {progress.step + 1}: {reason}")
     return True
+
+
+def _end_diverged(member: AnyMember, reason: str) -> None:
+    """End a run that has diverged; the weights of its best epoch before stay."""
+    member.progress.status = DIVERGED
+    member.progress.message = f"{reason}; try a smaller learning rate than {member.run.config.train.lr:g}"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

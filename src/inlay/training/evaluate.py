@@ -7,6 +7,7 @@ above which a question has no answer.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -90,17 +91,27 @@ def _as_numbers(targets: np.ndarray, head: HeadSpec) -> Tensor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What dev rows say about a run: every metric of its kind, the mean loss, and what of its head they fitted."""
+    """What dev rows say about a run: every metric of its kind, the mean loss, and what of its head they fitted.
+
+    If the outputs of some rows are not finite, scores and loss are NaN, which no epoch is chosen by, and the run has
+    diverged.
+    """
 
     scores: dict[str, float]
     loss: float
     fitted: dict[str, Any]
+    num_lost: int = 0
+    """rows whose outputs are not finite"""
 
 
 def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
     """The verdict of the dev rows, from the logits of their windows."""
     split, head = run.task.dev, run.spec.head
     outputs = _collect(split, encoded, logits)
+    num_lost = sum(not output.is_finite for output in outputs)
+    if num_lost:
+        scores = _score(run.task.kind, run.task.labels, outputs, split, head)
+        return Verdict(scores, math.nan, {}, num_lost)
     decisions = _decisions(head.kind, outputs, split, encoded)
     fitted = _fit_head(head, outputs, split, decisions)
     calibrated = dataclasses.replace(head, **fitted)
@@ -172,7 +183,7 @@ class Judged:
     head: HeadSpec
     outputs: list[Output]
     ece: float | None
-    """expected calibration error, where there are probabilities"""
+    """expected calibration error, where there are probabilities; NaN if some outputs are not finite"""
     num_lost: int
     """words beyond the last token"""
     num_tokens: int = 0
@@ -197,9 +208,16 @@ def judge_split(
     """The outputs of every labelled row, and how honest their probabilities are."""
     encoded = encode_once(backbone.tokenizer, split, reading)
     outputs = _collect(split, encoded, _infer(spec, tensors, backbone, encoded, on_batch))
-    decisions = _decisions(spec.head.kind, outputs, split, encoded)
-    ece = None if decisions is None else calibration_error(*decisions, spec.head.temperature)
+    ece = _measure_calibration(spec.head, outputs, split, encoded)
     return Judged(spec.head, outputs, ece, encoded.num_lost, int(encoded.lengths.sum()))
+
+
+def _measure_calibration(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: Encoded) -> float | None:
+    decisions = _decisions(head.kind, outputs, split, encoded)
+    if decisions is None:
+        return None
+    is_sound = all(output.is_finite for output in outputs)
+    return calibration_error(*decisions, head.temperature) if is_sound else math.nan
 
 
 def predict_split(
@@ -247,9 +265,14 @@ def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
 
 
 def read_outputs(head: HeadSpec, labels: Sequence[str], outputs: Sequence[Output]) -> Any:
-    """Outputs as the metrics take them: logits [n, L], numbers [n] on the targets' own scale, tags or texts."""
+    """Outputs as the metrics take them: logits [n, L], numbers [n] on the targets' own scale, tags or texts.
+
+    If some are not finite, a list with None in their place, which the metrics score as NaN.
+    """
     predict = find_head(head.kind).predict
     found = [predict(output, head, labels) for output in outputs]
+    if any(prediction is None for prediction in found):
+        return found
     return np.stack(found) if isinstance(found[0], np.ndarray | float) else found
 
 

@@ -278,7 +278,8 @@ class JointMember:
         for name, verdict in zip(names, verdicts, strict=True):
             scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}
         loss = float(np.mean([verdict.loss for verdict in verdicts]))
-        return Verdict(scores, loss, {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)})
+        fitted = {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)}
+        return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts))
 
     def reuse(self, cache: PrefixCache, reach: Reach) -> None:
         """Compute all up to `reach` once and keep it."""

@@ -1,0 +1,55 @@
+"""Outputs that are NaN or infinite are no answer, of whatever kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from inlay.errors import NotFinite
+from inlay.model.heads import HEADS, WRITTEN, HeadSpec, Output, find_head
+
+PLACES = (np.array([[-1, -1], [0, 2], [3, 5], [-1, -1]], dtype=np.int32),)
+TOKENS = {"places": PLACES, "text": "ab cd", "words": ((0, 2), (3, 5))}
+# Kind -> a head, its labels, what of a row is not its logits, and their shape.
+KINDS = {
+    "classify": (HeadSpec("classify", 2, "mean"), ("no", "yes"), {}, (2,)),
+    "multilabel": (HeadSpec("multilabel", 2, "mean"), ("a", "b"), {}, (2,)),
+    "regress": (HeadSpec("regress", 1, "mean"), (), {}, (1,)),
+    "tag": (HeadSpec("tag", 2, "tokens"), ("O", "B-X"), TOKENS, (4, 2)),
+    "span": (HeadSpec("span", 2, "tokens"), (), TOKENS, (4, 2)),
+    "text": (HeadSpec("text", 0, WRITTEN), (), {}, (3,)),
+}
+
+
+def test_every_kind_is_tried():
+    assert KINDS.keys() == HEADS.keys()
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_that_are_not_finite_are_no_answer_of_any_kind(kind, poison):
+    head, labels, more, shape = KINDS[kind]
+    logits = torch.full(shape, 65.0)
+    sound = Output((logits,), **more)
+    assert sound.is_finite
+    assert find_head(kind).predict(sound, head, labels) is not None
+    find_head(kind).answer(sound, head, labels)
+    logits = logits.clone()
+    logits.view(-1)[-1] = poison
+    lost = Output((logits,), **more)
+    assert not lost.is_finite
+    assert find_head(kind).predict(lost, head, labels) is None
+    with pytest.raises(NotFinite, match="are not finite"):
+        find_head(kind).answer(lost, head, labels)
+
+
+def test_one_window_that_is_lost_loses_the_row():
+    windows = (torch.zeros(4, 2), torch.full((4, 2), torch.nan))
+    assert not Output(windows, PLACES * 2, "ab cd").is_finite
+    assert Output((torch.empty(0),)).is_finite  # a text of no letters
+
+
+def test_a_number_among_texts_is_not_the_first_where_scores_are_nan():
+    head = HeadSpec("regress", 2, WRITTEN, texts=("0.0", "0.2"))
+    assert find_head("regress").predict(Output((torch.tensor([torch.nan, torch.nan]),)), head, ()) is None

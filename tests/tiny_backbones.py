@@ -100,7 +100,7 @@ SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 
 def make_folder(family: str, folder: Path, seed: int = 0) -> Path:
-    """A tiny random backbone as a Hugging Face folder."""
+    """A tiny random backbone as a Hugging Face folder; a pooler counts as trained, as its bias is not zero."""
     import torch
     import transformers
 
@@ -120,6 +120,21 @@ def make_folder(family: str, folder: Path, seed: int = 0) -> Path:
             untie(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def untrain_pooler(folder: Path) -> None:
+    """Make the pooler of a backbone's folder what transformers draws: weights of noise, a bias of zeros."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        if name.endswith("pooler.dense.weight"):
+            tensor.normal_(0, 0.02, generator=generator)
+        elif name.endswith("pooler.dense.bias"):
+            tensor.zero_()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def untie(folder: Path) -> None:

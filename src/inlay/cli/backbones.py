@@ -120,6 +120,10 @@ def show(name: NameArgument = "minilm", device: DeviceOption = "cpu", json: Json
         return
     sites, frozen = about.pop("sites"), about.pop("frozen_norms")
     about["parameters"] = screen.count(about["parameters"])
+    about["pooling"] = f"{about['pooling']}: {about.pop('pooling_reason')}"
+    noise = about.pop("pooler_noise")
+    trained = "trained" if noise is None else f"never trained: {noise}"
+    about["pooler"] = trained if about.pop("has_pooler") else "none"
     screen.put_pairs({name.replace("_", " "): value for name, value in about.items()})
     screen.put()
     rows = [[place, str(len(paths)), paths[0]] for place, paths in sites.items()]
@@ -142,7 +146,9 @@ def _describe(backbone: Backbone) -> dict[str, Any]:
         "parameters": backbone.num_parameters,
         "longest_row": backbone.max_length,
         "pooling": backbone.default_pooling,
+        "pooling_reason": backbone.pooling_reason,
         "has_pooler": backbone.has_pooler,
+        "pooler_noise": backbone.pooler_noise or None,
         "precision": backbone.precision,
         "fingerprint": backbone.fingerprint,
         "exact_digest": backbone.exact_digest,

@@ -98,7 +98,7 @@ def train(
     version = publish_run(ready, result, name) if publish else None
     report = report_run(ready, result, version)
     if json:
-        notes = [*ready.run.task.notes, *ready.run.start.notes]
+        notes = [*ready.run.task.notes, *ready.run.start.notes, *ready.run.notes]
         more = {"was_finished": was_finished, "notes": notes, "examples": examples}
         screen.put_json({**report, **more})
     else:
@@ -139,7 +139,7 @@ def _describe_run(run: Run, backbone: Backbone) -> None:
 
     added = run.spec.count_parameters(backbone.anatomy)
     train, method, head = run.config.train, run.config.method, run.spec.head
-    for text in run.start.notes:
+    for text in (*run.start.notes, *run.notes):
         screen.note(text)
     part = screen.share(added, backbone.num_parameters)
     usual = dataclasses.asdict(resolve_method(MethodConfig(method.name)))

@@ -7,7 +7,6 @@ them. Nothing in Inlay ever writes to its weights.
 from __future__ import annotations
 
 import inspect
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,6 +26,7 @@ from inlay.model.families import find_family
 from inlay.model.fingerprint import digest_weights, fingerprint
 from inlay.model.heads import WRITTEN
 from inlay.model.mount import join_projections, mount
+from inlay.model.pooling import describe_noise, find_default
 from inlay.model.route import Batch, Pack, Reach, Row, collate, pack
 from inlay.model.rung import Rung
 from inlay.model.sites import survey
@@ -43,7 +43,11 @@ class Backbone:
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint(model.config, weights, tokenizer)
         self.exact_digest, self.precision = weights.exact, weights.precision
-        self.has_pooler = family.pooler is not None and f"{family.pooler}.dense.weight" in weights.names
+        self.has_pooler = "weight" in weights.pooler
+        """whether its files have a pooler, trained or not"""
+        fresh_std = float(getattr(model.config, "initializer_range", 0.02))  # type: ignore[union-attr, arg-type]
+        self.pooler_noise = describe_noise(weights.pooler, fresh_std) if self.has_pooler else ""
+        """what shows that the pooler of its files was never trained; nothing where it was, or there is none"""
         self.anatomy = survey(model)
         self.num_parameters = weights.num_parameters
         self.model = model.eval().requires_grad_(False)
@@ -59,8 +63,10 @@ class Backbone:
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
         }
-        own_pooling = _default_pooling(folder, self.has_pooler, self.anatomy.family)
-        self.default_pooling = WRITTEN if self.writes else own_pooling
+        own_pooling = find_default(folder, family, has_pooler=self.has_pooler, noise=self.pooler_noise)
+        self.default_pooling = WRITTEN if self.writes else own_pooling.name
+        self.pooling_reason = "it writes its answers" if self.writes else own_pooling.reason
+        """why its outputs are read as `default_pooling` says, as a clause"""
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         start_id = getattr(model.config, "decoder_start_token_id", None)
         self.start_id = self.pad_id if start_id is None else int(start_id)
@@ -100,8 +106,11 @@ class Backbone:
         """Weights that replace the backbone's in several passes, as precise as its own."""
         return None if weights is None else {name: tensor.to(self.dtype) for name, tensor in weights.items()}
 
-    def resolve_pooling(self, pooling: str) -> str:
-        """`auto` as the pooling that suits this backbone; refuses a pooler that was never pretrained."""
+    def resolve_pooling(self, pooling: str, *, takes_noise: bool = False) -> str:
+        """`auto` as the pooling that suits this backbone; refuses a pooler that was never trained, or is not there.
+
+        With `takes_noise` one that was never trained is taken: what read it before goes on reading it.
+        """
         if self.writes and pooling not in ("auto", WRITTEN):
             raise Unsupported(
                 f"pooling `{pooling}` on the backbone `{self.name}`, which writes its answers", "leave out `--pooling`"
@@ -112,6 +121,11 @@ class Backbone:
             family = find_family(self.anatomy.family)
             why = "its family has none" if family.pooler is None else "its file has none"
             raise Unsupported(f"pooling `pooler` on the backbone `{self.name}`: {why}", "use `cls` or `mean`")
+        if pooling == "pooler" and self.pooler_noise and not takes_noise:
+            raise Unsupported(
+                f"pooling `pooler` on the backbone `{self.name}`: its pooler was never trained ({self.pooler_noise})",
+                "use `--pooling mean`, or train the pooler with the task: `--set train.hidden=pooler`",
+            )
         return pooling
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -446,12 +460,3 @@ def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, floa
             rate = vars(module).get(name)
             if isinstance(rate, int | float) and not isinstance(rate, bool):
                 yield path, module, name, rate
-
-
-def _default_pooling(folder: Path, has_pooler: bool, family: str) -> str:
-    """What the backbone was tuned with; BERT's pretrained pooler as published; otherwise the mean."""
-    pooling_file = folder / "1_Pooling" / "config.json"
-    if pooling_file.is_file():
-        modes = json.loads(pooling_file.read_text(encoding="utf8"))
-        return "cls" if modes.get("pooling_mode_cls_token") else "mean"
-    return "pooler" if family == "bert" and has_pooler else "mean"

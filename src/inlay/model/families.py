@@ -50,7 +50,9 @@ class Family:
     frozen_norms: Mapping[str, str] = field(default_factory=dict)
     """norm that does not work on tokens -> why it stays frozen"""
     pooler: str | None = None
-    """the pretrained pooling layer, where the family has one"""
+    """the pooling layer, where the family has one"""
+    pooling: str = "mean"
+    """how a row is read where a backbone's files do not say it; `pooler`: by that layer, if it was trained"""
     prefix: str = ""
     """what a checkpoint with a pretraining head puts before the backbone's tensor names"""
     first_position: int = 0
@@ -111,6 +113,7 @@ _BERT = Family(
     outer_norms={"embeddings": "embeddings.LayerNorm"},
     linears=_BERT_LINEARS,
     pooler="pooler",
+    pooling="pooler",  # pretrained by telling whether two sentences follow each other
     prefix="bert",
     activation="intermediate.intermediate_act_fn",
 )
@@ -167,13 +170,14 @@ _T5 = Family(
     reuses=False,  # the first block of a stack computes the position bias of all
 )
 _POSITIONS = "it also projects relative positions, which the rows of a batch share"
-_ROBERTA = replace(_BERT, prefix="roberta", first_position=2)
+# Pretrained without a task of whole rows: a pooler in such a file was never trained, or tuned for something else.
+_ROBERTA = replace(_BERT, pooling="mean", prefix="roberta", first_position=2)
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "electra": replace(_BERT, pooler=None, prefix="electra"),
+    "electra": replace(_BERT, pooler=None, pooling="mean", prefix="electra"),
     "mpnet": Family(
         stack="encoder.layer",
         places={"attention": "attention.dropout", "feedforward": "output.dropout", "output": "output.LayerNorm"},

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class WeightsDigest:
     precision: str
     num_parameters: int
     names: frozenset[str]
+    pooler: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """the pooler's `weight` and `bias`, as far as the files have them"""
 
 
 def fingerprint(config: Any, weights: WeightsDigest, tokenizer: Any) -> str:
@@ -71,12 +73,16 @@ def digest_weights(folder: Path, family: Family) -> WeightsDigest:
     files = weight_files(folder)
     rounded: dict[str, tuple[list[int], str]] = {}
     precisions = set()
+    pooler: dict[str, Tensor] = {}
+    pooler_prefix = f"{family.pooler}.dense."
     for name, tensor in _backbone_tensors(files, family.prefix):
         if name in family.unused:
             continue
         precisions.add(str(tensor.dtype).removeprefix("torch."))
         content = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
         rounded[name] = list(tensor.shape), hashlib.sha256(content).hexdigest()
+        if name.startswith(pooler_prefix):
+            pooler[name.removeprefix(pooler_prefix)] = tensor
     found = [name for name in family.copies if name in rounded]
     for copy in found[1:]:
         if rounded[copy] == rounded[found[0]]:
@@ -87,7 +93,7 @@ def digest_weights(folder: Path, family: Family) -> WeightsDigest:
         exact.update(hash_file(file).encode())
     exact_digest = hash_file(files[0]) if len(files) == 1 else exact.hexdigest()
     precision = "+".join(sorted(precisions))
-    return WeightsDigest(_digest(rounded), exact_digest, precision, num_parameters, frozenset(rounded))
+    return WeightsDigest(_digest(rounded), exact_digest, precision, num_parameters, frozenset(rounded), pooler)
 
 
 def weight_files(folder: Path) -> list[Path]:

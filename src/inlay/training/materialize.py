@@ -114,7 +114,7 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
                 f"they were read from `{configs[number].data.source}`; where they are now, say as "
                 f"`inlay materialize {run_id} {task.name}=DATA`",
             )
-        found.append(_put_down(make_part(task, configs[number], backbone), origin, result, backbone))
+        found.append(_put_down(make_part(task, configs[number], backbone, is_trained=True), origin, result, backbone))
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBac
 from inlay.model.backbone import Backbone
 from inlay.model.heads import WRITTEN, HeadSpec, find_head
 from inlay.model.methods import find_method, resolve_method
+from inlay.model.pooling import POOLED
 from inlay.model.slots import SlotSpec
 from inlay.store import Store, write_atomically
 from inlay.training.start import Start, load_sources, make_start
@@ -57,6 +58,8 @@ class Run:
     start: Start = field(default_factory=Start)
     origin: Mapping[str, Any] = field(default_factory=dict)
     """the run of several tasks that it was one of: its id, method and tasks"""
+    notes: tuple[str, ...] = ()
+    """what its user should know of how it reads the backbone"""
 
     @cached_property
     def id(self) -> str:
@@ -139,10 +142,13 @@ class Result:
         return next((line for line in self.history if line["epoch"] == self.best_epoch), {})
 
 
-def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None) -> Run:
+def make_run(
+    task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None, *, is_trained: bool = False
+) -> Run:
     """Resolve every `auto` of `config` for this task and backbone, and check that they go together.
 
-    `store` has the versions that `config.train.start` names.
+    `store` has the versions that `config.train.start` names. What `is_trained` is not refused for what later versions
+    of Inlay train no more.
     """
     if find_method(config.method.name).is_joint:
         raise BadConfig(
@@ -155,13 +161,17 @@ def make_run(task: Task, config: RunConfig, backbone: Backbone, store: Store | N
                 f"`joint.{item.name}` is `{value}` for a run of one task",
                 "leave it out: settings of `joint` are for `inlay multitask`",
             )
-    return make_part(task, config, backbone, store)
+    return make_part(task, config, backbone, store, is_trained=is_trained)
 
 
-def make_part(task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None) -> Run:
+def make_part(
+    task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None, *, is_trained: bool = False
+) -> Run:
     """As `make_run`, for one task of a run of several too."""
     sources = load_sources(config.train.start, store, backbone, config.method)
-    pooling = _resolve_pooling(config.train, backbone)
+    # What was once trained on a pooler that is noise still reads it, and so does what goes on from it.
+    takes_noise = is_trained or any(source.spec.head.pooling == "pooler" for source in sources)
+    pooling = _resolve_pooling(config.train, backbone, takes_noise=takes_noise)
     max_length = config.train.max_length or min(find_head(task.kind).max_length, backbone.max_length)
     if max_length > backbone.max_length:
         raise BadConfig(
@@ -191,7 +201,8 @@ def make_part(task: Task, config: RunConfig, backbone: Backbone, store: Store | 
     if backbone.writes:
         _check_texts(task, spec.head.texts, backbone)
     spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
-    return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone))
+    notes = tuple(_describe_reading(config.train, spec.head, backbone))
+    return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone), notes=notes)
 
 
 def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
@@ -291,17 +302,30 @@ def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dic
     return {name: defaults[name] if value is None else value for name, value in chosen.items()}
 
 
-def _resolve_pooling(config: TrainConfig, backbone: Backbone) -> str:
+def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bool) -> str:
     """A trained copy of the pooler reads what the pooler reads: the first token."""
     if config.hidden != "pooler":
-        return backbone.resolve_pooling(config.pooling)
-    backbone.resolve_pooling("pooler")  # refuses a backbone that has none
+        return backbone.resolve_pooling(config.pooling, takes_noise=takes_noise)
+    backbone.resolve_pooling("pooler", takes_noise=True)  # refuses a backbone that has none
     if config.pooling not in ("auto", "cls", "pooler"):
         raise BadConfig(
             f"`train.hidden` is `pooler` with `{config.pooling}` pooling",
             "it reads the first token: leave out `--pooling`",
         )
     return "cls"
+
+
+def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -> Iterator[str]:
+    """What a head reads where its user did not say it, and why; and that a pooler it reads is noise."""
+    if not head.reads_rows or head.is_written:
+        return
+    noise = f"`{backbone.name}`'s pooler was never trained: {backbone.pooler_noise}"
+    if head.hidden == "pooler" and backbone.pooler_noise:
+        yield f"the pooler that is trained with the task begins as noise: {noise}"
+    elif head.hidden != "pooler" and config.pooling == "auto":
+        yield f"pooling: {backbone.default_pooling} ({POOLED[backbone.default_pooling]}): {backbone.pooling_reason}"
+    if head.pooling == "pooler" and backbone.pooler_noise:
+        yield f"it goes on reading a pooler that is noise: {noise}"
 
 
 def write_start(folder: Path, run: Run | JointRun) -> None:
@@ -409,4 +433,4 @@ def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
         )
     # Its start is in the weights by now; the versions it came from may be gone.
     fresh = dataclasses.replace(config, train=dataclasses.replace(config.train, start=()))
-    return Trained(dataclasses.replace(make_run(task, fresh, backbone), config=config), result)
+    return Trained(dataclasses.replace(make_run(task, fresh, backbone, is_trained=True), config=config), result)

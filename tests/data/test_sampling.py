@@ -90,3 +90,10 @@ def test_an_epoch_far_on_is_found_by_a_sampler_that_begins_there():
     assert found.keys() == expected.keys()
     for task in found:
         np.testing.assert_array_equal(found[task], expected[task])
+
+
+def test_every_pass_over_a_task_has_an_order_of_its_own():
+    sampler = make_sampler()
+    passes = [tuple(sampler._order(1, turn)) for turn in range(4)]
+    assert len(set(passes)) == 4
+    assert all(sorted(rows) == list(range(100)) for rows in passes)

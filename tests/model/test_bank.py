@@ -262,6 +262,14 @@ def test_heads_turn_logits_into_answers():
     assert number.to_json() == {"value": 110.0}
 
 
+def test_a_label_applies_where_it_is_likelier_than_not():
+    """A logit of 0.2 is a probability of 0.55."""
+    logits = torch.tensor([-0.2, 0.2])
+    answer = find_head("multilabel").answer(Output((logits,)), HeadSpec("multilabel", 2, "cls"), "ab")
+    assert answer.labels == ("b",)
+    assert answer.probabilities["b"] == pytest.approx(1 / (1 + 2.718281828**-0.2))
+
+
 def test_row_losses_follow_their_formulas():
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     chosen = torch.tensor([0, 2, 1, 1])

@@ -210,3 +210,35 @@ def test_ties_on_dev_are_broken_by_the_dev_loss(tiny_bert, toy_task):
         gains.append(member.progress.last_gain)
     assert best == [1, 1, 3, 3, 5]
     assert gains == [1, 1, 1, 1, 5]  # a tie is no gain: patience goes on running out
+
+
+def test_patience_runs_out_though_ties_are_won_by_the_loss(tiny_bert, toy_task):
+    run = make_run(toy_task(), RunConfig(train=TrainConfig(**QUIET, patience=2)), tiny_bert)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    stopped = []
+    for loss in (0.5, 0.4, 0.3):
+        cohort._close_epoch(member, Verdict({"accuracy": 0.9}, loss, {}))
+        stopped.append(not member.is_active)
+    assert member.progress.best_epoch == 3
+    assert stopped == [False, False, True]
+
+
+def test_a_run_whose_gradient_is_not_finite_does_not_move(tiny_bert, toy_task, monkeypatch):
+    """Its loss is a number all the same: the overflow is in the backward pass."""
+    cohort = Cohort(make_runs(tiny_bert, toy_task), tiny_bert, SETTINGS)
+    differentiate = cohort.stepper.differentiate
+
+    def overflow(*arguments):
+        losses, grads = differentiate(*arguments)
+        grads[0, 3] = torch.inf
+        return losses, grads
+
+    monkeypatch.setattr(cohort.stepper, "differentiate", overflow)
+    before = cohort.flat.values_SP.clone()
+    cohort.step()
+    assert torch.equal(cohort.flat.values_SP[0], before[0])
+    assert cohort.optimizer.num_steps == [0, 1, 1, 1]
+    assert cohort.members[0].progress.status == DIVERGED
+    assert "gradient norm inf" in cohort.members[0].progress.message
+    assert [member.slot for member in cohort.active] == [1, 2, 3]

@@ -130,3 +130,31 @@ def test_bert_schedule_drops_to_nine_tenths_at_the_end_of_warm_up():
 def test_constant_schedule_stays_after_warm_up():
     train = TrainConfig(lr=2.0, warmup=0.0, schedule="constant")
     assert {learning_rate(train, step, 7) for step in range(7)} == {2.0}
+
+
+@pytest.mark.parametrize(("name", "eps", "corrects"), [("adamw", 1e-8, True), ("bert-adam", 1e-6, False)])
+def test_tiny_gradients_are_tamed_by_each_variants_own_epsilon(name, eps, corrects):
+    bank = make_bank(1)
+    before, grads = bank.values_SP[0].double(), 1e-6 * make_gradients(bank, 0)
+    g = grads[0].double()
+    m, v = 0.1 * g, 0.001 * g * g
+    if corrects:
+        m, v = m / 0.1, v / 0.001
+    SlotOptimizer(bank, [TrainConfig(optimizer=name, weight_decay=0.0)]).step(grads, {0: 1.0})
+    torch.testing.assert_close(bank.values_SP[0].double(), before - m / (v.sqrt() + eps), atol=1e-5, rtol=1e-5)
+
+
+def test_a_run_of_several_slots_is_clipped_by_the_norm_of_all_it_has():
+    """Two runs of three slots: what each shares, and what its slots have, are one gradient."""
+    generator = torch.Generator().manual_seed(0)
+    shared, own = torch.randn(2, 7, generator=generator), torch.randn(6, 7, generator=generator)
+    settings = [TrainConfig(clip_norm=1.0), TrainConfig(clip_norm=100.0)]
+    clipped, clipped_own = shared.clone(), own.clone()
+    norms = SlotOptimizer(make_bank(2), settings).clip_together(clipped, clipped_own)
+    for run in range(2):
+        whole = torch.cat([shared[run], own[3 * run : 3 * run + 3].flatten()])
+        norm = math.sqrt(sum(float(value) ** 2 for value in whole))
+        assert float(norms[run]) == pytest.approx(norm, rel=1e-5)
+        scale = 1 / norm if run == 0 else 1.0
+        torch.testing.assert_close(clipped[run], shared[run] * scale)
+        torch.testing.assert_close(clipped_own[3 * run : 3 * run + 3], own[3 * run : 3 * run + 3] * scale)

@@ -88,3 +88,12 @@ def test_a_step_smooths_the_labels_of_written_answers(backbone_of, toy_task, smo
     lengths = torch.tensor([len(t5.tokenizer(task.labels[task.train.targets[row]])["input_ids"]) for row in rows])
     mean = (torch.stack(expected) * lengths).sum() / lengths.sum()  # over all tokens of the batch
     assert float(losses[0]) == pytest.approx(float(mean), rel=1e-5)
+
+
+@pytest.mark.parametrize(("rates", "is_random"), [({}, False), ({"dropout": 0.5}, True), ({"head_dropout": 0.5}, True)])
+def test_a_step_drops_as_the_run_says(backbone_of, toy_task, rates, is_random):
+    cohort = make_cohort(backbone_of("bert"), toy_task(), **rates)
+    batches = {0: cohort.members[0].next_batch()}
+    with cohort.training():
+        first, second = (cohort.stepper.differentiate(cohort.active, batches)[0] for _ in range(2))
+    assert torch.equal(first, second) is not is_random

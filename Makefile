@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test interop triton check lint env clean help
+.PHONY: quickstart test mutants interop triton check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,9 @@ quickstart: env ## train the SMS spam task on the default backbone and use it (m
 
 test: env ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton" -n $(JOBS) --dist loadfile
+
+mutants: env ## change the code a little, a hundred times, and see that a test fails each time (half an hour)
+	$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
 
 interop: env ## compare with the `adapters` library itself, in an environment of its own (.interop/)
 	$(BIN)/python tests/interop/make_env.py .interop

@@ -10,6 +10,7 @@ import torch
 
 from inlay.config import MethodConfig
 from inlay.exchange import Wishes, export_folder, import_folder
+from inlay.exchange.heads import read_labels
 from inlay.exchange.to_adapterhub import _find_factor
 from inlay.model.heads import HeadSpec
 from inlay.model.slots import SlotSpec
@@ -100,3 +101,7 @@ def test_sizes_that_differ_by_layer_are_padded_with_zeros(old_folder, tiny_bert)
 def test_reduction_factor_gives_back_every_size(width):
     for size in (*range(1, width + 1), 2 * width, 3 * width + 1):
         assert int(width // _find_factor(width, size)) == size
+
+
+def test_labels_come_in_the_order_of_their_outputs():
+    assert read_labels({"yes": 0, "maybe": 2, "no": 1}, 3) == ("yes", "no", "maybe")

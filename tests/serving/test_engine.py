@@ -267,6 +267,20 @@ def test_where_probes_were_answered_one_bit_is_a_problem(tiny_bert, toy_task, tm
     assert "to the last bit" in check.problem
 
 
+def test_verify_finds_an_engine_that_answers_otherwise(tiny_bert, kept):
+    """The canonical answers stand; what is served in a mixed batch does not."""
+    store, trained = kept
+
+    class Off(Engine):
+        def predict(self, requests):
+            return [dataclasses.replace(answer, logits=answer.logits + 0.05) for answer in super().predict(requests)]
+
+    versions = [version for _, _, version in trained.values()]
+    checks = verify(versions, tiny_bert, store, engine=Off(tiny_bert, store))
+    assert all(check.canonical_difference == 0 for check in checks)
+    assert all("in a mixed batch is off by" in check.problem for check in checks)
+
+
 def count_calls(monkeypatch, *names):
     """How often each method of the store is called from now on."""
     calls = dict.fromkeys(names, 0)

@@ -16,9 +16,9 @@ from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import StoreDamaged
 from inlay.model.inference import infer
 from inlay.training import FitSettings, fit, make_run, parallel
-from inlay.training.cohort import Watcher
+from inlay.training.cohort import CohortSettings, Watcher
 from inlay.training.fit import Interrupted
-from inlay.training.resume import cohort_id
+from inlay.training.resume import cohort_id, find_stopped, write_membership
 
 PROGRAM = Path(__file__).with_name("kill_and_resume.py")
 
@@ -172,3 +172,16 @@ def test_a_damaged_state_is_refused_with_what_to_do(tiny_bert, toy_task, tmp_pat
     with pytest.raises(StoreDamaged, match="resume state") as caught:
         fit([run], tiny_bert, tmp_path)
     assert "--restart" in caught.value.hint
+
+
+def test_a_stopped_cohort_goes_on_only_if_it_trains_all_that_is_asked_for_and_nothing_else(
+    tiny_bert, toy_task, tmp_path
+):
+    first, second, third = (make(tiny_bert, toy_task, seed=seed) for seed in range(3))
+    write_membership(tmp_path / "cohort", [first, second], CohortSettings(1024, 1, 100), [])
+    (tmp_path / "cohort" / "state.safetensors").write_bytes(b"")
+    for unfinished in ([first, second], [second], []):
+        assert find_stopped(tmp_path, [first, second], unfinished).runs == [first, second]
+    assert find_stopped(tmp_path, [first, second, third], [second]).runs == [first, second]
+    assert find_stopped(tmp_path, [first, second, third], [second, third]) is None, "the third would not be trained"
+    assert find_stopped(tmp_path, [first, third], [first]) is None, "nobody asks for the second"

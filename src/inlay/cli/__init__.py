@@ -29,7 +29,7 @@ COMMANDS = {
     "materialize": Command(
         "Train", "materialize", "materialize", "Turn the tasks of a run that shares parameters into ordinary ones."
     ),
-    "plan": Command("Train", "train", "plan", "Tell what a run would cost, beside full fine-tuning."),
+    "plan": Command("Train", "plan", "plan", "Tell what a run would cost, beside full fine-tuning."),
     "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),
     "baseline": Command(
         "Train", "baseline", "baseline", "Score TF-IDF and logistic regression on a task, with no transformer."

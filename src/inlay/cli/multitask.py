@@ -13,6 +13,7 @@ from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
 from inlay.cli.effort import MEMORY, fit_options
 from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, name_of, open_store, run_options
+from inlay.cli.plan import describe_times, describe_totals
 from inlay.cli.screen import Column
 from inlay.cli.train import PublishOption, ResumeOption, fit_runs, load_task
 from inlay.config import MethodConfig, RunConfig
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.training.joint import JointRun
+    from inlay.training.plan import JointPlan
     from inlay.training.run import Result, Trained
 
 _METHOD = "hyperformer++"
@@ -47,6 +49,9 @@ def multitask(
     data: Annotated[list[str] | None, _TASKS] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="runs, seeds counted up, as a cohort")] = 1,
     dry_run: Annotated[bool, _DRY] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a step or two, or only count")
+    ] = True,
     publish: PublishOption = True,
     resume: ResumeOption = True,
     device: DeviceOption = "auto",
@@ -67,7 +72,7 @@ def multitask(
     kept = open_store(store)
     ready = _prepare(run, data or (), kept, device, seeds)
     if dry_run:
-        _forecast(ready, effort, as_json=json)
+        _forecast(ready, effort, measured=measure, as_json=json)
         return
     settings = dataclasses.replace(effort, restart=not resume, draw_curves=True)
     results = fit_runs(ready.runs, ready, settings)
@@ -213,16 +218,34 @@ def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
     )
 
 
-def _forecast(ready: _Ready, effort: FitSettings, *, as_json: bool) -> None:
-    """Put what a run would take: its tasks, how often each is drawn, parameters, time and memory."""
-    from inlay.training.plan import plan_joint
+def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bool) -> None:
+    """Put what a run would take: its tasks, how often each is drawn and parameters first; then time and memory."""
+    from inlay.training.plan import count_joint, plan_joint
 
-    with screen.working("measuring a few steps"):
-        made = plan_joint(ready.runs[0], ready.backbone, checkpointing=effort.checkpointing)
-    num_seeds = len(ready.runs)
+    made, num_seeds = count_joint(ready.runs[0], ready.backbone), len(ready.runs)
+    if not as_json:
+        _put_counts(made)
+    if measured:
+        with screen.working("measuring a few steps"):
+            made = plan_joint(ready.runs[0], ready.backbone, checkpointing=effort.checkpointing)
     if as_json:
-        screen.put_json({**dataclasses.asdict(made), "num_seeds": num_seeds})
+        screen.put_json({**made.to_json(), "num_seeds": num_seeds})
         return
+    screen.put()
+    if made.seconds is None or made.memory_bytes is None:
+        screen.put_pairs({"time": "not measured", "memory": "not measured"})
+        return
+    each = "" if num_seeds == 1 else f" for each of {num_seeds} seeds"
+    screen.put_pairs(
+        {
+            "time": f"about {screen.duration(made.seconds)}{each}, from a measured step",
+            "memory": f"about {screen.size(made.memory_bytes)}{each}",
+        }
+    )
+
+
+def _put_counts(made: JointPlan) -> None:
+    """Put what shapes tell of a run of several tasks."""
     screen.say()
     names = ("train rows", "dev rows", "drawn", "parameters")
     rows = [
@@ -235,15 +258,14 @@ def _forecast(ready: _Ready, effort: FitSettings, *, as_json: bool) -> None:
     columns = [Column("task"), Column("kind"), Column("metric"), *(Column(name, is_number=True) for name in names)]
     screen.put_table(columns, rows)
     screen.put()
-    each = "" if num_seeds == 1 else f" for each of {num_seeds} seeds"
     part = screen.share(made.trained_parameters, made.backbone_parameters)
     kept = f"{screen.count(made.shared_parameters)} shared by all tasks" + (", frozen" if made.is_shared_frozen else "")
     screen.put_pairs(
         {
             "trained": f"{screen.count(made.trained_parameters)} parameters, {part} of the backbone's; {kept}",
+            **describe_totals(made.totals),
+            **describe_times(made.totals),
             "steps": f"{screen.count(made.num_steps)} of {made.batch_size} rows",
-            "time": f"about {screen.duration(made.seconds)}{each}, from a measured step",
-            "memory": f"about {screen.size(made.memory_bytes)}{each}",
             "run": made.run_id,
         }
     )

@@ -226,7 +226,11 @@ def say_above(text: str) -> None:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Say that something takes a moment: a spinner on a terminal that leaves no trace, one line elsewhere."""
+    """Say that something takes a moment: a spinner on a terminal that leaves no trace, one line elsewhere.
+
+    What was put before stands on stdout meanwhile, also where that is a pipe.
+    """
+    sys.stdout.flush()
     if Meter.current is not None or not is_terminal(sys.stderr) or not is_heard():
         say_above(text)
         yield

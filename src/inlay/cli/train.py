@@ -1,4 +1,4 @@
-"""`inlay train` and `inlay plan`: data and settings in, a published version out, or what it would cost."""
+"""`inlay train`: data and settings in, a published version out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from inlay.cli.options import (
     open_store,
     run_options,
 )
-from inlay.cli.screen import Column
 from inlay.errors import Diverged, UnknownName
 from inlay.fit_settings import FitSettings
 from inlay.store import Store, Version
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from inlay.model import Backbone
     from inlay.training import Result, Run
     from inlay.training.joint import AnyRun
-    from inlay.training.plan import Plan
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
@@ -87,7 +85,7 @@ def train(
     """
     kept = open_store(store)
     ready = prepare(run.resolve(kept), kept, device, name)
-    _describe_run(ready.run, ready.backbone)
+    describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     was_finished = is_finished(ready.run, ready)
     result = fit_runs([ready.run], ready, dataclasses.replace(effort, restart=not resume))[0]
@@ -133,7 +131,8 @@ def load_task(config: RunConfig) -> Task:
     return task
 
 
-def _describe_run(run: Run, backbone: Backbone) -> None:
+def describe_run(run: Run, backbone: Backbone) -> None:
+    """Say which parameters a run adds, and how it is trained."""
     from inlay.config import MethodConfig
     from inlay.model.methods import resolve_method
 
@@ -278,63 +277,3 @@ def put_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
         names = sorted(values, key=lambda name: name != first)
         scores = "  ".join(f"{name} {screen.score(values[name])}" for name in names)
         screen.put(f"{split.ljust(width)}  {scores}")
-
-
-@run_options()
-@fit_options("checkpointing")
-def plan(
-    run: RunOptions,
-    effort: FitSettings,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Tell what a run would cost, beside full fine-tuning.
-
-    Parameters by part and bytes on disk from the shapes; time and memory from a few measured steps.
-    """
-    kept = open_store(store)
-    ready = prepare(run.resolve(kept), kept, device)
-    _describe_run(ready.run, ready.backbone)
-    if is_finished(ready.run, ready):
-        screen.note(f"run {ready.run.id} was finished before: training it would cost nothing")
-    with screen.working("measuring a few steps"):
-        from inlay.training.plan import make_plan
-
-        made = make_plan(ready.run, ready.backbone, checkpointing=effort.checkpointing)
-    if json:
-        screen.put_json({**made.to_json(), "notes": list(ready.run.task.notes)})
-    else:
-        _put_plan(made, ready.run.config.method.name)
-
-
-def _put_plan(made: Plan, method: str) -> None:
-    screen.say()
-    parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
-    costs = {method: made.inlay, "full fine-tuning": made.full}
-    rows = [
-        ["trained parameters", *(screen.count(cost.trained_parameters) for cost in costs.values())],
-        [
-            "of the backbone",
-            *(screen.share(cost.trained_parameters, made.backbone_parameters) for cost in costs.values()),
-        ],
-        ["on disk", *(screen.size(cost.stored_bytes) for cost in costs.values())],
-        ["time", *(screen.duration(cost.seconds) for cost in costs.values())],
-        ["memory", *(screen.size(cost.peak_memory_bytes) for cost in costs.values())],
-    ]
-    screen.put_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
-    screen.put()
-    cut = f"{100 * made.truncated_share:.1f}% of the texts are cut"
-    rows_read = f"{screen.count(made.num_train)} to train, {screen.count(made.num_dev)} dev; {cut}"
-    together = f"up to {screen.count(made.max_together, 'run')} at a time"
-    screen.put_pairs(
-        {
-            "parameters": parts,
-            "rows": rows_read,
-            "steps": screen.count(made.num_steps),
-            "in memory": f"up to {made.token_budget:,} tokens a forward pass; {together}",
-            "run": made.run_id,
-        }
-    )
-    for path, why in made.frozen_norms.items():
-        screen.put(f"the layer norm {path} stays frozen: {why}")

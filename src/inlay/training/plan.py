@@ -21,6 +21,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
+from inlay.training.counts import Totals, count_totals
 from inlay.training.joint import AnyRun, JointRun
 from inlay.training.member import Member
 from inlay.training.memory import (
@@ -48,13 +49,16 @@ class Cost:
 
     trained_parameters: int
     stored_bytes: int
-    seconds: float
-    peak_memory_bytes: int
+    seconds: float | None = None
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's cost beside that of fine-tuning the whole backbone for the same task."""
+    """A run's cost beside that of fine-tuning the whole backbone for the same task.
+
+    What needs more than shapes is None until it is measured.
+    """
 
     run_id: str
     parameters_by_part: dict[str, int]
@@ -62,15 +66,18 @@ class Plan:
     num_train: int
     num_dev: int
     num_steps: int
-    truncated_share: float
+    """until it is measured, as if a row were one window"""
     inlay: Cost
     full: Cost
     frozen_norms: dict[str, str]
     """layer norms that stay frozen, and why"""
-    token_budget: int
-    """tokens of a forward pass that fit in the memory that is free now"""
+    totals: Totals
+    """parameters as the papers count them"""
     max_together: int
     """runs like this one that would train at a time"""
+    truncated_share: float | None = None
+    token_budget: int | None = None
+    """tokens of a forward pass that fit in the memory that is free now"""
 
     @property
     def trained_share(self) -> float:
@@ -78,16 +85,39 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as data."""
-        return {**dataclasses.asdict(self), "trained_share": self.trained_share}
+        return {
+            **dataclasses.asdict(self),
+            "trained_share": self.trained_share,
+            "totals": self.totals.to_json(),
+        }
+
+
+def count_plan(run: Run, backbone: Backbone) -> Plan:
+    """Count what needs shapes only: no step is taken and no text is tokenised."""
+    items = run.spec.layout(backbone.anatomy)
+    by_part: dict[str, int] = {}
+    for item in items:
+        by_part[item.part] = by_part.get(item.part, 0) + item.num_parameters
+    in_full = backbone.num_parameters + by_part.get("head", 0)
+    num_slots = choose_slots(MAX_COHORT, count_slot_bytes([run], backbone), available_bytes(backbone.device))
+    return Plan(
+        run_id=run.id,
+        parameters_by_part=by_part,
+        backbone_parameters=backbone.num_parameters,
+        num_train=len(run.task.train),
+        num_dev=len(run.task.dev),
+        num_steps=run.num_steps,
+        inlay=Cost(sum(by_part.values()), 4 * sum(math.prod(item.shape) for item in items)),
+        full=Cost(in_full, 4 * in_full),
+        frozen_norms=dict(backbone.anatomy.frozen_norms),
+        totals=count_totals(items, backbone.anatomy),
+        max_together=1 if run.spec.is_solo else num_slots,
+    )
 
 
 def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Plan:
     """Count, take a few steps on throw-away slots, and estimate. The backbone is as before afterwards."""
-    by_part: dict[str, int] = {}
-    for item in run.spec.layout(backbone.anatomy):
-        by_part[item.part] = by_part.get(item.part, 0) + item.num_parameters
-    total, in_head = sum(by_part.values()), by_part.get("head", 0)
-    stored_bytes = 4 * sum(math.prod(item.shape) for item in run.spec.layout(backbone.anatomy))
+    counted = count_plan(run, backbone)
     budget = TOKEN_BUDGET[backbone.device.type]
     settings = CohortSettings(budget, torch.get_num_threads(), 1, checkpointing=checkpointing)
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
@@ -104,27 +134,20 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> P
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member)
         full_seconds = steps.estimate(_full_step(member, backbone))
-    epochs, backbone_total = run.config.train.epochs, backbone.num_parameters
+    epochs = run.config.train.epochs
     dev_once_seconds = once_seconds * float(member.dev.lengths.sum() / member.train.lengths.sum())
     upper_seconds = max(0.0, epoch_seconds - once_seconds) + max(0.0, dev_seconds - dev_once_seconds)
-    return Plan(
-        run_id=run.id,
-        parameters_by_part=by_part,
-        backbone_parameters=backbone_total,
-        num_train=len(run.task.train),
-        num_dev=len(run.task.dev),
+    inlay_seconds = once_seconds + dev_once_seconds + epochs * upper_seconds
+    full_peak = peak + _TRAINED_BYTES * backbone.num_parameters
+    return dataclasses.replace(
+        counted,
         num_steps=member.num_steps,
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
-        inlay=Cost(total, stored_bytes, once_seconds + dev_once_seconds + epochs * upper_seconds, peak),
-        full=Cost(
-            backbone_total + in_head,
-            4 * (backbone_total + in_head),
-            epochs * (full_seconds + dev_seconds),
-            peak + _TRAINED_BYTES * backbone_total,
+        inlay=dataclasses.replace(counted.inlay, seconds=inlay_seconds, peak_memory_bytes=peak),
+        full=dataclasses.replace(
+            counted.full, seconds=epochs * (full_seconds + dev_seconds), peak_memory_bytes=full_peak
         ),
-        frozen_norms=dict(backbone.anatomy.frozen_norms),
         token_budget=cohort.settings.token_budget,
-        max_together=1 if run.spec.is_solo else choose_slots(MAX_COHORT, count_slot_bytes([run], backbone), free_bytes),
     )
 
 
@@ -172,7 +195,7 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class JointPlan:
-    """What a run of several tasks would take."""
+    """What a run of several tasks would take; time and memory are None until they are measured."""
 
     run_id: str
     tasks: tuple[TaskPlan, ...]
@@ -183,28 +206,25 @@ class JointPlan:
     backbone_parameters: int
     num_steps: int
     batch_size: int
-    seconds: float
-    memory_bytes: int
+    totals: Totals
+    """parameters as the papers count them"""
+    seconds: float | None = None
+    memory_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as data."""
+        return {**dataclasses.asdict(self), "totals": self.totals.to_json()}
 
 
-def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False) -> JointPlan:
-    """Count, measure a step or two, and estimate. The backbone is as before afterwards."""
-    config = run.config
-    epochs, batch_size, is_frozen = config.train.epochs, config.train.batch_size, config.joint.trained == "task"
-    sizes = [part.num_rows for part in run.parts]
-    shares = np.mean([task_shares(sizes, config.joint, epoch, epochs) for epoch in range(epochs)], axis=0)
+def count_joint(run: JointRun, backbone: Backbone) -> JointPlan:
+    """Count what needs shapes only: no step is taken."""
+    is_frozen = run.config.joint.trained == "task"
     items = run.layout(backbone.anatomy)
     shared = sum(item.num_parameters for item in items if item.is_shared)
     own = [sum(item.num_parameters for item in items if item.name.startswith(f"{part.name}/")) for part in run.parts]
-    pace = measure_pace(run, backbone, checkpointing=checkpointing)
-    lengths = [_count_characters(part) / part.num_rows for part in run.parts]
-    step_characters = batch_size * float(np.dot(shares, lengths))
-    dev_characters = sum(len(part.task.dev) * length for part, length in zip(run.parts, lengths, strict=True))
-    seconds = run.num_steps * (pace.seconds_a_step + step_characters * pace.seconds_a_character)
-    seconds += epochs * dev_characters * pace.seconds_a_character * ANSWERED
     tasks = tuple(
-        TaskPlan(part.name, part.task.kind, part.metric, part.num_rows, len(part.task.dev), float(share), number)
-        for part, share, number in zip(run.parts, shares, own, strict=True)
+        TaskPlan(part.name, part.task.kind, part.metric, part.num_rows, len(part.task.dev), share, number)
+        for part, share, number in zip(run.parts, _drawn_shares(run), own, strict=True)
     )
     return JointPlan(
         run_id=run.id,
@@ -214,10 +234,30 @@ def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False
         trained_parameters=sum(own) + (0 if is_frozen else shared),
         backbone_parameters=backbone.num_parameters,
         num_steps=run.num_steps,
-        batch_size=batch_size,
-        seconds=seconds,
-        memory_bytes=count_slot_bytes([run], backbone) + pace.peak_memory_bytes,
+        batch_size=run.config.train.batch_size,
+        totals=count_totals(items, backbone.anatomy, num_tasks=len(run.parts), is_shared_frozen=is_frozen),
     )
+
+
+def _drawn_shares(run: JointRun) -> list[float]:
+    """How often each task is drawn, over all epochs."""
+    sizes, epochs = [part.num_rows for part in run.parts], run.config.train.epochs
+    shares = [task_shares(sizes, run.config.joint, epoch, epochs) for epoch in range(epochs)]
+    return [float(share) for share in np.mean(shares, axis=0)]
+
+
+def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False) -> JointPlan:
+    """Count, measure a step or two, and estimate. The backbone is as before afterwards."""
+    counted, epochs = count_joint(run, backbone), run.config.train.epochs
+    pace = measure_pace(run, backbone, checkpointing=checkpointing)
+    lengths = [_count_characters(part) / part.num_rows for part in run.parts]
+    shares = [task.drawn_share for task in counted.tasks]
+    step_characters = counted.batch_size * float(np.dot(shares, lengths))
+    dev_characters = sum(len(part.task.dev) * length for part, length in zip(run.parts, lengths, strict=True))
+    seconds = run.num_steps * (pace.seconds_a_step + step_characters * pace.seconds_a_character)
+    seconds += epochs * dev_characters * pace.seconds_a_character * ANSWERED
+    memory_bytes = count_slot_bytes([run], backbone) + pace.peak_memory_bytes
+    return dataclasses.replace(counted, seconds=seconds, memory_bytes=memory_bytes)
 
 
 # Device -> rows of the steps that are measured, steps before them that warm up, steps that are timed.

@@ -1,0 +1,136 @@
+"""`inlay plan`: what a run would cost, in parameters as the papers count them, and in measured time and memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.effort import fit_options
+from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
+from inlay.cli.screen import Column
+from inlay.cli.train import describe_run, is_finished, prepare
+from inlay.fit_settings import FitSettings
+
+if TYPE_CHECKING:
+    from inlay.training import Run
+    from inlay.training.counts import Totals
+    from inlay.training.plan import Cost, Plan
+
+MeasureOption = Annotated[
+    bool, typer.Option("--measure/--no-measure", help="time a few steps, or only count, which takes a moment")
+]
+
+
+@run_options()
+@fit_options("checkpointing")
+def plan(
+    run: RunOptions,
+    effort: FitSettings,
+    tasks: Annotated[
+        int, typer.Option("--tasks", metavar="N", min=1, help="tell what N such tasks take beside one backbone")
+    ] = 1,
+    measure: MeasureOption = True,
+    device: DeviceOption = "auto",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Tell what a run would cost, beside full fine-tuning.
+
+    Parameters by part, as the papers count them, and bytes on disk come first, from the shapes; then time and memory,
+    from a few measured steps.
+    """
+    from inlay.training.plan import count_plan, make_plan
+
+    kept = open_store(store)
+    ready = prepare(run.resolve(kept), kept, device)
+    describe_run(ready.run, ready.backbone)
+    if is_finished(ready.run, ready):
+        screen.note(f"run {ready.run.id} was finished before: training it would cost nothing")
+    made = count_plan(ready.run, ready.backbone)
+    if not json:
+        _put_counts(made, ready.run, tasks)
+    if measure:
+        with screen.working("measuring a few steps"):
+            made = make_plan(ready.run, ready.backbone, checkpointing=effort.checkpointing)
+    if json:
+        several = {"totals_of_tasks": made.totals.repeat(tasks).to_json()}
+        screen.put_json({**made.to_json(), **several, "notes": list(ready.run.task.notes)})
+    else:
+        _put_measured(made, ready.run)
+
+
+def _put_counts(made: Plan, run: Run, num_tasks: int) -> None:
+    """Put what shapes tell."""
+    from inlay.data.windows import LAYOUTS
+
+    screen.say()
+    parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
+    costs = _name_costs(made, run)
+    trained = [cost.trained_parameters for cost in costs.values()]
+    rows = [
+        ["trained parameters", *map(screen.count, trained)],
+        ["of the backbone", *(screen.share(number, made.backbone_parameters) for number in trained)],
+        ["on disk", *(screen.size(cost.stored_bytes) for cost in costs.values())],
+    ]
+    screen.put_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
+    screen.put()
+    at_least = "at least " if LAYOUTS[run.reading.kind].overlaps else ""  # a long context is several windows
+    screen.put_pairs(
+        {
+            "parameters": parts,
+            **describe_totals(made.totals),
+            **describe_times(made.totals.repeat(num_tasks)),
+            "rows": f"{screen.count(made.num_train)} to train, {screen.count(made.num_dev)} dev",
+            "steps": f"{at_least}{screen.count(made.num_steps)}",
+            "together": f"up to {screen.count(made.max_together, 'run')} like it at a time",
+            "run": made.run_id,
+        }
+    )
+    for path, why in made.frozen_norms.items():
+        screen.put(f"the layer norm {path} stays frozen: {why}")
+
+
+def describe_totals(totals: Totals) -> dict[str, str]:
+    """Parameters by each way the papers count them, as named lines."""
+    found = {}
+    if totals.adapters:
+        found["adapters alone"] = screen.count(totals.adapters)
+    found["without last layer"] = f"{screen.count(totals.trained_without_last)} trained"
+    again = f"; {screen.count(totals.replaced)} that replace its own are not counted again" if totals.replaced else ""
+    found["with the backbone"] = f"{screen.count(totals.with_backbone)} in all{again}"
+    return found
+
+
+def describe_times(totals: Totals) -> dict[str, str]:
+    """What the tasks take as a multiple of the backbone, and each task as a share of it, as a named line."""
+    each = f"{100 * totals.share_per_task:.2f}% of it for each task"
+    full = f"full fine-tuning of each: {totals.times_full:g}×"
+    return {screen.count(totals.num_tasks, "task"): f"{totals.times_backbone:.2f}× the backbone, {each}; {full}"}
+
+
+def _put_measured(made: Plan, run: Run) -> None:
+    """Put what steps tell, if any were measured."""
+    screen.put()
+    costs = _name_costs(made, run)
+    if made.token_budget is None or made.truncated_share is None:
+        screen.put_pairs({"time": "not measured", "memory": "not measured"})
+        return
+    rows = [
+        ["time", *(screen.duration(cost.seconds or 0.0) for cost in costs.values())],
+        ["memory", *(screen.size(cost.peak_memory_bytes or 0) for cost in costs.values())],
+    ]
+    screen.put_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
+    screen.put()
+    screen.put_pairs(
+        {
+            "steps": screen.count(made.num_steps),
+            "cut": f"{100 * made.truncated_share:.1f}% of the texts",
+            "in memory": f"up to {made.token_budget:,} tokens a forward pass",
+        }
+    )
+
+
+def _name_costs(made: Plan, run: Run) -> dict[str, Cost]:
+    return {run.config.method.name: made.inlay, "full fine-tuning": made.full}

@@ -11,12 +11,28 @@ from pathlib import Path
 import pytest
 import synthetic
 
+from inlay.research.bounds import Estimate, moderate, reach
 from inlay.research.claims import CLAIMS, describe_agreement, judge_claims
 from inlay.research.hyper_claims import _join
 from inlay.research.lineup import score_study
+from inlay.research.pairs import pair
 from inlay.research.published import read_published
-from inlay.research.scores import Estimate, pair
-from inlay.research.verdicts import Verdict, above, all_of, at_least, at_most, pool_tasks, reach
+from inlay.research.verdicts import (
+    CONFIRMED,
+    NONE,
+    OPEN,
+    UNKNOWN,
+    Verdict,
+    above,
+    all_of,
+    any_of,
+    at_least,
+    at_most,
+    cautious,
+    fact,
+    hold_together,
+    verdict,
+)
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 CLAIM_STUDY = {claim.name: claim.study for claim in CLAIMS}
@@ -46,33 +62,66 @@ def compare(study: str, arms: dict[str, tuple[float, int]], tasks=("glue/rte", "
 
 
 def test_the_95_percent_bound_decides_and_what_it_spans_is_open():
-    assert at_most(Estimate(0.3, 0.05), 0.4) == "confirmed"
-    assert at_most(Estimate(0.3, 0.08), 0.4) == "open"
-    assert at_most(Estimate(0.7, 0.2), 0.4) == "open"
-    assert at_most(Estimate(0.7, 0.15), 0.4) == "not confirmed"
-    assert at_least(Estimate(0.7, 0.15), 0.4) == "confirmed"
-    assert at_least(Estimate(0.0, 0.2), 0.4) == "not confirmed"
-    assert above(Estimate(0.2, 0.1), 0.0) == "confirmed"
-    assert above(Estimate(0.0, 0.0), 0.0) == "not confirmed"
-    assert above(Estimate(0.1, 0.2), 0.0) == "open"
-    assert all_of(["confirmed", "open"]) == "open"
-    assert all_of(["open", "not confirmed"]) == "not confirmed"
-    assert all_of([]) == "open"
+    assert at_most(Estimate(0.3, 0.05), 0.4).status == "confirmed"
+    assert at_most(Estimate(0.3, 0.08), 0.4).status == "open"
+    assert at_most(Estimate(0.7, 0.2), 0.4).status == "open"
+    assert at_most(Estimate(0.7, 0.15), 0.4).status == "not confirmed"
+    assert at_least(Estimate(0.7, 0.15), 0.4).status == "confirmed"
+    assert at_least(Estimate(0.0, 0.2), 0.4).status == "not confirmed"
+    assert above(Estimate(0.2, 0.1), 0.0).status == "confirmed"
+    assert above(Estimate(0.0, 0.0), 0.0).status == "not confirmed"
+    assert at_most(Estimate(0.4, 0.0), 0.4).status == "confirmed"
+    assert above(Estimate(0.1, 0.2), 0.0).status == "open"
 
 
-def test_few_seeds_and_many_that_could_decide_widen_the_bound():
+def test_few_seeds_widen_the_bound():
     # Student's t: 6.31 with one degree of freedom, 2.92 with two, 1.64 with as many as there are.
     for freedom, quantile in ((1, 6.314), (2, 2.920), (None, 1.645)):
         assert reach(Estimate(0.0, 1.0, 2, freedom)) == pytest.approx(quantile, abs=1e-3)
-    assert above(Estimate(0.5, 0.1, 2, 1), 0.0) == "open"
-    assert at_most(Estimate(1.0, 0.25, 3, 20), 0.5) == "not confirmed"
-    assert at_most(Estimate(1.0, 0.25, 3, 20), 0.5, among=7) == "open"
-    assert at_most(Estimate(0.0, 0.25, 3, 20), 0.5, among=7) == "confirmed", "who must all keep it are not picked"
+    assert above(Estimate(0.5, 0.1, 2, 1), 0.0).status == "open"
+    assert above(Estimate(0.5, 0.1, 20, 19), 0.0).status == "confirmed"
+
+
+def test_of_several_conditions_the_weakest_confirms_and_one_that_is_broken_counts_by_how_many_there_are():
+    broken, kept, unclear = (at_most(Estimate(mean, 0.25, 3, 20), 0.5) for mean in (1.0, 0.0, 0.5))
+    assert broken.status == "not confirmed"
+    assert all_of([broken, *[unclear] * 6]).status == "open", "one of seven is broken so by chance"
+    assert all_of([kept] * 7).status == "confirmed", "who must all keep it are not picked"
+    assert all_of([kept, unclear]).status == "open"
+    assert all_of([broken, fact(True)]).status == "not confirmed", "what is no draw is not counted"
+    assert all_of([kept, fact(False)]).status == "not confirmed"
+    assert all_of([]).status == "open"
+    assert any_of([at_most(Estimate(-0.5, 0.25, 3, 20), 0.5), *[broken] * 2]).status == "confirmed"
+    assert any_of([kept, *[unclear] * 6]).status == "open", "one of seven is kept so by chance"
+    assert any_of([broken] * 3).status == "not confirmed"
+    assert cautious(kept, broken).status == "confirmed"
+    assert cautious(unclear, broken).status == "not confirmed"
+    assert cautious(unclear, kept).status == "open"
+
+
+def test_a_verdict_is_about_new_rows_and_says_what_it_is_for_these():
+    near = Estimate(0.0, 0.1, 3, 20, rows=0.4)
+    found = verdict(at_most(near, 0.5), "close")
+    assert found.status == "open"
+    assert found.sentence == "close; for these very rows, without the error of drawing others: confirmed"
+    assert verdict(at_most(near._replace(rows=0.01), 0.5), "close").sentence == "close"
+    unknown = verdict(at_most(near._replace(rows=None), 0.5), "close")
+    assert unknown.status == "open", "nobody knows how many rows there were"
+
+
+def test_verdicts_stand_together_by_holms_steps():
+    chances = [0.001, 0.012, 0.03, 0.04, 1.0]
+    found = [Verdict(CONFIRMED if chance < 0.05 else OPEN, "", chance=chance) for chance in chances]
+    # 0.05 / 5 = 0.01, 0.05 / 4 = 0.0125, 0.05 / 3 = 0.017: the third is too likely, and ends it.
+    assert hold_together(found) == [True, True, False, False, False]
+    assert hold_together([*found, Verdict(NONE, "not run")])[:5] == [True, True, False, False, False]
+    assert hold_together([verdict(UNKNOWN, "")]) == [False]
+    assert hold_together([]) == []
 
 
 def test_one_seed_leaves_every_claim_open():
-    assert at_most(Estimate(0.3), 0.4) == at_most(Estimate(0.5), 0.4) == "open"
-    assert at_least(Estimate(0.7), 0.4) == above(Estimate(0.2), 0.0) == above(Estimate(-0.2), 0.0) == "open"
+    alone = [at_most(Estimate(0.3), 0.4), at_most(Estimate(0.5), 0.4), at_least(Estimate(0.7), 0.4)]
+    assert {item.status for item in [*alone, above(Estimate(0.2), 0.0), above(Estimate(-0.2), 0.0)]} == {"open"}
     judged = set()
     for name, make in synthetic.STUDIES.items():
         if name == "stream":  # there an answer moved, or it did not
@@ -81,7 +130,9 @@ def test_one_seed_leaves_every_claim_open():
         alone = [record for record in records if record.seed == 0]
         scored = score_study(study, alone, read_published(PUBLISHED, study.published))
         for item in judge_claims({study.name: scored}):
-            if "was not" not in item.verdict.sentence and item.claim.study == name:
+            if item.claim.name == "glue-total":  # parameters are counted, not drawn
+                continue
+            if item.verdict.status != "–" and "was not" not in item.verdict.sentence and item.claim.study == name:
                 judged.add(item.claim.name)
                 assert item.verdict.status == "open", (item.claim.name, item.verdict.sentence)
     assert len(judged) > 20
@@ -97,13 +148,15 @@ def _one_seed():
     return score_study(study, records, read_published(PUBLISHED, "glue"))
 
 
-def test_few_shot_verdicts_say_that_all_seeds_go_on_from_one_run():
+def test_few_shot_claims_are_open_while_all_seeds_go_on_from_one_run():
     study, records = synthetic.fewshot()
     started = [dataclasses.replace(item, config={**item.config, "joint": {"start": "a" * 16}}) for item in records]
     for given, is_said in ((started, True), (records, False)):
         scored = score_study(study, given, read_published(PUBLISHED, study.published))
         found = [item.verdict.sentence for item in judge_claims({"fewshot": scored}) if item.claim.study == "fewshot"]
         assert all(("go on from one trained run" in sentence) is is_said for sentence in found)
+        statuses = {item.verdict.status for item in judge_claims({"fewshot": scored}) if item.claim.study == "fewshot"}
+        assert (statuses == {"open"}) is is_said
 
 
 def test_what_was_not_run_has_no_verdict():
@@ -161,6 +214,7 @@ def test_claims_of_hypernetworks_are_open_while_planned_seeds_are_missing(name):
     for arm in study.arms:
         study.arms[arm] = dataclasses.replace(study.arms[arm], seeds=4)
     found = [verdict for claim, verdict in judged(study, records).items() if CLAIM_STUDY[claim] == name]
+    found = [verdict for verdict in found if verdict.status != "–"]  # of rows that these made-up records do not have
     assert {verdict.status for verdict in found} == {"open"}
     assert all("no run with seed 3" in verdict.sentence for verdict in found)
 
@@ -217,20 +271,25 @@ def test_top_layers_are_above_full_fine_tuning_only_beyond_the_luckiest_of_many_
     ]
     verdict = judged(study, better)["top-above-full"]
     assert verdict.status == "confirmed"
-    assert "of 13 tasks top k is above full fine-tuning on 1 and below on 0 by more than chance" in verdict.sentence
+    assert "of 13 tasks the surest is emotion (+10" in verdict.sentence
     study, records = compare("extra", {"full": (80.0, 9), "top-3": (70.0, 5)}, tasks)
     assert verdicts(study, records)["top-above-full"] == "not confirmed"
 
 
-def test_a_task_with_equal_seeds_borrows_its_error_from_the_others():
-    pooled = pool_tasks([Estimate(1.0, 0.0, 2, 1), Estimate(0.0, 2.0, 2, 1)])
-    # The variance over both is (0 + 2 · 2²) / 2 = 4 and counts four times, a task's own, 0 or 8, once: 3.2 or 4.8 in
-    # the mean, half of it for the mean of two seeds. No more freedom than both tasks have.
-    assert [item.freedom for item in pooled] == [2, 2]
-    assert [item.sem for item in pooled] == pytest.approx([1.6**0.5, 2.4**0.5])
-    many = pool_tasks([Estimate(0.0, 1.0, 2, 1)] * 13)
-    assert {(round(item.sem, 6), item.freedom) for item in many} == {(1.0, 5)}
-    assert pool_tasks([Estimate(1.0), Estimate(0.0)])[0].sem is None
+def test_tasks_borrow_errors_from_each_other_as_far_as_they_are_alike():
+    draw = random.Random(0)
+    alike = [Estimate(0.0, abs(draw.gauss(0, 1)), 2, 1) for _ in range(200)]
+    found = moderate(alike)
+    # All have the deviation 1 of the mean of two: what one of them happened to come to says hardly anything.
+    assert all(item.sem == pytest.approx(1.0, rel=0.25) for item in found)
+    assert min(item.freedom for item in found) > 20
+    unlike = [Estimate(0.0, abs(draw.gauss(0, 10 ** draw.uniform(-2, 2))), 5, 4) for _ in range(200)]
+    for before, after in zip(unlike, moderate(unlike), strict=True):
+        assert after.freedom <= 8
+        assert after.sem > before.sem / 1.5 or before.sem < 0.01
+    equal = moderate([Estimate(1.0, 0.0, 2, 1), *alike[:12]])[0]
+    assert equal.sem > 0.3, "seeds that are equal by chance have the error of the others"
+    assert moderate([Estimate(1.0), Estimate(0.0)])[0].sem is None
 
 
 def test_extensions_are_no_better_unless_one_is_by_half_a_point_beyond_chance():
@@ -374,7 +433,7 @@ def test_numbers_of_samples_that_a_seed_draws_from_one_order_are_no_draws_of_the
     study, records = synthetic.STUDIES[name]()
     scored = score_study(study, records, read_published(PUBLISHED, study.published))
     paired = pair(*(_join(scored, method) for method in ("hyperformer++", "adapters-multi")))
-    assert paired.estimate.freedom == num_draws * (3 - 1)
+    assert 3 - 1 <= paired.estimate.freedom <= num_draws * (3 - 1)
     assert paired.num_pairs == num_draws * 3
 
 

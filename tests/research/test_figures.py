@@ -13,13 +13,13 @@ import synthetic
 
 from inlay.errors import UnknownName
 from inlay.research import curves, learning, maps, tradeoff
+from inlay.research.bounds import Estimate
 from inlay.research.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
 from inlay.research.extras import forgotten, read_ablations, read_spans, read_steps
 from inlay.research.figures import _difference_lines, draw_figures
 from inlay.research.lineup import name_column, score_study
 from inlay.research.maps import draw_spans, growth
 from inlay.research.published import read_published
-from inlay.research.scores import Estimate
 from inlay.research.series import planned_keys
 from inlay.research.tables import find_gaps
 from inlay.research.tradeoff import common_tasks, draw_percentiles, percentiles

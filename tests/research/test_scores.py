@@ -8,18 +8,9 @@ import math
 import pytest
 from synthetic import Bench
 
-from inlay.research.scores import (
-    average,
-    choose,
-    column_row,
-    estimate,
-    keep_best,
-    mean_of,
-    pair,
-    select,
-    shared_tasks,
-    total_parameters,
-)
+from inlay.research.bounds import average, estimate
+from inlay.research.pairs import pair
+from inlay.research.scores import choose, column_row, keep_best, mean_of, select, shared_tasks, total_parameters
 
 
 def fill(scores: dict[float, list[float]], arm: str = "adapters-64", task: str = "glue/rte", **more) -> Bench:
@@ -103,8 +94,8 @@ def test_two_metrics_of_a_run_are_one_draw_and_two_tasks_are_two():
     row = column_row(choose(bench.records), columns)
     found = mean_of(row, row)
     assert found.mean == pytest.approx((82 + 88 + 63) / 3)
-    variance = ((83 - 85) ** 2 + (87 - 85) ** 2 + (60 - 63) ** 2 + (66 - 63) ** 2) / 2  # pooled, over the two tasks
-    assert found.sem == pytest.approx(math.sqrt(variance * ((2 / 3) ** 2 / 2 + (1 / 3) ** 2 / 2)))
+    # Each of the two tasks has its own variance, 8 and 18, halved for the mean of two seeds.
+    assert found.sem == pytest.approx(math.sqrt((2 / 3) ** 2 * 8 / 2 + (1 / 3) ** 2 * 18 / 2))
     assert column_row(choose(bench.records), [("glue/rte", "f1")]) is None
 
 

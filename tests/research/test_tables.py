@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import synthetic
 
+from inlay.research.bounds import Estimate, estimate
 from inlay.research.claims import judge_claims
 from inlay.research.coverage import list_missing
 from inlay.research.lineup import list_rows, mean_tasks, name_task, score_study, way_of
 from inlay.research.other_metrics import other_metric_tables
+from inlay.research.pairs import pair
 from inlay.research.published import Published, read_published
-from inlay.research.scores import Estimate, estimate, pair
 from inlay.research.tables import describe_ends, find_gaps, score_tables, settings_table, show, study_tables
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"

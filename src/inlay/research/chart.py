@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from inlay.research.scores import Estimate
+from inlay.research.bounds import Estimate
 from inlay.research.tables import name_count
 
 INK, PALE_INK, GRID = "#26323c", "#7b858c", "#e4e7ea"

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from inlay.research.bounds import Estimate
 from inlay.research.chart import (
     INK,
     PALE_INK,
@@ -28,7 +29,7 @@ from inlay.research.chart import (
     tell_lone,
 )
 from inlay.research.lineup import METRICS, Scored, mean_tasks, name_column, name_task
-from inlay.research.scores import Estimate, Row, mean_of
+from inlay.research.scores import Row, mean_of
 from inlay.research.series import list_samples, planned_keys
 
 

@@ -6,13 +6,16 @@ other hardware counts once, as the mean of its repeats.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from inlay.research.bounds import Estimate, estimate
 from inlay.research.records import Record
-from inlay.research.scores import Estimate, average_repeats, estimate, keep_best
+from inlay.research.row_sampling import num_rows, score_error
+from inlay.research.scores import average_repeats, keep_best
 
 Span = tuple[int, int]
 
@@ -27,6 +30,8 @@ class Ablation:
     spans: Mapping[Span, Mapping[int, float]]
     """(first, last layer removed, both in it) -> seed -> accuracy"""
     majority: float | None
+    num_rows: int | None = None
+    """dev rows that were scored"""
 
     @property
     def num_layers(self) -> int:
@@ -35,11 +40,26 @@ class Ablation:
 
     def accuracy(self, first: int, last: int) -> Estimate:
         """Accuracy without the adapters of layers first … last."""
-        return estimate(self.spans[first, last].values())
+        scores = self.spans[first, last]
+        return estimate(scores.values(), self._row_error(scores))
 
     def decrease(self, first: int, last: int) -> Estimate:
         """Points lost, paired by seed."""
-        return estimate(self.whole[seed] - value for seed, value in self.spans[first, last].items())
+        return self._less(self.whole, self.spans[first, last])
+
+    def less(self, span: Span, other: Span) -> Estimate:
+        """Accuracy without one span of layers less that without another, paired by seed."""
+        return self._less(self.spans[span], self.spans[other])
+
+    def _less(self, scores: Mapping[int, float], others: Mapping[int, float]) -> Estimate:
+        errors = [self._row_error(scores), self._row_error(others)]
+        # Answers with and without some adapters are mostly the same: taken as independent, the error is too large.
+        rows = None if None in errors else math.hypot(*(error or 0.0 for error in errors))
+        return estimate((scores[seed] - others[seed] for seed in others if seed in scores), rows)
+
+    def _row_error(self, scores: Mapping[int, float]) -> float | None:
+        error = score_error("accuracy", {"accuracy": statistics.fmean(scores.values()) / 100}, self.num_rows)
+        return None if error is None else 100 * error
 
     def relative(self, first: int, last: int) -> float:
         """What is lost in percent of the whole: what the paper's heat-map shows."""
@@ -78,7 +98,8 @@ def _read_ablation(task: str, records: Sequence[Record]) -> Ablation:
             spans.setdefault(span, []).append((record, 100 * value))
     majority = records[0].majority
     by_span = {span: average_repeats(values) for span, values in spans.items()}
-    return Ablation(task, average_repeats(whole), by_span, None if majority is None else 100 * majority)
+    share = None if majority is None else 100 * majority
+    return Ablation(task, average_repeats(whole), by_span, share, num_rows(records[0], "dev"))
 
 
 def read_spans(content: Mapping[str, float] | Sequence[Sequence[float]]) -> dict[Span | None, float]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inlay.errors import UnknownName
+from inlay.research.bounds import Estimate
 from inlay.research.chart import (
     INK,
     PALE_INK,
@@ -31,7 +32,7 @@ from inlay.research.curves import draw_init, draw_samples, draw_sizes
 from inlay.research.learning import draw_learning
 from inlay.research.lineup import Scored, group_tasks, mean_tasks, name_column, name_task, shape_of
 from inlay.research.maps import draw_ablation, draw_embeddings, draw_forgetting, draw_growth
-from inlay.research.scores import Estimate, pair
+from inlay.research.pairs import pair
 from inlay.research.tradeoff import draw_methods, draw_panels, draw_percentiles
 
 Maker = Callable[[Scored], "list[Drawing] | Drawing | None"]

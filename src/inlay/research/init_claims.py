@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
+from inlay.research.bounds import Estimate, deviations, difference, mean_of_all
 from inlay.research.lineup import Scored, name_task
-from inlay.research.scores import Estimate
 from inlay.research.tables import show
-from inlay.research.verdicts import (
-    OPEN,
-    Claim,
-    Verdict,
-    above,
-    all_of,
-    all_within,
-    deviations,
-    difference,
-    lacking,
-    pooled,
-)
+from inlay.research.verdicts import UNKNOWN, Claim, Verdict, above, all_of, all_within, lacking, verdict
 
 FLAT = 1.0
 """points that an accuracy may be from the mean over scales and still be robust"""
@@ -36,18 +25,18 @@ def _scales(scored: Scored, task: str) -> tuple[dict[float, Estimate], dict[floa
 
 def init_robust(scored: Scored) -> Verdict:
     """Up to 1e-2 accuracy hardly depends on the scale."""
-    statuses, texts = [], []
+    findings, texts = [], []
     for task in scored.tasks:
         small = list(_scales(scored, task)[0].values())
         if len(small) > 1:
             found = deviations(small)
             furthest = max(found, key=lambda item: abs(item.mean))
-            statuses.append(all_within(found, FLAT))
+            findings.append(all_within(found, FLAT))
             texts.append(f"{name_task(task)} {show(furthest._replace(mean=abs(furthest.mean)))}")
-    if not statuses:
+    if not findings:
         return lacking("two scales of at most 1e-2")
     text = f"the scale of σ ≤ 1e-2 that is furthest from the mean of them, in points: {', '.join(texts)}"
-    return Verdict(all_of(statuses), f"{text} (within {FLAT:g} is robust)", _ROWS)
+    return verdict(all_of(findings), f"{text} (within {FLAT:g} is robust)", _ROWS)
 
 
 def init_worse(scored: Scored) -> Verdict:
@@ -56,12 +45,12 @@ def init_worse(scored: Scored) -> Verdict:
     for task in scored.tasks:
         small, large = _scales(scored, task)
         if small and large:
-            drops[task] = difference(pooled(list(small.values())), large[max(large)])
+            drops[task] = difference(mean_of_all(list(small.values())), large[max(large)])
     if not drops:
         return lacking("scales on both sides of 1e-2")
     texts = [f"{name_task(task)} {show(drop)}" for task, drop in drops.items()]
-    status = all_of([above(drop, 0.0, among=len(drops)) for drop in drops.values()])
-    return Verdict(status, f"points lost at the greatest scale: {', '.join(texts)}", _ROWS)
+    finding = all_of([above(drop, 0.0) for drop in drops.values()])
+    return verdict(finding, f"points lost at the greatest scale: {', '.join(texts)}", _ROWS)
 
 
 def init_cola(scored: Scored) -> Verdict:
@@ -73,8 +62,8 @@ def init_cola(scored: Scored) -> Verdict:
     text = "of what is above the majority class the first scale above 1e-2 loses, in percent: "
     text += f"CoLA {show(cola)}, MNLI {show(mnli)}"
     if min(cola.mean, mnli.mean) > SPENT:
-        return Verdict(OPEN, f"{text}; both have next to nothing left to lose", _ROWS, tuple(shares))
-    return Verdict(above(difference(cola, mnli), 0.0), text, _ROWS, tuple(shares))
+        return verdict(UNKNOWN, f"{text}; both have next to nothing left to lose", _ROWS, tuple(shares))
+    return verdict(above(difference(cola, mnli), 0.0), text, _ROWS, tuple(shares))
 
 
 def _lost_share(scored: Scored, task: str) -> Estimate | None:
@@ -83,7 +72,7 @@ def _lost_share(scored: Scored, task: str) -> Estimate | None:
     majority = next((row[task].majority for row in scored.rows.values() if task in row), None)
     if not small or not large or majority is None:
         return None
-    usual, fallen = pooled(list(small.values())), large[min(large)]
+    usual, fallen = mean_of_all(list(small.values())), large[min(large)]
     height = usual.mean - majority
     if height <= 0:
         return None
@@ -91,8 +80,10 @@ def _lost_share(scored: Scored, task: str) -> Estimate | None:
     if usual.sem is None or fallen.sem is None:
         return Estimate(100 * (1 - left))
     # The error of a ratio, to first order; its degrees of freedom are those of a difference.
-    whole = difference(Estimate(0.0, left * usual.sem, freedom=usual.freedom), fallen)
-    return Estimate(100 * (1 - left), 100 * (whole.sem or 0.0) / height, fallen.num, whole.freedom)
+    scaled = usual._replace(mean=0.0, sem=left * usual.sem, rows=None if usual.rows is None else left * usual.rows)
+    whole = difference(scaled, fallen)
+    rows = None if whole.rows is None else 100 * whole.rows / height
+    return Estimate(100 * (1 - left), 100 * (whole.sem or 0.0) / height, fallen.num, whole.freedom, rows)
 
 
 _SOURCE = "Houlsby et al. 2019"

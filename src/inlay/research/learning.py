@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from inlay.research.bounds import Estimate, estimate
 from inlay.research.chart import (
     WIDTH,
     Drawing,
@@ -25,7 +26,7 @@ from inlay.research.chart import (
     tell_lone,
 )
 from inlay.research.lineup import RowSpec, Scored, has_joint_runs, name_column
-from inlay.research.scores import Estimate, estimate, network_of
+from inlay.research.scores import network_of
 
 _COLUMNS = 4
 _MOST_TICKS = 4

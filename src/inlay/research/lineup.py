@@ -14,7 +14,7 @@ from typing import NamedTuple
 from inlay.research.arms import ARM_KINDS
 from inlay.research.published import Published
 from inlay.research.records import Record
-from inlay.research.scores import Row, StudySpec, choose, joint_of, keep_best, select, shared_tasks
+from inlay.research.scores import Row, StudySpec, choose, joint_of, list_candidates, rank_settings, select, shared_tasks
 
 # kind -> how its arms are named; a number in the name is the size, or how many layers
 KINDS = {
@@ -306,9 +306,14 @@ def score_study(study: StudySpec, records: Sequence[Record], published: Publishe
 def score_row(study: StudySpec, spec: RowSpec, split: str) -> Row:
     """The cells of a row; tasks of one run, and of one sequence, have one setting for all of them."""
     found: Sequence[Record] = spec.records
-    if has_one_setting(spec):
-        found = keep_best(found, shown_metric(study), over_tasks=True)
+    ranked = rank_settings(found, shown_metric(study)) if has_one_setting(spec) else []
+    found = ranked[0] if ranked else found
     chosen = _choose(study, found, split)
+    if ranked and split == "dev":
+        chosen = {
+            task: replace(cell, candidates=list_candidates(ranked, task, shown_metric(study, task)))
+            for task, cell in chosen.items()
+        }
     if len(found) < len(spec.records):
         tried = _choose(study, spec.records, split)
         counted = ("num_settings", "num_waiting", "num_lost", "rates")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inlay.research.bounds import Estimate
 from inlay.research.chart import (
     INK,
     PALE_INK,
@@ -27,7 +28,7 @@ from inlay.research.chart import (
 from inlay.research.extras import Ablation, Step, read_ablations, read_steps
 from inlay.research.lineup import Scored, name_task, needs_backbone
 from inlay.research.records import Record
-from inlay.research.scores import Estimate, keep_best
+from inlay.research.scores import keep_best
 
 
 def draw_ablation(scored: Scored) -> Drawing | None:

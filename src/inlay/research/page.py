@@ -120,8 +120,8 @@ def _is_words(cells: Sequence[str]) -> bool:
 
 def _status(cell: str) -> str:
     """A verdict is shown as a coloured word; the word itself says it too."""
-    kind = {"confirmed": "yes", "not confirmed": "no", "open": "open"}.get(cell)
-    return f'<span class="{kind}">{cell}</span>' if kind else _inline(cell)
+    kind = {"confirmed": "yes", "not confirmed": "no", "open": "open"}.get(cell.strip("*"))
+    return f'<span class="{kind}">{_inline(cell)}</span>' if kind else _inline(cell)
 
 
 def _markdown(block: Block) -> str:

@@ -16,6 +16,7 @@ import torch
 from inlay.data.tasks import Task
 from inlay.errors import Diverged, InlayError
 from inlay.model.tensors import draw_tensor
+from inlay.research.arms import ARM_KINDS
 from inlay.research.planning import Item, Plan
 from inlay.research.records import DIVERGED, FAILED, FINISHED, Record, short_name
 from inlay.training import Result, Run
@@ -123,7 +124,10 @@ class Recorder:
 
     def record(self, item: Item, task: Task, **known: Any) -> Record:
         """A record with what is `known`, and the rest as the plan has it."""
-        known["extra"] = {"layers": self.backbone.anatomy.num_layers, **known.get("extra", {})}
+        about = {"layers": self.backbone.anatomy.num_layers, **count_rows(task)}
+        if item.config.train.pooling == "auto" and ARM_KINDS[item.arm.kind].needs_backbone:
+            about["pooling"] = self.backbone.default_pooling  # of several tasks each leaves it open
+        known["extra"] = {**about, **known.get("extra", {})}
         usual = {
             "id": item.id,
             "study": self.plan.study.name,
@@ -175,6 +179,12 @@ def draw_embedding(run: JointRun, part: Run, anatomy: Anatomy) -> list[float] | 
 def list_notes(task: Task) -> list[str]:
     """What was found or decided while its data was read, without the folders it lay in."""
     return [re.sub(r"(?<!\S)/\S*/", "", note) for note in task.notes]
+
+
+def count_rows(task: Task) -> dict[str, int]:
+    """How many rows scores are over: `num_dev`, and `num_test` where test rows have labels."""
+    splits = {"num_dev": task.dev, "num_test": task.test}
+    return {name: len(rows) for name, rows in splits.items() if rows is not None and rows.targets is not None}
 
 
 def find_majority(task: Task) -> float | None:

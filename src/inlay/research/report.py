@@ -15,6 +15,7 @@ from pathlib import Path
 from inlay.research.chart import Drawing
 from inlay.research.claims import CLAIMS, Judged, describe_agreement, judge_claims
 from inlay.research.coverage import Coverage, list_missing
+from inlay.research.feature_claims import guideline_table
 from inlay.research.figures import draw_figures
 from inlay.research.lineup import Scored, name_column, name_task, score_study
 from inlay.research.other_metrics import other_metric_tables
@@ -26,7 +27,7 @@ from inlay.research.tables import Table, settings_table, study_tables
 from inlay.research.verdicts import NONE
 from inlay.store import write_atomically
 
-PROFILES = ("paper", "longer", "long", "device", "tiny")
+PROFILES = ("paper", "longer", "long", "device", "laptop", "tiny")
 TRIAL = "tiny"
 """the profile that no claim is judged by"""
 _DRAWN = re.compile(r"training on (\d+) of (\d+) rows, drawn by the seed \d+")
@@ -36,10 +37,17 @@ CONTAMINATION = (
     "absolute scores do not show transfer from nothing."
 )
 RULE = (
-    "A claim is confirmed if the one-sided 95% confidence bound of our estimate (Student's t over seeds) keeps it, not "
-    "confirmed if the bound on the other side breaks it, and open in between, with a single seed, or while planned "
-    "runs of the rows it compares are missing. Where one of several rows or tasks would decide, the level is that of "
-    "all of them together (Bonferroni). – is a study that was not run there, or not with these rows."
+    "A claim is confirmed if our estimate keeps it, not confirmed if our estimate breaks it, in both cases only "
+    "where such a statement is wrong at most once in twenty times; else it is open. Two things could have come "
+    "out otherwise. Seeds: each task has its own variance over seeds, and a mean over tasks has their sum (Welch "
+    "and Satterthwaite, Student's t). Rows: a dev set is a sample, so a verdict is about new rows; where the "
+    "answers of two runs to the same rows were kept the error of their difference is measured, elsewhere they are"
+    " taken as independent, which is too careful rather than too bold. Tasks are those named, not a sample. Two "
+    "rows are compared with equally many settings: the one that had more counts by the expected best of as many. "
+    "Where one of several rows or tasks would decide, all of them count (Bonferroni). A claim is open with a "
+    "single seed, and while planned runs of the rows it compares are missing; – is a study that was not run "
+    "there, or not with these rows. In a long column some verdicts are wrong by chance: those in bold stand "
+    "together (Holm), with one chance in twenty that any of them is wrong."
 )
 POOLED = {"cls": "the first token", "pooler": "the backbone's pooler", "mean": "the mean of all tokens"}
 
@@ -150,7 +158,7 @@ def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[G
         judged[group] = judge_claims({study: item for (study, other), item in scored.items() if other == group})
     columns = ("claim", "study", *(f"{backbone}, {profile}" for backbone, profile in groups))
     lines = [
-        (claim.text, f"`{claim.study}`", *(judged[group][number].verdict.status for group in groups))
+        (claim.text, f"`{claim.study}`", *(_show_verdict(judged[group][number]) for group in groups))
         for number, claim in enumerate(CLAIMS)
     ]
     blocks: list[Block] = [Heading(2, "What the papers claim", "claims"), Text(RULE)]
@@ -163,6 +171,10 @@ def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[G
         items += (f"not run: {', '.join(absent)}",) if absent else ()
         blocks.append(Folded(f"the numbers, {backbone} ({profile})", (Points(items),)))
     return blocks
+
+
+def _show_verdict(item: Judged) -> str:
+    return f"**{item.verdict.status}**" if item.stands else item.verdict.status
 
 
 def _chapter_blocks(
@@ -194,6 +206,7 @@ def _group_blocks(
     study = chapter.study_of(group)
     yield Heading(3, f"{backbone}, profile {profile}")
     yield from study_tables(scored)
+    yield from guideline_table(scored)
     yield from other_metric_tables(scored)
     for drawing in draw_figures(scored):
         path = f"{study.name}/{backbone}-{profile}-{drawing.name}"

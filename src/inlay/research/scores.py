@@ -18,10 +18,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from inlay.model.methods import JOINT_METHODS, METHODS
+from inlay.research.bounds import Estimate, average, estimate
 from inlay.research.records import DIVERGED, FAILED, FINISHED, Record
+from inlay.research.row_sampling import num_rows, score_error
 
 
 class StudySpec(Protocol):
@@ -43,19 +45,14 @@ class StudySpec(Protocol):
     def figures(self) -> Sequence[str]: ...
 
 
-class Estimate(NamedTuple):
-    """A mean with its standard error; no error from a single score."""
+@dataclass(frozen=True)
+class Candidate:
+    """A setting that a row's best was chosen from."""
 
-    mean: float
-    sem: float | None = None
-    num: int = 1
-    freedom: int | None = None
-    """degrees of freedom of the error: scores beyond the first of each group; None: as good as known"""
-
-    @property
-    def margin(self) -> float:
-        """The standard error, 0 where it is not known."""
-        return self.sem or 0.0
+    scores: Mapping[int, float]
+    """seed -> score, in points"""
+    runs: Mapping[int, tuple[Record, ...]]
+    """seed -> its runs: one, or repeats on other hardware"""
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,22 @@ class Cell:
     """the learning rates that were tried, in order"""
     is_fixed: bool = False
     """nothing of it is drawn by a seed: it is the same with every one"""
+    row_errors: Mapping[str, float | None] = field(default_factory=dict)
+    """metric -> the standard error of its score from the rows that were scored, in points"""
+    candidates: tuple[Candidate, ...] = ()
+    """the settings it was chosen from, best first; none where the rows that are shown did not choose it"""
+    runs: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
+    """seed -> the runs that were scored"""
 
     @property
     def estimate(self) -> Estimate:
-        """Mean and s.e.m. over the seeds."""
-        return estimate(self.scores.values())
+        """Mean with its errors, of seeds and of rows."""
+        return estimate(self.scores.values(), self.row_error)
+
+    @property
+    def row_error(self) -> float | None:
+        """The standard error from the rows that were scored; None where it is not known."""
+        return self.row_errors.get(self.metric)
 
     @property
     def share(self) -> float:
@@ -116,65 +124,38 @@ Row = dict[str, Cell]
 """task -> cell, of the tasks that have one"""
 
 
-@dataclass(frozen=True)
-class Paired:
-    """A row less another, task by task and seed by seed, both at their chosen settings."""
+def average_columns(
+    columns: Mapping[str, Mapping[int, float]],
+    networks: Mapping[str, frozenset[str]],
+    row_errors: Mapping[str, float | None],
+) -> Estimate:
+    """The mean of columns (name -> seed -> score); `networks` are the runs that each column's scores come from.
 
-    estimate: Estimate
-    """mean over tasks of the mean difference; the s.e.m. is that of seeds, the tasks being given"""
-    by_task: Mapping[str, Estimate]
-
-    @property
-    def num_pairs(self) -> int:
-        """Pairs of runs with the same task and seed; where one of the two has several tasks, pairs of seeds."""
-        return self.estimate.num
-
-    @property
-    def num_ahead(self) -> int:
-        """Tasks on which the first row's mean is above the second's."""
-        return sum(item.mean > 0 for item in self.by_task.values())
-
-
-def estimate(scores: Iterable[float]) -> Estimate:
-    """Mean and standard error of the mean: the sample's standard deviation over √n."""
-    values = list(scores)
-    sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Estimate(statistics.fmean(values), sem, len(values), len(values) - 1)
-
-
-def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Estimate:
-    """The mean of the groups' means; its error is that of the scores within their groups.
-
-    The groups (tasks) are what they are, the scores in them (seeds) could have been others: the variance within groups
-    is pooled, so that a group with a single score still counts. No group may depend on another.
+    Columns that share networks vary together, so they become one group: their mean for each seed that all have. The
+    errors of rows add up within a task, whose columns are scored on the same rows, and are independent across tasks.
     """
-    shares = [weight / sum(weights) for weight in weights] if weights else [1 / len(groups)] * len(groups)
-    means = [statistics.fmean(group) for group in groups]
-    freedom = sum(len(group) - 1 for group in groups)
-    sem = None
-    if freedom:
-        squares = sum((score - mean) ** 2 for group, mean in zip(groups, means, strict=True) for score in group)
-        spread = sum(share**2 / len(group) for share, group in zip(shares, groups, strict=True))
-        sem = math.sqrt(squares / freedom * spread)
-    mean = sum(share * mean for share, mean in zip(shares, means, strict=True))
-    return Estimate(mean, sem, sum(map(len, groups)), freedom)
-
-
-def average_columns(columns: Sequence[Mapping[int, float]], networks: Sequence[frozenset[str]]) -> Estimate:
-    """The mean of columns (seed -> score); `networks` are the runs that each column's scores come from.
-
-    Columns that share networks vary together, so they become one group: their mean for each seed that all have.
-    """
-    mean = statistics.fmean(statistics.fmean(column.values()) for column in columns)
-    groups, weights = [], []
-    for numbers in _join_shared(networks):
-        together = [columns[number] for number in numbers]
+    mean = statistics.fmean(statistics.fmean(column.values()) for column in columns.values())
+    rows = _average_row_errors(row_errors)
+    names, groups, weights = list(columns), [], []
+    for numbers in _join_shared(list(networks.values())):
+        together = [columns[names[number]] for number in numbers]
         seeds = [seed for seed in together[0] if all(seed in column for column in together)]
         groups.append([statistics.fmean(column[seed] for column in together) for seed in seeds])
         weights.append(len(together))
     if not all(groups):  # no seed of one network has all its columns: how they vary together is not known
-        return Estimate(mean, None, sum(map(len, groups)))
-    return Estimate(mean, *average(groups, weights)[1:])
+        return Estimate(mean, None, sum(map(len, groups)), rows=rows)
+    return average(groups, weights)._replace(mean=mean, rows=rows)
+
+
+def _average_row_errors(errors: Mapping[str, float | None]) -> float | None:
+    """The error of rows of a mean of columns, called `TASK`, `TASK:METRIC` or `TASK@SAMPLES`."""
+    by_task: dict[str, float] = {}
+    for name, error in errors.items():
+        if error is None:
+            return None
+        task = name.partition(":")[0].partition("@")[0]
+        by_task[task] = by_task.get(task, 0.0) + error / len(errors)
+    return math.hypot(*by_task.values())
 
 
 def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
@@ -208,8 +189,10 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
             settings.setdefault(_setting(record), []).append(record)
     if not settings:
         return None
-    chosen, num_candidates = _pick(settings, metric, _diverged(records))
+    ranked = _rank(settings, metric, _diverged(records))
+    chosen, num_candidates = ranked[0], len(ranked)
     first = chosen[0]
+    metrics = {metric or first.metric, *first.dev}
     return Cell(
         task=first.task,
         metric=metric or first.metric,
@@ -231,7 +214,33 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         rates=tuple(
             sorted({record.axes["lr"] for record in records if "lr" in record.axes and record.status != FAILED})
         ),
+        row_errors={name: _row_error(chosen, report_on, name) for name in metrics},
+        candidates=tuple(_candidate(group, metric) for group in ranked) if report_on == "dev" else (),
+        runs=_runs_by_seed(chosen),
     )
+
+
+def _candidate(records: Sequence[Record], metric: str | None) -> Candidate:
+    return Candidate(_by_seed(records, "dev", metric), _runs_by_seed(records))
+
+
+def _runs_by_seed(records: Sequence[Record]) -> dict[int, tuple[Record, ...]]:
+    found: dict[int, dict[str, Record]] = {}
+    for record in records:
+        found.setdefault(record.seed, {})[record.hardware] = record
+    return {seed: tuple(runs.values()) for seed, runs in sorted(found.items())}
+
+
+def _row_error(records: Sequence[Record], split: str, metric: str) -> float | None:
+    """The error of rows of the mean over runs, in points: all have the same rows, so it is as large as one run's."""
+    errors = []
+    for record in records:
+        scores = record.dev if split == "dev" else record.test
+        error = score_error(metric, scores or {}, num_rows(record, split))
+        if error is None:
+            return None
+        errors.append(100 * error)
+    return statistics.fmean(errors)
 
 
 def _is_own_copy(record: Record) -> bool:
@@ -254,10 +263,10 @@ def joint_of(record: Record) -> Mapping[str, Any]:
     return record.extra.get("joint") or {}
 
 
-def _pick(
+def _rank(
     settings: Mapping[str, Sequence[Record]], metric: str | None, diverged: frozenset[str]
-) -> tuple[Sequence[Record], int]:
-    """Of settings the runs of the one that is best on dev, and how many could have been."""
+) -> list[Sequence[Record]]:
+    """The runs of each setting that could be chosen, the best on dev first."""
     found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
     # A seed counts once it has all tasks; before any has, that with the most of them.
     tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
@@ -273,7 +282,7 @@ def _pick(
         means += [statistics.fmean(seeds[seed] for seed in shared)] if shared else []
         return min(means), len(seeds)
 
-    return settings[max(candidates, key=worth)], len(candidates)
+    return [settings[name] for name in sorted(candidates, key=worth, reverse=True)]
 
 
 def _diverged(records: Iterable[Record]) -> frozenset[str]:
@@ -302,14 +311,22 @@ def keep_best(records: Iterable[Record], metric: str | None = None, *, over_task
     by_task: dict[str, list[Record]] = {}
     for record in records:
         by_task.setdefault("" if over_tasks else record.task, []).append(record)
-    kept: list[Record] = []
-    for group in by_task.values():
-        settings: dict[str, list[Record]] = {}
-        for record in group:
-            if record.status == FINISHED and _score(record, "dev", metric) is not None:
-                settings.setdefault(_setting(record), []).append(record)
-        kept += _pick(settings, metric, _diverged(group))[0] if settings else []
-    return kept
+    return [record for group in by_task.values() for record in next(iter(rank_settings(group, metric)), ())]
+
+
+def rank_settings(records: Sequence[Record], metric: str | None = None) -> list[Sequence[Record]]:
+    """The finished runs of each setting, all tasks together, the best on dev first."""
+    settings: dict[str, list[Record]] = {}
+    for record in records:
+        if record.status == FINISHED and _score(record, "dev", metric) is not None:
+            settings.setdefault(_setting(record), []).append(record)
+    return _rank(settings, metric, _diverged(records)) if settings else []
+
+
+def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str | None) -> tuple[Candidate, ...]:
+    """One task's scores at settings that were ranked over several tasks, in their order."""
+    groups = ([record for record in group if record.task == task] for group in ranked)
+    return tuple(_candidate(group, metric) for group in groups if group)
 
 
 def _setting(record: Record) -> str:
@@ -349,7 +366,11 @@ def mean_of(row: Row, tasks: Iterable[str]) -> Estimate | None:
     wanted = list(tasks)
     if not wanted or not all(task in row for task in wanted):
         return None
-    return average_columns([row[task].scores for task in wanted], [row[task].networks for task in wanted])
+    return average_columns(
+        {task: row[task].scores for task in wanted},
+        {task: row[task].networks for task in wanted},
+        {task: row[task].row_error for task in wanted},
+    )
 
 
 def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
@@ -358,7 +379,7 @@ def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
     if not all(task in row and metric in row[task].by_metric for task, metric in wanted):
         return None
     return {
-        f"{task}:{metric}": replace(row[task], metric=metric, scores=row[task].by_metric[metric])
+        f"{task}:{metric}": replace(row[task], metric=metric, scores=row[task].by_metric[metric], candidates=())
         for task, metric in wanted
     }
 
@@ -367,32 +388,6 @@ def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
     """The tasks that every one of these rows has: what a mean can be compared over."""
     held = list(rows)
     return [task for task in tasks if held and all(task in row for row in held)]
-
-
-def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | None:
-    """`row` less `other` over the runs that share task and seed; None where there is no such pair.
-
-    What no seed draws (TF-IDF) is a pair with every seed of the other.
-    """
-    differences: dict[str, dict[int, float]] = {}
-    for task in row if tasks is None else tasks:
-        if task not in row or task not in other:
-            continue
-        first, second = _match_seeds(row[task], other[task])
-        found = {seed: first[seed] - second[seed] for seed in first if seed in second}
-        if found:
-            differences[task] = found
-    if not differences:
-        return None
-    networks = [row[task].networks | other[task].networks for task in differences]
-    by_task = {task: estimate(found.values()) for task, found in differences.items()}
-    return Paired(average_columns(list(differences.values()), networks), by_task)
-
-
-def _match_seeds(*cells: Cell) -> list[Mapping[int, float]]:
-    """The scores of two cells by seed; a cell that no seed draws has the other's seeds."""
-    seeds = next((cell.scores for cell in cells if not cell.is_fixed), cells[0].scores)
-    return [dict.fromkeys(seeds, cell.estimate.mean) if cell.is_fixed else cell.scores for cell in cells]
 
 
 def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list[Record]:

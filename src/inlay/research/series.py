@@ -22,6 +22,11 @@ def median_parameters(scored: Scored, key: str) -> float:
     return statistics.median(cell.trained_parameters for cell in scored.rows[key].values())
 
 
+def most_parameters(scored: Scored, key: str) -> int:
+    """The trained parameters of a row's largest task."""
+    return max(cell.trained_parameters for cell in scored.rows[key].values())
+
+
 def planned_keys(scored: Scored, kind: str, task: str | None = None) -> list[str]:
     """The rows of a kind by their numbers, those that were planned (on a task) and have not been run too."""
     ways = map(read_way, series_keys(scored, kind))

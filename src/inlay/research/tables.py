@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from inlay.research.bounds import Estimate, estimate
 from inlay.research.extras import read_ablations, read_steps
 from inlay.research.lineup import (
     NOT_AVERAGED,
@@ -28,18 +29,9 @@ from inlay.research.lineup import (
     published_tasks,
     shape_of,
 )
+from inlay.research.pairs import Paired, pair
 from inlay.research.published import PublishedRow, PublishedTable
-from inlay.research.scores import (
-    Cell,
-    Estimate,
-    Paired,
-    Row,
-    column_row,
-    estimate,
-    mean_of,
-    pair,
-    total_parameters,
-)
+from inlay.research.scores import Cell, Row, column_row, mean_of, total_parameters
 
 ABSENT = "–"
 BY_CHANCE = 0.05

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from inlay.research.bounds import Estimate
 from inlay.research.chart import (
     BARS,
     INK,
@@ -32,7 +33,7 @@ from inlay.research.chart import (
     tell_lone,
 )
 from inlay.research.lineup import Scored, averaged_tasks, mean_tasks, name_column, name_task
-from inlay.research.scores import Cell, Estimate, mean_of
+from inlay.research.scores import Cell, mean_of
 from inlay.research.series import median_parameters, planned_keys, series_keys
 
 FULL = "full"

@@ -1,19 +1,25 @@
 """How a claim is judged: an estimate held against a bound, and what is said of it.
 
-A claim is confirmed if the 95% confidence bound of our estimate keeps it, not confirmed if the bound on the other side
-breaks it, and open in between. The bounds are one-sided, by Student's t over seeds. Where one of several rows or tasks
-would be enough to decide, the level is that of all of them together (Bonferroni). A single seed has no error: what
-rests on one is open, and so is what rests on rows of which planned runs are missing.
+A claim is **confirmed** if our estimate keeps it and a statement like this is wrong at most once in twenty times, **not
+confirmed** if it breaks it, as surely, and **open** in between. What could have come out otherwise are the seeds and
+the rows that were scored (`bounds.py`); a verdict is about new rows, and where it differs for the very rows that were
+scored that is said too. A condition that has several parts holds if each does (the weakest part decides) and is broken
+if one is broken (Bonferroni over the parts). A single seed has no error: what rests on one is open, and so is what
+rests on rows of which planned runs are missing.
+
+Each verdict by itself may be wrong once in twenty times, so some of a long table are. `hold_together` says which of
+them stand as a family: the chance that even one of those is wrong is at most one in twenty (Holm).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from inlay.research.bounds import CHANCE, Estimate, negated, reach, tail
 from inlay.research.lineup import Scored, averaged_tasks
-from inlay.research.scores import Estimate, Paired, pair
+from inlay.research.pairs import Paired, pair
 from inlay.research.tables import show
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
@@ -21,10 +27,114 @@ NONE = "–"
 """where a claim's study was not run, or not planned with the rows that it compares"""
 CLEARLY = 1.0
 """points that make a difference clear"""
-CHANCE = 0.05
-"""how often a bound may be wrong"""
-_POOLED = 4
-"""degrees of freedom that the error of all tasks counts for in the error of one"""
+
+UNSEEN = 0.05
+"""points that an error is shown as 0.0 below"""
+
+
+class Chances(NamedTuple):
+    """How likely numbers like ours are where the claim is false, and where it is true."""
+
+    confirm: float
+    """p-value of the claim being false"""
+    refute: float
+    """p-value of the claim being true"""
+    is_fact: bool = False
+    """nothing of it is drawn, such as a count of parameters"""
+
+    @property
+    def status(self) -> str:
+        """`confirmed`, `not confirmed` or `open`."""
+        if self.confirm <= CHANCE:
+            return CONFIRMED
+        return REFUTED if self.refute <= CHANCE else OPEN
+
+
+class Finding(NamedTuple):
+    """A condition tested twice: over new rows, and over the rows that were scored."""
+
+    new: Chances
+    here: Chances
+
+    @property
+    def status(self) -> str:
+        """What is said of it: over new rows."""
+        return self.new.status
+
+
+UNKNOWN = Finding(Chances(1.0, 1.0), Chances(1.0, 1.0))
+"""where there is no error to test by"""
+
+
+def fact(is_true: bool) -> Finding:
+    """A condition that no draw decides."""
+    test = Chances(0.0, 1.0, is_fact=True) if is_true else Chances(1.0, 0.0, is_fact=True)
+    return Finding(test, test)
+
+
+def at_most(value: Estimate, bound: float) -> Finding:
+    """Whether a quantity is at most `bound`."""
+    return _find(value, bound - value.mean)
+
+
+def at_least(value: Estimate, bound: float) -> Finding:
+    """Whether a quantity is at least `bound`."""
+    return _find(value, value.mean - bound)
+
+
+def above(value: Estimate, bound: float) -> Finding:
+    """Whether a quantity is greater than `bound`; without any error, to be equal is not enough."""
+    return _find(value, value.mean - bound, is_strict=True)
+
+
+def _find(value: Estimate, distance: float, *, is_strict: bool = False) -> Finding:
+    if value.sem is None:
+        return UNKNOWN
+    here = _test(value, distance, new_rows=False, is_strict=is_strict)
+    new = UNKNOWN.new if value.rows is None else _test(value, distance, new_rows=True, is_strict=is_strict)
+    return Finding(new, here)
+
+
+def _test(value: Estimate, distance: float, *, new_rows: bool, is_strict: bool) -> Chances:
+    if reach(value, new_rows=new_rows) == 0:
+        is_kept = distance > 1e-9 if is_strict else distance >= -1e-9
+        return Chances(0.0, 1.0) if is_kept else Chances(1.0, 0.0)
+    kept = tail(value, distance, new_rows=new_rows)
+    return Chances(kept, 1 - kept)
+
+
+def all_of(findings: Sequence[Finding]) -> Finding:
+    """Several conditions as one: all must be confirmed; one that is broken breaks it."""
+    if not findings:
+        return UNKNOWN
+    return Finding(_all_of([item.new for item in findings]), _all_of([item.here for item in findings]))
+
+
+def _all_of(tests: Sequence[Chances]) -> Chances:
+    num_drawn = sum(not test.is_fact for test in tests)
+    refutes = [test.refute * (1 if test.is_fact else num_drawn) for test in tests]
+    return Chances(max(test.confirm for test in tests), min(1.0, *refutes), is_fact=num_drawn == 0)
+
+
+def any_of(findings: Sequence[Finding]) -> Finding:
+    """Several conditions of which one is enough; all must be broken to break it."""
+    return negate(all_of([negate(item) for item in findings]))
+
+
+def negate(finding: Finding) -> Finding:
+    """The opposite of a condition."""
+    return Finding(*(Chances(test.refute, test.confirm, test.is_fact) for test in finding))
+
+
+def cautious(confirm: Finding, refute: Finding) -> Finding:
+    """A condition that two estimates bracket: confirmed by the one that disfavours it, broken by the other."""
+    new, here = (Chances(one.confirm, other.refute, one.is_fact) for one, other in zip(confirm, refute, strict=True))
+    return Finding(new, here)
+
+
+def all_within(values: Sequence[Estimate], bound: float) -> Finding:
+    """Whether none of several quantities is further than `bound` from zero."""
+    return all_of([at_most(side, bound) for value in values for side in (value, negated(value))])
 
 
 @dataclass(frozen=True)
@@ -37,6 +147,35 @@ class Verdict:
     """the rows it rests on (`*` stands for any end of a name): while planned runs of them are missing it is open"""
     tasks: tuple[str, ...] | None = None
     """the tasks that it rests on; None: all that count in a mean"""
+    chance: float = 1.0
+    """how likely numbers like ours are if the verdict is wrong; 1 where it is open"""
+
+
+def verdict(
+    finding: Finding, sentence: str, rows: tuple[str, ...] = (), tasks: tuple[str, ...] | None = None
+) -> Verdict:
+    """The verdict on a claim; what would be said of these dev rows alone is added where it differs."""
+    status = finding.status
+    if finding.here.status != status:
+        sentence += f"; for these very rows, without the error of drawing others: {finding.here.status}"
+    chance = {CONFIRMED: finding.new.confirm, REFUTED: finding.new.refute}.get(status, 1.0)
+    return Verdict(status, sentence, rows, tasks, chance)
+
+
+def hold_together(verdicts: Sequence[Verdict]) -> list[bool]:
+    """Which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
+
+    Each claim is either true or false, so each has one way to be judged wrongly: as many as there are claims.
+    """
+    judged = sorted(
+        (number for number, item in enumerate(verdicts) if item.status != NONE), key=lambda n: verdicts[n].chance
+    )
+    kept = [False] * len(verdicts)
+    for place, number in enumerate(judged):
+        if verdicts[number].chance > CHANCE / (len(judged) - place):
+            break
+        kept[number] = True
+    return kept
 
 
 @dataclass(frozen=True)
@@ -50,113 +189,14 @@ class Claim:
     judge: Callable[[Scored], Verdict]
 
 
-def reach(value: Estimate, among: int = 1) -> float:
-    """How far a one-sided 95% bound is from the estimate; where the best of several would do, that of all of them."""
-    from scipy.special import ndtri, stdtrit
-
-    level = 1 - CHANCE / among
-    quantile = ndtri(level) if value.freedom is None else stdtrit(value.freedom, level)
-    return float(quantile) * value.margin
-
-
-def at_most(value: Estimate, bound: float, among: int = 1) -> str:
-    """Whether a quantity is at most `bound`; `among` are those of which one that breaks it decides."""
-    if value.sem is None:
-        return OPEN
-    if value.mean + reach(value) <= bound:
-        return CONFIRMED
-    return REFUTED if value.mean - reach(value, among) > bound else OPEN
-
-
-def at_least(value: Estimate, bound: float, among: int = 1) -> str:
-    """Whether a quantity is at least `bound`; `among` as in `at_most`."""
-    return at_most(negated(value), -bound, among)
-
-
-def above(value: Estimate, bound: float, among: int = 1) -> str:
-    """Whether a quantity is greater than `bound`, to be equal is not enough; `among` as in `at_most`."""
-    if value.sem is None:
-        return OPEN
-    if value.mean - reach(value) > bound:
-        return CONFIRMED
-    return REFUTED if value.mean + reach(value, among) <= bound else OPEN
-
-
-def all_of(statuses: Sequence[str]) -> str:
-    """Several conditions as one: one that is broken breaks it, one that is open leaves it open."""
-    if REFUTED in statuses:
-        return REFUTED
-    return OPEN if OPEN in statuses or not statuses else CONFIRMED
-
-
-def negated(value: Estimate) -> Estimate:
-    """The same with the other sign: what is lost, for what is gained."""
-    return value._replace(mean=-value.mean)
-
-
-def difference(first: Estimate, second: Estimate) -> Estimate:
-    """One less another that does not depend on it; degrees of freedom by Satterthwaite."""
-    mean = first.mean - second.mean
-    if first.sem is None or second.sem is None:
-        return Estimate(mean)
-    variances = [first.sem**2, second.sem**2]
-    parts = [own**2 / (each.freedom or math.inf) for own, each in zip(variances, (first, second), strict=True)]
-    freedom = max(1, int(sum(variances) ** 2 / sum(parts))) if sum(parts) else None
-    return Estimate(mean, math.sqrt(sum(variances)), first.num + second.num, freedom)
-
-
-def pooled(values: Sequence[Estimate]) -> Estimate:
-    """The mean of estimates that do not depend on each other, as if each had the same error."""
-    mean = sum(value.mean for value in values) / len(values)
-    error, freedom = pool_error(values)
-    return Estimate(mean, None if error is None else error / math.sqrt(len(values)), len(values), freedom)
-
-
-def pool_error(values: Sequence[Estimate]) -> tuple[float | None, int]:
-    """The error of one of several estimates, from all of them: its square is their mean; and its freedom."""
-    squares = [value.sem**2 for value in values if value.sem is not None]
-    freedom = sum(value.freedom or 0 for value in values)
-    return (math.sqrt(sum(squares) / len(squares)) if len(squares) == len(values) else None), freedom
-
-
-def deviations(values: Sequence[Estimate]) -> list[Estimate]:
-    """Each estimate less the mean of all, with one error that is pooled over them."""
-    mean = sum(value.mean for value in values) / len(values)
-    error, freedom = pool_error(values)
-    sem = None if error is None else error * math.sqrt(1 - 1 / len(values))
-    return [Estimate(value.mean - mean, sem, value.num, freedom) for value in values]
-
-
-def all_within(values: Sequence[Estimate], bound: float) -> str:
-    """Whether none of several quantities is further than `bound` from zero."""
-    sides = [side for value in values for side in (value, negated(value))]
-    return all_of([at_most(side, bound, among=len(sides)) for side in sides])
-
-
-def pool_tasks(by_task: Sequence[Estimate]) -> list[Estimate]:
-    """Differences of tasks with errors that few seeds can give: a task's own, drawn towards that of all.
-
-    The pooled variance counts as much as four seeds more: with none a task of two seeds would tell nothing, with many
-    more one that varies more than the others would be found different by chance.
-    """
-    known = [item for item in by_task if item.sem is not None]
-    freedom = sum(item.num - 1 for item in known)
-    if not freedom:
-        return list(by_task)
-    variance = sum((item.num - 1) * item.num * item.margin**2 for item in known) / freedom
-    found = []
-    for item in by_task:
-        own = item.num - 1
-        drawn = (_POOLED * variance + own * item.num * item.margin**2) / (_POOLED + own)
-        found.append(Estimate(item.mean, math.sqrt(drawn / item.num), item.num, min(_POOLED + own, freedom)))
-    return found
-
-
-def compare(scored: Scored, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:
+def compare(
+    scored: Scored, key: str, other: str, tasks: Sequence[str] | None = None, *, equal: bool = True
+) -> Paired | None:
     """A row less another over tasks, or all that count in a mean; None where one of them is not there."""
     if key not in scored.rows or other not in scored.rows:
         return None
-    return pair(scored.rows[key], scored.rows[other], averaged_tasks(scored) if tasks is None else tasks)
+    over = averaged_tasks(scored) if tasks is None else tasks
+    return pair(scored.rows[key], scored.rows[other], over, equal=equal)
 
 
 def lacking(*rows: str) -> Verdict:
@@ -174,13 +214,22 @@ def gap_text(paired: Paired, what: str) -> str:
     """A difference as a sentence's part, with its bounds."""
     tasks, pairs = len(paired.by_task), paired.num_pairs
     text = f"{what}: {show(paired.estimate, signed=True)} points over {tasks} task{'s' * (tasks > 1)}"
-    return f"{text} ({pairs} pair{'s' * (pairs > 1)}{unsure(paired)})"
+    equal = f", each as the best of {paired.num_settings} settings" if paired.num_settings else ""
+    return f"{text} ({pairs} pair{'s' * (pairs > 1)}{equal}{unsure(paired.estimate)})"
 
 
-def unsure(paired: Paired) -> str:
-    """What is added on the error of a difference: its one-sided bounds, or that it has none."""
-    value = paired.estimate
+def unsure(value: Estimate) -> str:
+    """What is added on the errors of a difference: its one-sided bounds, or that it has none."""
     if value.sem is None:
         return ", of one seed"
-    low, high = value.mean - reach(value), value.mean + reach(value)
-    return f"; 95% bounds {show(low, signed=True)} and {show(high, signed=True)}"
+    if value.rows is None:
+        return f"; 95% bounds for these rows {_bounds(value, new_rows=False)}; how many rows were scored is not known"
+    if value.rows < UNSEEN:
+        return f"; 95% bounds {_bounds(value, new_rows=False)}"
+    text = f"; error of rows {value.rows:.1f}; 95% bounds {_bounds(value, new_rows=True)}, for these very rows "
+    return text + _bounds(value, new_rows=False)
+
+
+def _bounds(value: Estimate, *, new_rows: bool) -> str:
+    width = reach(value, new_rows=new_rows)
+    return f"{show(value.mean - width, signed=True)} and {show(value.mean + width, signed=True)}"

@@ -1,0 +1,207 @@
+"""Means with their errors, and how sure a bound on them is.
+
+An estimate has two errors, which are kept apart:
+
+- `sem`, the error of training: seeds could have been others. Each task has its own variance over seeds (tasks differ
+  by more than ten-fold, so it is never pooled over them); a mean over tasks has the sum of these variances, with the
+  degrees of freedom of Welch and Satterthwaite, rounded down.
+- `rows`, the error of the rows that were scored: a dev set is a sample too, and all seeds are scored on the same one.
+
+A one-sided bound lies √((t · sem)² + (z · rows)²) from the mean, with Student's t for the one and the normal quantile
+for the other. `tests/research/test_error_rates.py` holds it on simulated records: it is wrong at most as often as it
+says, also with two seeds and with tasks whose deviations differ 17-fold.
+
+The tasks themselves are what a claim is about: they are given, and no error is counted for drawing others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+CHANCE = 0.05
+"""how often a bound may be wrong"""
+
+
+class Estimate(NamedTuple):
+    """A mean with its standard errors; a single score has no error of training."""
+
+    mean: float
+    sem: float | None = None
+    num: int = 1
+    freedom: int | None = None
+    """degrees of freedom of `sem`; None: as good as known"""
+    rows: float | None = 0.0
+    """standard error from the rows that were scored; None: not known"""
+
+    @property
+    def margin(self) -> float:
+        """The error of training, 0 where it is not known."""
+        return self.sem or 0.0
+
+
+def estimate(scores: Iterable[float], rows: float | None = 0.0) -> Estimate:
+    """Mean and standard error of the mean: the sample's standard deviation over √n."""
+    values = list(scores)
+    sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Estimate(statistics.fmean(values), sem, len(values), len(values) - 1, rows)
+
+
+def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Estimate:
+    """The mean of the groups' means; its error is that of the scores within their groups. No group depends on another.
+
+    A group with a single score has no variance of its own: it is given the mean of the others' variances.
+    """
+    shares = [weight / sum(weights) for weight in weights] if weights else [1 / len(groups)] * len(groups)
+    mean = sum(share * statistics.fmean(group) for share, group in zip(shares, groups, strict=True))
+    num = sum(map(len, groups))
+    known = [statistics.variance(group) for group in groups if len(group) > 1]
+    if not known:
+        return Estimate(mean, None, num, 0)
+    usual = statistics.fmean(known)
+    parts, freedoms = [], []
+    for share, group in zip(shares, groups, strict=True):
+        variance = statistics.variance(group) if len(group) > 1 else usual
+        parts.append(share**2 * variance / len(group))
+        freedoms.append(max(len(group) - 1, 1))
+    return Estimate(mean, math.sqrt(sum(parts)), num, satterthwaite(parts, freedoms))
+
+
+def combine(values: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
+    """A weighted sum of estimates whose seeds do not depend on each other.
+
+    They are scored on the same rows, where methods err together. So a sum's error of rows is at most the sum of their
+    errors (all weights of one sign), and a difference's at most that of independent rows.
+    """
+    mean = sum(weight * value.mean for weight, value in zip(weights, values, strict=True))
+    num = sum(value.num for value in values)
+    rows = _combine_rows([value.rows for value in values], weights)
+    if any(value.sem is None for value in values):
+        return Estimate(mean, None, num, 0, rows)
+    parts = [weight**2 * value.margin**2 for weight, value in zip(weights, values, strict=True)]
+    freedom = satterthwaite(parts, [value.freedom for value in values])
+    return Estimate(mean, math.sqrt(sum(parts)), num, freedom, rows)
+
+
+def _combine_rows(errors: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    if any(error is None for error in errors):
+        return None
+    parts = [abs(weight) * (error or 0.0) for weight, error in zip(weights, errors, strict=True)]
+    is_sum = min(weights) >= 0 or max(weights) <= 0
+    return sum(parts) if is_sum else math.hypot(*parts)
+
+
+def satterthwaite(variances: Sequence[float], freedoms: Sequence[int | None]) -> int | None:
+    """Degrees of freedom of a sum of variances, rounded down, never below the least of its parts; None: known."""
+    known = [(part, freedom) for part, freedom in zip(variances, freedoms, strict=True) if freedom is not None]
+    if not known:
+        return None
+    least = min(freedom for _, freedom in known)
+    below = sum(part**2 / freedom for part, freedom in known if freedom)
+    if not below:  # no variance at all
+        return least
+    return max(int(sum(variances) ** 2 / below + 1e-9), least)
+
+
+def negated(value: Estimate) -> Estimate:
+    """The same with the other sign: what is lost, for what is gained."""
+    return value._replace(mean=-value.mean)
+
+
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """One less another whose seeds do not depend on its own."""
+    return combine([first, second], [1.0, -1.0])
+
+
+def mean_of_all(values: Sequence[Estimate]) -> Estimate:
+    """The mean of estimates whose seeds do not depend on each other."""
+    return combine(values, [1 / len(values)] * len(values))
+
+
+def deviations(values: Sequence[Estimate]) -> list[Estimate]:
+    """Each estimate less the mean of all."""
+    share = 1 / len(values)
+    found = []
+    for number, value in enumerate(values):
+        weights = [(1.0 if other == number else 0.0) - share for other in range(len(values))]
+        found.append(combine(values, weights)._replace(num=value.num))
+    return found
+
+
+def reach(value: Estimate, chance: float = CHANCE, *, new_rows: bool = False) -> float:
+    """How far a one-sided bound is from the estimate that is wrong with `chance`.
+
+    With `new_rows` it is a bound on the score over new rows, else over the rows that were scored.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    normal = float(ndtri(1 - chance))
+    student = normal if value.freedom is None else float(stdtrit(max(value.freedom, 1), 1 - chance))
+    rows = (value.rows or 0.0) if new_rows else 0.0
+    return math.hypot(student * value.margin, normal * rows)
+
+
+def tail(value: Estimate, distance: float, *, new_rows: bool = False) -> float:
+    """The least chance at which a bound keeps within `distance` of the estimate: the p-value of being beyond it."""
+    if distance < 0:
+        return 1 - tail(value, -distance, new_rows=new_rows)
+    if reach(value, 0.25, new_rows=new_rows) == 0:  # no error at all
+        return 0.0 if distance > 0 else 0.5
+    low, high = 0.0, 0.5  # `reach` falls from infinity to 0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if reach(value, middle, new_rows=new_rows) > distance:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def moderate(values: Sequence[Estimate]) -> list[Estimate]:
+    """Estimates of several tasks, whose variances are drawn towards each other as far as they are alike.
+
+    Two or three seeds say little of one task's variance, those of all tasks say more. The moderated t of Smyth (2004,
+    Stat. Appl. Genet. Mol. Biol. 3:3): variances are draws from a scaled inverse chi-square distribution, whose two
+    parameters are fitted to their logarithms; the common one counts as so many degrees of freedom as they agree.
+    """
+    known = [value for value in values if value.sem and value.freedom]
+    if len(known) < 3:
+        return list(values)
+    prior, freedom = _fit_variances([(value.margin**2 * value.num, value.freedom or 1) for value in known])
+    total = sum(value.freedom or 1 for value in known)
+    found = []
+    for value in values:
+        own = value.freedom or 0
+        weight = min(freedom, total)
+        variance = (weight * prior + own * value.margin**2 * value.num) / (weight + own)
+        found.append(value._replace(sem=math.sqrt(variance / value.num), freedom=max(int(min(weight + own, total)), 1)))
+    return found
+
+
+def _fit_variances(found: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """The common variance and its degrees of freedom, from (variance, degrees of freedom) of each task."""
+    from scipy.special import digamma, polygamma
+
+    logs = [math.log(variance) - float(digamma(own / 2)) + math.log(own / 2) for variance, own in found]
+    centre = statistics.fmean(logs)
+    spread = statistics.variance(logs) - statistics.fmean(float(polygamma(1, own / 2)) for _, own in found)
+    if spread <= 0:  # they differ by no more than chance
+        return math.exp(centre), math.inf
+    freedom = 2 * _inverse_trigamma(spread)
+    return math.exp(centre + float(digamma(freedom / 2)) - math.log(freedom / 2)), freedom
+
+
+def _inverse_trigamma(value: float) -> float:
+    """Where the trigamma function, which falls, has a value."""
+    from scipy.special import polygamma
+
+    low, high = 1e-6, 1e6
+    for _ in range(200):
+        middle = math.sqrt(low * high)
+        if polygamma(1, middle) > value:
+            low = middle
+        else:
+            high = middle
+    return high

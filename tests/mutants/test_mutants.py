@@ -6,7 +6,7 @@ import re
 import shutil
 
 import pytest
-from run import ROOT, Mutant, apply, is_part, read_mutants
+from run import ROOT, Mutant, apply, is_part, judge, read_mutants, snapshot
 
 MUTANTS = read_mutants()
 
@@ -72,3 +72,18 @@ def test_a_named_test_is_it_or_its_parameters_or_those_of_its_file():
     assert is_part("tests/a.py::test_b[1]", "tests/a.py")
     assert not is_part("tests/a.py::test_bc", "tests/a.py::test_b")
     assert not is_part("tests/ab.py::test_b", "tests/a.py")
+
+
+def test_a_mutant_is_killed_by_a_test_that_runs_and_fails_and_by_nothing_else():
+    named = "tests/store/test_files.py::test_write_once_never_overwrites"
+
+    def outcome(old, new, red=()):
+        return judge(Mutant("name", "store/files.py", old, new, (named,)), source, red)
+
+    with snapshot() as source:
+        killed = outcome("os.link(draft, path)", "os.replace(draft, path)")
+        assert (killed.outcome, killed.detail) == ("killed", named)
+        assert outcome('DRAFT_PREFIX = ".draft-"', 'DRAFT_PREFIX = ".other-"').outcome == "SURVIVED"
+        assert outcome("import fcntl\n", "import nothing_of_this_name\n").outcome == "error", "nothing was tested"
+        red = outcome("os.link(draft, path)", "os.replace(draft, path)", [named])
+        assert (red.outcome, red.detail) == ("error", f"{named} fails without the change too")

@@ -19,7 +19,7 @@ def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: 
     """Put the work that is left of several studies, each run once, and the rows of every arm."""
     from inlay.research.agenda import make_agenda
     from inlay.research.estimate import estimate_units
-    from inlay.research.ledger import Ledger
+    from inlay.research.ledger import Ledger, count_read_otherwise
 
     ledger = Ledger(plans, places)
     units = make_agenda(plans, ledger, places.runs)
@@ -40,7 +40,13 @@ def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: 
             "copies": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if unit.is_solo),
         },
     }
-    studies = [_describe_left(plan, units, rows, len(left[plan.study.name])) for plan in plans]
+    studies = [
+        {
+            **_describe_left(plan, units, rows, len(left[plan.study.name])),
+            "read_otherwise": count_read_otherwise(plan, places.results),
+        }
+        for plan in plans
+    ]
     if as_json:
         screen.put_json({"studies": studies, **totals})
     else:
@@ -58,6 +64,17 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
+def describe_others(plan: Plan, places: Places) -> list[str]:
+    """That there are records of the same study on the same backbone, read in another way, in words."""
+    from inlay.research.ledger import count_read_otherwise
+
+    return [
+        f"{screen.count(number, 'run')} of {plan.study.name} in {places.results} with the pooling `{pooling}`, and all "
+        "else as here: another experiment, and no part of this one"
+        for pooling, number in count_read_otherwise(plan, places.results).items()
+    ]
+
+
 def _describe_left(plan: Plan, units: Sequence[Unit], rows: Sequence[dict[str, Any]], num_left: int) -> dict[str, Any]:
     """A plan with what is left of it: in each unit its own runs; time and memory are the whole unit's.
 
@@ -68,7 +85,8 @@ def _describe_left(plan: Plan, units: Sequence[Unit], rows: Sequence[dict[str, A
     for item in (item for unit in units for item in unit.items if item.study == name):
         samples[item.arm.name] = samples.get(item.arm.name, 0) + item.num_samples
     own = [{**row, "runs": row["studies"][name]} for row in rows if name in row["studies"]]
-    return {**describe(plan), "left": num_left, "units": own, "samples": samples}
+    counts = describe(plan)
+    return {**counts, "left": num_left, "done": counts["runs"] - num_left, "units": own, "samples": samples}
 
 
 def _join_alone(

@@ -17,7 +17,7 @@ import typer
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
 from inlay.cli.effort import REUSE, changes, fit_options
-from inlay.cli.forecast import describe, forecast
+from inlay.cli.forecast import describe, describe_others, forecast
 from inlay.cli.options import DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.report import draw, put_report
 from inlay.cli.screen import Column
@@ -266,6 +266,8 @@ class _Session:
         plan = plan_study(study, self._open(study), tasks, missing, root=self.data_root)
         for text in plan.left_out:
             screen.note(f"left out: {text}")
+        for text in describe_others(plan, self.places):
+            screen.note(text)
         return plan
 
     def _open(self, study: Study) -> Backbone:

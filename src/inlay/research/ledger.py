@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from inlay.research.planning import Item, Plan
 from inlay.research.records import (
@@ -21,6 +22,7 @@ from inlay.research.records import (
     list_files,
     merge_records,
     read_records,
+    read_study,
     results_file,
     short_name,
 )
@@ -109,8 +111,13 @@ class Ledger:
     def _note(self, study: str, records: Iterable[Record]) -> None:
         self._known = {key: value for key, value in self._known.items() if key[0] != study}
         for record in merge_records(records, self._beside[study]):
-            if record.status != FAILED:
+            if record.status != FAILED and self._is_read_alike(record, study):
                 self._known.setdefault((study, record.id, record.arm), []).append(record)
+
+    def _is_read_alike(self, record: Record, study: str) -> bool:
+        """Whether a record whose settings, and id, leave open how the backbone is read came to what the plan does."""
+        default = self._plans[study].backbone.default_pooling
+        return bool(record.extra.get("pooling", default) == default)
 
     def _borrow(self) -> list[Record]:
         """The records that other arms, studies and profiles have of these plans' runs."""
@@ -134,6 +141,7 @@ class Ledger:
             if (self._group_of_plan(item.study), item.arm.name) != (self._group_of(record), record.arm)
             and (item.study, record.id, item.arm.name) not in self._known
             and (item.arm.kind != "spans" or "spans" in record.extra)
+            and self._is_read_alike(record, item.study)
         ]
 
     def _drop_weights(self, record: Record) -> None:
@@ -174,3 +182,35 @@ def _copy(record: Record, item: Item, plan: Plan) -> Record:
         backbone_parameters=plan.backbone.num_parameters,
         extra={**record.extra, "layers": plan.backbone.anatomy.num_layers},
     )
+
+
+def count_read_otherwise(plan: Plan, results: Path) -> dict[str, int]:
+    """Pooling -> runs of a plan's study, profile and backbone that differ from the plan's in nothing but that."""
+    default, own = plan.backbone.default_pooling, (plan.study.name, plan.study.profile, plan.backbone.fingerprint)
+    planned: dict[tuple[Any, ...], list[Item]] = {}
+    for item in plan.items:
+        planned.setdefault((item.arm.name, item.seed, repr(sorted(item.axes.items()))), []).append(item)
+    found: dict[str, set[str]] = {}
+    for record in read_study(results, plan.study.name):
+        if (record.study, record.profile, record.fingerprint) != own or record.pooling == "auto":
+            continue
+        for item in planned.get((record.arm, record.seed, repr(sorted(record.axes.items()))), ()):
+            pooling = item.config.train.pooling
+            reads = default if pooling == "auto" else pooling
+            if record.pooling != reads and record.task in item.all_tasks and _is_same_but_pooling(record, item):
+                found.setdefault(record.pooling, set()).add(record.id.partition("-")[0])
+    return {pooling: len(runs) for pooling, runs in found.items()}
+
+
+def _is_same_but_pooling(record: Record, item: Item) -> bool:
+    """Whether what a record says of method and training is an item's, how rows are read left aside."""
+    for section in ("method", "train", "joint"):
+        said, asked = record.config.get(section, {}), dataclasses.asdict(getattr(item.config, section))
+        names = (said.keys() & asked.keys()) - {"pooling"}
+        if any(_plain(said[name]) != _plain(asked[name]) for name in names):
+            return False
+    return True
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

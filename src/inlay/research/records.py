@@ -69,6 +69,11 @@ class Record:
         no backbone, such as TF-IDF's, stands beside every backbone and in every profile."""
         return (self.id, self.arm, self.hardware, self.fingerprint, self.profile)
 
+    @property
+    def pooling(self) -> str:
+        """How its heads read the backbone: as its settings say, or what those left open came to; `auto`: not known."""
+        return str(self.extra.get("pooling") or self.config.get("train", {}).get("pooling", "auto"))
+
     def to_json(self) -> dict[str, Any]:
         """The record as data; a number that is none (NaN, infinite) is null, as JSON has no word for it."""
         return {name: _plain(getattr(self, name)) for name in _FIELDS}
@@ -133,7 +138,7 @@ def read_study(root: Path, study: str) -> list[Record]:
 
 
 def list_files(root: Path, study: str = "*") -> list[Path]:
-    """The files of records under the folder of results: of one study, or of all."""
+    """The files of records under the folder of results: of one study, or of all; none that lies in a deeper folder."""
     found = sorted(root.glob(f"{study}/*.json"))
     return [path for path in found if '"records"' in path.read_text(encoding="utf8", errors="replace")]
 

@@ -10,7 +10,7 @@ import pytest
 from .conftest import Inlay
 
 STUDIES = Path(__file__).parents[2] / "studies"
-KEPT = Path(__file__).parents[2] / "results" / "glue" / "minilm-device.json"
+KEPT = Path(__file__).parents[2] / "results" / "untrained-pooler" / "glue" / "minilm-device.json"
 
 
 def test_a_study_ends_with_its_report_and_report_draws_it_anew(inlay: Inlay, tmp_path: Path) -> None:

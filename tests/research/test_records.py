@@ -6,11 +6,22 @@ import dataclasses
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from inlay.errors import BadData
-from inlay.research.records import Record, add_records, merge_records, read_records, read_study, results_file
+from inlay.research.records import (
+    Record,
+    add_records,
+    list_files,
+    merge_records,
+    read_records,
+    read_study,
+    results_file,
+)
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def make_record(run_id="a", **known):
@@ -117,3 +128,23 @@ def test_other_files_of_a_results_folder_are_left_alone(tmp_path):
     add_records(tmp_path / "glue" / "tiny-device.json", "glue", [make_record()])
     (tmp_path / "glue" / "scores.json").write_text('{"rows": {}}')
     assert len(read_study(tmp_path, "glue")) == 1
+
+
+def test_records_in_a_deeper_folder_are_of_no_study(tmp_path):
+    add_records(tmp_path / "apart" / "glue" / "tiny-device.json", "glue", [make_record()])
+    assert not list_files(tmp_path)
+    assert not read_study(tmp_path, "glue")
+    assert not read_study(tmp_path, "apart")
+
+
+def test_no_shipped_record_that_a_report_shows_reads_a_pooler_which_was_never_trained():
+    """MiniLM's and MPNet-base's are noise; the runs that read them lie apart, and a head on tokens reads none."""
+    shown = [record for path in list_files(RESULTS) for record in read_records(path)]
+    assert len(shown) > 3000
+    assert not [record.id for record in shown if record.pooling == "pooler"]
+    unknown = [record for record in shown if record.pooling == "auto" and record.arm not in ("baseline", "tfidf")]
+    assert {record.backbone for record in unknown} <= {"flan-t5-small"}, "which writes its answers"
+    apart = [record for path in RESULTS.glob("untrained-pooler/*/*.json") for record in read_records(path)]
+    assert {record.pooling for record in apart} == {"pooler"}
+    assert {record.backbone for record in apart} == {"minilm", "mpnet-base"}
+    assert not {record.id for record in apart} & {record.id for record in shown}

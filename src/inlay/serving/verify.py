@@ -143,6 +143,6 @@ def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
     if any(a.shape != b.shape for a, b in pairs):
         return float("inf")  # not even the same tokens
     spoken = [(a, b) for a, b in pairs if len(a)]  # a written text may be empty
-    found = [float((a - b).abs().max() / max(1.0, float(a.abs().max()))) for a, b in spoken]
+    shares = [float((a - b).abs().max() / max(1.0, float(a.abs().max()))) for a, b in spoken]
     # Not by `max` alone: that of NaN and a number is whichever comes first.
-    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+    return math.nan if any(map(math.isnan, shares)) else max(shares, default=0.0)

@@ -46,7 +46,7 @@ def draw_study(
             for number in range(num_settings):
                 shift = SHIFT * (number - (num_settings - 1))  # the last is the best
                 for seed in range(seeds):
-                    own = level + shift + spread * draw.normal(scale=SPREADS[task])
+                    own = level + shift + draw.normal(scale=SPREADS[task])
                     score = answer_rows(draw, hardness, own, alike)
                     bench.add(
                         arm, task, score, seed=seed, metric="accuracy", axes={"lr": 10.0**-number},

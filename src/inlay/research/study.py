@@ -34,7 +34,7 @@ TOY = "toy"
 
 _STUDY_KEYS = frozenset(
     "title source report_on published figures notes tasks seeds train method joint data arms per_task backbone "
-    "submission fit rows most_rows most_samples like without profiles".split()
+    "submission fit rows paired_rows most_rows most_samples like without profiles".split()
 )
 _ARM_KEYS = frozenset("kind title preset method train joint axes each seeds tasks min_layers sample from".split())
 _FIT_KEYS = frozenset(("token_budget", "max_cohort", "checkpointing"))
@@ -123,6 +123,9 @@ class Study:
     fit: Mapping[str, Any] = field(default_factory=dict)
     is_toy: bool = False
     """whether rows are made up: to try a study out, never to show"""
+    paired_rows: bool = False
+    """whether each run answers its dev rows once more at the end, so that a difference of two runs has the error of
+    rows that both answered (`row_covariances.py`)"""
     most_rows: Mapping[str, int] = field(default_factory=dict)
     """dev and test rows of a task at most"""
     like: Mapping[str, str] = field(default_factory=dict)
@@ -294,6 +297,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         submission=bool(tree.get("submission", False)),
         fit=tree.get("fit", {}),
         is_toy=tree.get("rows") == TOY,
+        paired_rows=bool(tree.get("paired_rows", False)),
         most_rows={side: _whole(number, f"most_rows.{side}") for side, number in tree.get("most_rows", {}).items()},
         like=tree.get("like", {}),
     )

@@ -18,6 +18,7 @@ from inlay.research.arms import ARM_KINDS
 from inlay.research.planning import Item, Plan
 from inlay.research.recording import Origin, Recorder, has_diverged, list_notes, name_processor
 from inlay.research.records import Record
+from inlay.research.row_covariances import keep_influences
 from inlay.training import FitSettings, Result, fit
 from inlay.training.cohort import Watcher
 from inlay.training.joint import AnyMember, AnyRun, JointRun
@@ -144,7 +145,14 @@ class Bench:
             return self._recorder(item).record_joint(item, result, extra)
         if item.arm.kind == "spans" and not has_diverged(result):
             extra["spans"] = self._score_spans(item, item.run.task)
+        plan = self._find_plan(item.study)
+        if plan.study.paired_rows and not has_diverged(result):
+            keep_influences(self._runs / item.id, item.run, result, plan.backbone)
         return [self._recorder(item).record_result(item, result, extra)]
+
+    def pairs_rows(self, unit: Unit) -> bool:
+        """Whether the dev rows of a unit's runs are answered once more."""
+        return any(self._find_plan(item.study).study.paired_rows for item in unit.items)
 
     def _score_spans(self, item: Item, task: Task) -> dict[str, float]:
         """`first-last` -> dev score without the adapters of these layers; under `whole` that with all."""
@@ -198,7 +206,7 @@ class _Keeper(Watcher):
 
     def on_end(self, member: AnyMember) -> None:
         has_tests = any(part.task.test is not None for part in member.run.parts)
-        if has_tests and not self._unit.is_solo:
+        if (has_tests or self._bench.pairs_rows(self._unit)) and not self._unit.is_solo:
             return  # more is computed with its weights, once the cohort has ended
         for item in self._unit.items:
             if item.id == member.run.id and item.arm.kind != "spans":

@@ -246,3 +246,9 @@ def test_a_share_of_all_or_no_rows_has_wilsons_interval(true, low, high):
     logits = np.eye(2)[[0, 1] * 30]
     interval = evaluate_report("classify", ("a", "b"), np.array(true), logits).metrics["accuracy"]
     assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+
+
+def test_macro_f1_counts_a_label_that_is_predicted_and_never_true():
+    """Of labels 0, 1 and 2 the last is only guessed: its F1 is 0, and one of three."""
+    true, guess = np.array([0, 0, 1, 1, 1]), np.array([0, 2, 1, 1, 2])
+    assert score("macro_f1", guess, true) == pytest.approx((2 / 3 + 4 / 5 + 0) / 3)

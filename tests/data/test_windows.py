@@ -177,3 +177,17 @@ def test_what_stands_before_the_texts_makes_another_set_of_tokens(tokenizer):
     split = Split(["the cat"], None, None, [1])
     names = {_name_set(tokenizer, split, Reading("classify", 8, prompt=prompt)) for prompt in ("", "a: ", "b: ")}
     assert len(names) == 3
+
+
+def test_an_answer_torn_by_a_window_s_edge_is_a_target_in_neither():
+    context = long_context(60)
+    windows = [
+        [place for place in places.tolist() if place[0] >= 0] for places in answered(context, 0, "one")[0].places
+    ]
+    start, end = windows[0][-10][0], windows[1][8][1]
+    assert start < windows[1][0][0], "it begins before the second window"
+    assert end > windows[0][-1][1], "it ends after the first"
+    _, targets = answered(context, start, context[start:end])
+    for target in targets:
+        assert target[0].tolist() == [1, 1]
+        assert (target == 1).sum() == 2

@@ -113,6 +113,7 @@ class Sitting:
 
     def sum_up(self) -> Outcome:
         """What it came to."""
+        self.ledger.add_covariances()
         items = [item for plan in self.plans.values() for item in plan.items]
         new = {name: self.ledger.run_ids(name) - before for name, before in self._before.items()}
         return Outcome(

@@ -24,8 +24,10 @@ from inlay.research.records import (
     read_records,
     read_study,
     results_file,
+    revise_records,
     short_name,
 )
+from inlay.research.row_covariances import add_covariances
 from inlay.training.joint import JointRun
 
 
@@ -102,6 +104,13 @@ class Ledger:
         self._write([*records, *lent])
         for record in records:
             self._drop_weights(record)
+
+    def add_covariances(self) -> None:
+        """Put into the records how their scores vary together over rows, for plans that ask for it."""
+        for name in (name for name, plan in self._plans.items() if plan.study.paired_rows):
+            changed = add_covariances(self.records(name), self._places.runs)
+            if changed:
+                self._note(name, revise_records(self.file_of(name), name, changed))
 
     def _write(self, records: Sequence[Record]) -> None:
         for study in dict.fromkeys(record.study for record in records):

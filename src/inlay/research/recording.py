@@ -124,7 +124,7 @@ class Recorder:
 
     def record(self, item: Item, task: Task, **known: Any) -> Record:
         """A record with what is `known`, and the rest as the plan has it."""
-        about = {"layers": self.backbone.anatomy.num_layers, **count_rows(task)}
+        about: dict[str, Any] = {"layers": self.backbone.anatomy.num_layers, **count_rows(task)}
         if item.config.train.pooling == "auto" and ARM_KINDS[item.arm.kind].needs_backbone:
             about["pooling"] = self.backbone.default_pooling  # of several tasks each leaves it open
         known["extra"] = {**about, **known.get("extra", {})}

@@ -162,6 +162,15 @@ def add_records(path: Path, study: str, records: Iterable[Record]) -> list[Recor
     return merged
 
 
+def revise_records(path: Path, study: str, records: Iterable[Record]) -> list[Record]:
+    """Put records in the place of those with their keys, whatever these say; all of the file come back."""
+    revised = {record.key: record for record in records}
+    with locked(path.parent / ".lock", exclusive=True):
+        merged = [revised.get(record.key, record) for record in read_records(path)]
+        write_atomically(path, _encode(study, merged))
+    return merged
+
+
 def _encode(study: str, records: Iterable[Record]) -> bytes:
     """A line for each record, so that a merge of two files is a merge of lines."""
     lines = [json.dumps(record.to_json(), sort_keys=True, ensure_ascii=False, allow_nan=False) for record in records]

@@ -1,0 +1,86 @@
+"""Runs that answer the same dev rows: how their scores vary together is measured once, and lies in their records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inlay.model import load_backbone
+from inlay.model.tiny import make_tiny_folder
+from inlay.research.conduct import Places, conduct
+from inlay.research.planning import load_tasks, plan_study
+from inlay.research.records import read_records
+from inlay.research.row_covariances import FILE
+from inlay.research.row_sampling import num_rows, score_error
+from inlay.research.study import read_study
+from inlay.research.toy import WORDS
+
+STUDY = """
+title = "small"
+tasks = ["glue/cola", "glue/stsb"]
+[arms.full]
+method = { name = "full" }
+axes = { lr = [1e-3] }
+[arms.adapters-4]
+method = { name = "houlsby", size = 4 }
+axes = { lr = [1e-2] }
+[profiles.tiny]
+backbone = "tiny"
+rows = "toy"
+seeds = 2
+paired_rows = true
+train = { epochs = 2, batch_size = 8 }
+fit = { token_budget = 4096 }
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("paired")
+    backbone = load_backbone(str(make_tiny_folder(folder / "tiny", WORDS)), device="cpu")
+    (folder / "small.toml").write_text(STUDY)
+    study = read_study(folder / "small.toml", "tiny")
+    plan, places = plan_study(study, backbone, *load_tasks(study, None)), Places(folder / "results", folder / "runs")
+    conduct([plan], places, commit="abc")
+    (path,) = (places.results / "small").glob("*.json")
+    return plan, places, path
+
+
+def test_every_run_of_a_task_knows_how_it_varies_with_the_others(done):
+    _, _, path = done
+    records = read_records(path)
+    for task in ("glue/cola", "glue/stsb"):
+        own = [record for record in records if record.task == task]
+        assert len(own) == 4
+        for metric in own[0].extra["row_covariances"]:
+            matrix = np.array(
+                [[one.extra["row_covariances"][metric][other.id] for other in own] for one in own], dtype=float
+            )
+            np.testing.assert_allclose(matrix, matrix.T)
+            assert np.linalg.eigvalsh(matrix).min() > -1e-6, "what is a covariance is not negative"
+
+
+def test_the_own_variance_is_that_of_the_metric(done):
+    _, _, path = done
+    for record in read_records(path):
+        if record.task == "glue/cola":
+            measured = record.extra["row_covariances"]["accuracy"][record.id] ** 0.5
+            rows = num_rows(record, "dev")
+            expected = score_error("accuracy", record.dev, rows) * (rows / (rows - 1)) ** 0.5
+            assert measured == pytest.approx(expected, rel=1e-4)
+
+
+def test_neither_labels_nor_answers_are_in_the_results(done):
+    plan, _, path = done
+    num_dev = len(plan.tasks["glue/cola"].dev)
+    for record in read_records(path):
+        for value in record.extra.values():
+            assert not (isinstance(value, list) and len(value) == num_dev)
+
+
+def test_a_second_sitting_changes_nothing(done):
+    plan, places, path = done
+    before = path.read_bytes()
+    conduct([plan], places, commit="abc")
+    assert path.read_bytes() == before
+    assert all((places.runs / record.id / FILE).is_file() for record in read_records(path))

@@ -30,7 +30,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["INLAY_CACHE_BYTES"] = "0"  # tests leave nothing in the user's cache
 os.environ.pop("INLAY_HOME", None)
-os.environ.pop("INLAY_DATA", None)
+_DATA = os.environ.pop("INLAY_DATA", None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,6 +79,15 @@ def backbone_of(backbone_folder: Callable[[str], Path]) -> Callable[[str], Any]:
         return loaded[family]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of the data sets: $INLAY_DATA, or `shared/data` beside the checkout. Few machines have it."""
+    root = Path(_DATA or Path(__file__).parents[2] / "shared" / "data").resolve()
+    if not root.is_dir():
+        pytest.skip(f"no data sets in {root}; $INLAY_DATA names their folder")
+    return root
 
 
 @pytest.fixture(scope="session")

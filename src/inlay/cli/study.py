@@ -139,7 +139,7 @@ def study(
     chosen = _having(known.values(), profile) if names == ["all"] else [find_study(name, folders) for name in names]
     paths = list({path.stem: path for path in chosen}.values())
     # Everything is read and checked before the first run of the first study.
-    studies = [_narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
+    studies = [narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
     studies = [dataclasses.replace(item, fit={**item.fit, **changes(effort)}) for item in studies]
     kept = open_store(store).root / "studies"
     results = _find_results(out, kept, profile)
@@ -209,7 +209,7 @@ def _having(paths: Iterable[Path], profile: str) -> list[Path]:
     return [path for path in all_paths if has_profile(path, profile)] or all_paths
 
 
-def _narrow(study: Study, arms: str | None, tasks: str | None) -> Study:
+def narrow(study: Study, arms: str | None, tasks: str | None) -> Study:
     """A study with some of its arms and tasks only."""
     chosen, where = dict(study.arms), f"of `{study.name}` ({study.profile})"
     if arms is not None:

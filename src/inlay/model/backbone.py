@@ -45,7 +45,7 @@ class Backbone:
         self.exact_digest, self.precision = weights.exact, weights.precision
         self.has_pooler = "weight" in weights.pooler
         """whether its files have a pooler, trained or not"""
-        fresh_std = float(getattr(model.config, "initializer_range", 0.02))  # type: ignore[union-attr, arg-type]
+        fresh_std = float(getattr(model.config, "initializer_range", 0.02))
         self.pooler_noise = describe_noise(weights.pooler, fresh_std) if self.has_pooler else ""
         """what shows that the pooler of its files was never trained; nothing where it was, or there is none"""
         self.anatomy = survey(model)

@@ -43,8 +43,8 @@ def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) 
     """
     modes = read_modes(folder)
     ours = {_OURS[mode] for mode in modes if mode in _OURS}
-    if modes and len(modes) == 1 and ours:
-        return DefaultPooling(*ours, f"its `{_FILE}` says `{modes[0]}`")
+    if len(modes) == 1 and modes[0] in _OURS:
+        return DefaultPooling(_OURS[modes[0]], f"its `{_FILE}` says `{modes[0]}`")
     if modes:
         name = "cls" if "cls" in ours else "mean"
         said = " and ".join(f"`{mode}`" for mode in modes)

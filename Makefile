@@ -29,7 +29,7 @@ quickstart: env ## train the SMS spam task on the default backbone and use it (m
 test: env ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton" -n $(JOBS) --dist loadfile
 
-mutants: env ## change the code a little, a hundred times, and see that a test fails each time (half an hour)
+mutants: env ## change the code a little, a hundred times, and see that a test fails each time (about twenty minutes)
 	$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
 
 interop: env ## compare with the `adapters` library itself, in an environment of its own (.interop/)

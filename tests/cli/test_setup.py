@@ -14,6 +14,7 @@ import pytest
 import inlay.cli
 from inlay.cli import COMMANDS
 from inlay.cli.border import load_command
+from tiny_backbones import untrain_pooler
 
 from .conftest import Inlay, Mail
 
@@ -107,6 +108,36 @@ def test_unknown_command_is_refused_with_the_nearest(inlay: Inlay) -> None:
 
 def test_version_is_printed(inlay: Inlay) -> None:
     assert inlay("--version").out.startswith("inlay ")
+
+
+def test_backbone_show_says_how_a_backbone_is_read_and_why(inlay: Inlay, backbone_folder, tmp_path: Path) -> None:
+    data = inlay("backbone", "show", backbone_folder("bert"), "--json").data
+    assert (data["pooling"], data["has_pooler"], data["pooler_noise"]) == ("pooler", True, None)
+    assert data["pooling_reason"].endswith("its pooler is a trained one")
+    copy = tmp_path / "noise"
+    shutil.copytree(backbone_folder("bert"), copy)
+    untrain_pooler(copy)
+    shown = " ".join(inlay("backbone", "show", copy).out.split())
+    assert "pooling mean: it has no `1_Pooling/config.json`, and its pooler was never trained" in shown
+    assert "pooler never trained: its bias is 0 everywhere" in shown
+    assert "pooler none" in " ".join(inlay("backbone", "show", backbone_folder("electra")).out.split())
+
+
+def test_a_run_says_how_it_reads_the_backbone_unless_its_user_did(
+    inlay: Inlay, mail: Mail, backbone_folder, tmp_path: Path
+) -> None:
+    copy = tmp_path / "noise"
+    shutil.copytree(backbone_folder("bert"), copy)
+    untrain_pooler(copy)
+    where = ("plan", mail.data, "--backbone", copy, "--size", 4, "--max-length", 24)
+    said = " ".join(inlay(*where).err.split())
+    assert "pooling: mean (the mean over the tokens): it has no `1_Pooling/config.json`" in said
+    assert "pooling: mean" not in inlay(*where, "--pooling", "mean").err
+    refused = inlay(*where, "--preset", "houlsby2019")
+    assert refused.status != 0
+    assert "its pooler was never trained" in refused.err
+    assert "--pooling mean" in refused.err
+    assert inlay(*where, "--preset", "houlsby2019", "--pooling", "mean").status == 0
 
 
 def test_backbone_show_describes_sites_and_frozen_norms(inlay: Inlay, backbone_folder) -> None:

@@ -165,7 +165,7 @@ def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[G
     blocks.append(Table("", columns, tuple(lines)))
     for (backbone, profile), found in judged.items():
         run = [item for item in found if item.verdict.status != NONE]
-        items = tuple(f"{item.claim.text}: **{item.verdict.status}**. {item.verdict.sentence}" for item in run)
+        items = tuple(f"{item.claim.text}: {_show_verdict(item)}. {item.verdict.sentence}" for item in run)
         known = {item.claim.study for item in run}
         absent = dict.fromkeys(f"`{item.claim.study}`" for item in found if item.claim.study not in known)
         items += (f"not run: {', '.join(absent)}",) if absent else ()
@@ -237,7 +237,7 @@ def _judge(scored: Scored) -> list[str]:
     """What a study says about the claims it is about, and how its differences compare with the published ones."""
     judged = judge_claims({scored.study.name: scored})
     about = [item for item in judged if item.claim.study == scored.study.name]
-    said = [f"{item.claim.text}: **{item.verdict.status}**. {item.verdict.sentence}" for item in about]
+    said = [f"{item.claim.text}: {item.verdict.status}. {item.verdict.sentence}" for item in about]
     return said + describe_agreement(scored)
 
 

@@ -147,8 +147,8 @@ class Verdict:
     """the rows it rests on (`*` stands for any end of a name): while planned runs of them are missing it is open"""
     tasks: tuple[str, ...] | None = None
     """the tasks that it rests on; None: all that count in a mean"""
-    chance: float = 1.0
-    """how likely numbers like ours are if the verdict is wrong; 1 where it is open"""
+    chance: float | None = None
+    """how likely numbers like ours are if the verdict is wrong; 1 where it is open, None where nothing was tested"""
 
 
 def verdict(
@@ -159,20 +159,19 @@ def verdict(
     if finding.here.status != status:
         sentence += f"; for these very rows, without the error of drawing others: {finding.here.status}"
     chance = {CONFIRMED: finding.new.confirm, REFUTED: finding.new.refute}.get(status, 1.0)
-    return Verdict(status, sentence, rows, tasks, chance)
+    return Verdict(status, sentence, rows, tasks, None if finding == UNKNOWN else chance)
 
 
 def hold_together(verdicts: Sequence[Verdict]) -> list[bool]:
     """Which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
 
-    Each claim is either true or false, so each has one way to be judged wrongly: as many as there are claims.
+    Each claim is either true or false, so each that was tested has one way to be judged wrongly. What was not tested,
+    since its rows were not run or say nothing, cannot be.
     """
-    judged = sorted(
-        (number for number, item in enumerate(verdicts) if item.status != NONE), key=lambda n: verdicts[n].chance
-    )
+    tested = {number: item.chance for number, item in enumerate(verdicts) if item.chance is not None}
     kept = [False] * len(verdicts)
-    for place, number in enumerate(judged):
-        if verdicts[number].chance > CHANCE / (len(judged) - place):
+    for place, number in enumerate(sorted(tested, key=lambda number: tested[number])):
+        if tested[number] > CHANCE / (len(tested) - place):
             break
         kept[number] = True
     return kept

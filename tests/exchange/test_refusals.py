@@ -227,8 +227,14 @@ LEAVING: dict[str, tuple[str, MethodConfig, HeadSpec, str, str]] = {
     "adapters in PEFT": ("peft", HOULSBY, POOLER, "no method like `houlsby`", "--format adapterhub"),
     "bitfit in PEFT": ("peft", MethodConfig("bitfit"), POOLER, "no method like `bitfit`", "--format inlay"),
     "norms in PEFT's lora": ("peft", MethodConfig("lora", 4, norms="all"), POOLER, "no layer norms", "norms=none"),
-    "plain head in PEFT": ("peft", MethodConfig("lora", 4), CLS, "pooling `cls`", "--pooling pooler"),
-    "mean in PEFT": ("peft", MethodConfig("lora", 4), HeadSpec("classify", 3, "mean"), "`mean`", "--pooling pooler"),
+    "plain head in PEFT": ("peft", MethodConfig("lora", 4), CLS, "pooling `cls`", "--set train.hidden=pooler"),
+    "mean in PEFT": (
+        "peft",
+        MethodConfig("lora", 4),
+        HeadSpec("classify", 3, "mean"),
+        "`mean`",
+        "--set train.hidden=pooler",
+    ),
 }
 
 
@@ -271,21 +277,21 @@ MANY: dict[str, tuple[str, MethodConfig, HeadSpec, tuple[str, ...], str]] = {
         MethodConfig("houlsby", 4),
         MEAN,
         ("no method like `houlsby`: it has lora, ia3, norms", "pooling `mean`"),
-        "train it with `--method lora --pooling pooler`, or use `--format adapterhub` or `--format inlay`",
+        "train it with `--method lora --set train.hidden=pooler`, or use `--format adapterhub` or `--format inlay`",
     ),
     "bitfit in PEFT": (
         "peft",
         MethodConfig("bitfit"),
         MEAN,
         ("no method like `bitfit`", "pooling `mean`"),
-        "train it with `--method lora --pooling pooler`, or use `--format inlay`",
+        "train it with `--method lora --set train.hidden=pooler`, or use `--format inlay`",
     ),
     "lora in PEFT": (
         "peft",
         MethodConfig("lora", 4, norms="all"),
         MEAN,
         ("no layer norms", "pooling `mean`"),
-        "train it with `--set method.norms=none --pooling pooler`",
+        "train it with `--set method.norms=none --set train.hidden=pooler`",
     ),
     "tag": (
         "adapterhub",

@@ -199,7 +199,7 @@ def _read_name(item: str) -> tuple[str, str]:
 
 
 def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
-    for text in run.start.notes:
+    for text in dict.fromkeys((*run.start.notes, *(note for part in run.parts for note in part.notes))):
         screen.note(text)
     items, method, joint = run.layout(backbone.anatomy), run.config.method, run.config.joint
     shared = sum(item.num_parameters for item in items if item.is_shared)

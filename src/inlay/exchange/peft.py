@@ -275,7 +275,8 @@ def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[Obstacle]:
     pooling = "cls" if form.hidden or head.hidden != "none" else "pooler"
     if head.pooling != pooling:
         reason = f"{keeps}, which reads {_READS[pooling]}; this one has pooling `{head.pooling}`"
-        found.append(Obstacle(reason, f"--pooling {pooling}"))
+        # A pooler that is trained with the task will do, also where the backbone's own was never trained.
+        found.append(Obstacle(reason, "--set train.hidden=pooler" if pooling == "pooler" else "--pooling cls"))
     if form.hidden and head.hidden == "none":
         reason = f"{keeps}, which in the family `{anatomy.family}` has a tanh layer; this one has none"
         found.append(Obstacle(reason, "--set train.hidden=tanh"))

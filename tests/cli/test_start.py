@@ -79,14 +79,19 @@ def test_suggest_without_candidates_says_what_to_do(inlay: Inlay, mail: Mail, po
 
 def test_baseline_learns_the_mail_and_stores_nothing(inlay: Inlay, mail: Mail) -> None:
     before = inlay("tasks", "--json").data
-    ended = inlay("baseline", mail.data, "--test-share", 0.2, "--json")
+    where = (mail.data, "--test-share", 0.2, "--backbone", mail.backbone)
+    ended = inlay("baseline", *where, "--json")
     assert ended.status == 0, ended.err
     assert ended.data["metrics"]["dev"]["accuracy"] == 1.0
-    assert set(ended.data["metrics"]) == {"dev", "test"}
+    assert set(ended.data["metrics"]) == set(ended.data["probe"]["metrics"]) == {"dev", "test"}
     assert inlay("tasks", "--json").data == before
-    shown = inlay("baseline", mail.data, "--test-share", 0.2, "--chars").out
+    shown = inlay("baseline", *where, "--chars").out
     assert "test  accuracy 1.0000" in shown
     assert "parameters" in shown
+    assert "'s frozen vectors" in shown
+    alone = inlay("baseline", *where, "--no-probe", "--json").data
+    assert alone["metrics"] == ended.data["metrics"]
+    assert "probe" not in alone
 
 
 def test_preset_sets_what_nothing_else_says(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:

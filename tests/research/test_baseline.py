@@ -10,7 +10,8 @@ import pytest
 from inlay.data.metrics import list_metrics, score
 from inlay.data.tasks import Split
 from inlay.errors import Unsupported
-from inlay.research.baseline import _Features, _fit_classes, fit_baseline
+from inlay.research.baseline import _Features, fit_baseline
+from inlay.training.linear import fit_linear
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_two_classes_have_the_probabilities_of_the_logistic_function(toy_task):
     task = toy_task(num_rows=60)
     features = _Features(task.train, chars=False)
     rows = features.read(task.train)
-    logits = _fit_classes(rows, task.train.targets, 1.0, 2).outputs(rows)
+    logits = fit_linear("classify", rows, task.train.targets, 1.0, 2).outputs(rows)
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(
         shares, LogisticRegression(C=1.0, max_iter=1000).fit(rows, task.train.targets).predict_proba(rows), atol=1e-6
@@ -57,11 +58,11 @@ def test_label_without_a_training_row_is_never_predicted(toy_task):
     task = toy_task(num_labels=3, num_rows=90)
     without = task.train.take(np.flatnonzero(task.train.targets != 1))
     features = _Features(without, chars=False)
-    outputs = _fit_classes(features.read(without), without.targets, 1.0, 3).outputs(features.read(task.dev))
+    outputs = fit_linear("classify", features.read(without), without.targets, 1.0, 3).outputs(features.read(task.dev))
     assert outputs.shape == (len(task.dev), 3)
     assert set(outputs.argmax(axis=1)) == {0, 2}
     only = task.train.take(np.flatnonzero(task.train.targets == 1))
-    constant = _fit_classes(features.read(only), only.targets, 1.0, 3).outputs(features.read(task.dev))
+    constant = fit_linear("classify", features.read(only), only.targets, 1.0, 3).outputs(features.read(task.dev))
     assert set(constant.argmax(axis=1)) == {1}
 
 
@@ -99,7 +100,9 @@ def test_scores_are_those_of_the_harness_s_metric_functions(toy_task):
     task = toy_task(num_labels=3, num_rows=90)
     found = fit_baseline(task, strengths=(1.0,))
     features = _Features(task.train, chars=False)
-    outputs = _fit_classes(features.read(task.train), task.train.targets, 1.0, 3).outputs(features.read(task.dev))
+    outputs = fit_linear("classify", features.read(task.train), task.train.targets, 1.0, 3).outputs(
+        features.read(task.dev)
+    )
     assert found.metrics["dev"] == {
         name: score(name, outputs, task.dev.targets) for name in ("accuracy", "macro_f1", "matthews")
     }

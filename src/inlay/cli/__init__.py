@@ -32,7 +32,7 @@ COMMANDS = {
     "plan": Command("Train", "plan", "plan", "Tell what a run would cost, beside full fine-tuning."),
     "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),
     "baseline": Command(
-        "Train", "baseline", "baseline", "Score TF-IDF and logistic regression on a task, with no transformer."
+        "Train", "baseline", "baseline", "Score what is cheap on a task: TF-IDF, and a linear model on frozen vectors."
     ),
     "study": Command("Train", "study", "study", "Reproduce published tables and figures."),
     "presets": Command("Train", "presets", "presets", "List the presets and what each sets."),

@@ -1,4 +1,4 @@
-"""`inlay baseline`: what a linear model on words scores, to hold a task's score against."""
+"""`inlay baseline`: what cheap models score, to hold a task's score against: words alone, and frozen vectors."""
 
 from __future__ import annotations
 
@@ -7,27 +7,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.options import JsonOption, RunOptions, run_options
+from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.options import DeviceOption, JsonOption, RunOptions, run_options
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task, put_metrics
+from inlay.config import RunConfig
 from inlay.errors import Unsupported
 
 if TYPE_CHECKING:
+    from inlay.data.tasks import Task
     from inlay.research.baseline import Baseline
+    from inlay.training.probe import Probe
 
 
-@run_options(panels=("Data",), shared=("data", "task", "config", "set_"))
+@run_options(panels=("Data",), shared=("data", "task", "backbone", "config", "set_"))
 def baseline(
     run: RunOptions,
     chars: Annotated[bool, typer.Option("--chars", help="count n-grams of 3 to 5 letters too, not only words")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="fit a linear model on the backbone's frozen vectors too")
+    ] = True,
+    device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Score TF-IDF and logistic regression on a task, with no transformer.
+    """Score what is cheap on a task: TF-IDF, and a linear model on the backbone's frozen vectors.
 
-    Words and pairs of words in a linear model, its regularisation chosen on dev. It reads the data as `inlay train`
-    does, with the same split and the same metrics, so that the scores can be compared. Nothing is stored.
+    First words and pairs of words in a linear model, with no transformer, its regularisation chosen on dev. Then the
+    linear probe: one pass over the texts, and a linear model on the vectors, chosen by cross-validation on the training
+    rows; of pairs also the untrained cosine. The data is read as `inlay train` does, with the same split and the same
+    metrics, so that the scores can be compared. Nothing is stored.
     """
-    task = load_task(run.resolve())
+    check_device_name(device)
+    config = run.resolve()
+    task = load_task(config)
     from inlay.research.baseline import STRENGTHS, fit_baseline
 
     try:
@@ -35,14 +47,53 @@ def baseline(
             found = fit_baseline(task, chars=chars, on_fit=meter.update)
     except Unsupported as error:
         raise Unsupported(f"`inlay baseline` cannot fit a `{task.kind}` task", error.hint) from None
-    if json:
-        screen.put_json({**found.to_json(), "notes": [*task.notes, *found.notes]})
-    else:
+    if not json:
         screen.say()
         _put_baseline(found)
+    probed = _fit_probe(task, config, device) if probe else None
+    if json:
+        more = {} if probed is None else {"probe": probed.to_json()}
+        screen.put_json({**found.to_json(), "notes": [*task.notes, *found.notes], **more})
+    elif probed is not None:
+        _put_probe(probed)
+
+
+def _fit_probe(task: Task, config: RunConfig, device: str) -> Probe:
+    backbone = open_backbone(config.backbone, device)
+    from inlay.training.probe import fit_probe
+
+    done = 0
+    with screen.Meter("reading") as meter:
+
+        def on_rows(num_rows: int) -> None:
+            nonlocal done
+            done += num_rows
+            meter.update(done, "texts")
+
+        return fit_probe(task, backbone, max_length=config.train.max_length, on_rows=on_rows)
+
+
+def _put_probe(found: Probe) -> None:
+    screen.put()
+    screen.put(f"a linear model on `{found.backbone}`'s frozen vectors")
+    put_metrics(found.metrics, found.metric)
+    if found.cosine is not None:
+        screen.put()
+        screen.put("the untrained cosine of the two texts")
+        put_metrics(found.cosine, found.metric)
+    screen.put()
+    pairs = {
+        "strength": f"{found.strength:g}, the best of {len(next(iter(found.tried.values())))} in cross-validation",
+        "features": f"{screen.count(found.num_features)}, pooling {found.pooling}",
+        "trained": f"{screen.duration(found.seconds)} on {screen.count(found.num_train, 'row')}",
+    }
+    if found.reading != "single":
+        pairs["pairs"] = f"read as {found.reading}, the better in cross-validation"
+    screen.put_pairs(pairs)
 
 
 def _put_baseline(found: Baseline) -> None:
+    screen.put("TF-IDF and a linear model, no transformer")
     rows = [[strength, screen.score(value)] for strength, value in found.tried.items()]
     screen.put_table([Column("strength", True), Column(f"dev {found.metric}", True)], rows)
     screen.put()

@@ -9,25 +9,21 @@ vocabulary: their two vectors lie side by side, followed by three numbers on how
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from scipy import sparse
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression, Ridge
 
 from inlay.data.metrics import is_better, list_metrics, score
 from inlay.data.tasks import Split, Task
 from inlay.errors import BadData, Unsupported
+from inlay.training.linear import KINDS, MAX_STEPS, Linear, fit_linear
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 """inverse regularisation: C of a logistic regression, 1/alpha of a ridge regression"""
-_MAX_STEPS = 1000
-_CERTAIN = 20.0  # the logit of a label that every training row has, or none
 
 
 @dataclass(frozen=True)
@@ -65,16 +61,16 @@ def fit_baseline(
 
     `chars` adds n-grams of three to five letters within words. `on_fit` hears how many strengths have been tried.
     """
-    if task.kind not in _FITTERS:
-        raise Unsupported(f"a baseline for a `{task.kind}` task", f"it knows: {', '.join(_FITTERS)}")
+    if task.kind not in KINDS:
+        raise Unsupported(f"a baseline for a `{task.kind}` task", f"it knows: {', '.join(KINDS)}")
     began = time.perf_counter()
     features = _Features(task.train, chars=chars)
     train, dev = features.read(task.train), features.read(task.dev)
-    models: dict[float, _Linear] = {}
+    models: dict[float, Linear] = {}
     tried: dict[float, float] = {}
     best: float | None = None
     for number, strength in enumerate(strengths, start=1):
-        models[strength] = _FITTERS[task.kind](train, _targets(task.train), strength, len(task.labels))
+        models[strength] = fit_linear(task.kind, train, _targets(task.train), strength, len(task.labels))
         tried[strength] = score(task.metric, models[strength].outputs(dev), _targets(task.dev))
         if best is None or is_better(task.metric, tried[strength], tried[best]):
             best = strength
@@ -93,25 +89,8 @@ def fit_baseline(
         num_parameters=chosen.num_parameters,
         num_train=len(task.train),
         seconds=time.perf_counter() - began,
-        notes=() if chosen.has_converged else (f"stopped after {_MAX_STEPS:,} steps, before it had settled",),
+        notes=() if chosen.has_converged else (f"stopped after {MAX_STEPS:,} steps, before it had settled",),
     )
-
-
-@dataclass(frozen=True)
-class _Linear:
-    weights: np.ndarray  # [outputs, features]
-    bias: np.ndarray  # [outputs]
-    has_converged: bool = True
-
-    @property
-    def num_parameters(self) -> int:
-        """What was fitted: of two classes one weight a feature, as their logits are each other's opposite."""
-        is_mirrored = len(self.bias) == 2 and np.array_equal(self.weights[0], -self.weights[1])
-        return (self.weights.size + self.bias.size) // (2 if is_mirrored else 1)
-
-    def outputs(self, rows: Any) -> np.ndarray:
-        """What a head would give for the rows: logits [n, labels], or numbers [n, 1]."""
-        return rows @ self.weights.T + self.bias
 
 
 class _Features:
@@ -159,51 +138,6 @@ def _sum(rows: Any) -> np.ndarray:
 
 def _norm(rows: Any) -> np.ndarray:
     return np.sqrt(_sum(rows.multiply(rows)))
-
-
-def _fit_classes(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> _Linear:
-    present = np.unique(targets)
-    if len(present) == 1:
-        return _Linear(np.zeros((num_labels, rows.shape[1])), _CERTAIN * (np.arange(num_labels) == present[0]))
-    weights, bias, has_converged = _fit_logistic(rows, targets, strength)
-    if len(present) == 2:  # scikit-learn keeps one row for two classes: the second's logit less the first's
-        weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
-    all_weights, all_bias = np.zeros((num_labels, rows.shape[1])), np.full(num_labels, bias.min() - _CERTAIN)
-    all_weights[present], all_bias[present] = weights, bias
-    return _Linear(all_weights, all_bias, has_converged)
-
-
-def _fit_labels(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> _Linear:
-    """One against the rest, for every label by itself."""
-    found = [_fit_label(rows, targets[:, label] > 0, strength) for label in range(num_labels)]
-    weights, bias = np.concatenate([item[0] for item in found]), np.concatenate([item[1] for item in found])
-    return _Linear(weights, bias, all(item[2] for item in found))
-
-
-def _fit_label(rows: Any, applies: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, bool]:
-    if applies.all() or not applies.any():
-        return np.zeros((1, rows.shape[1])), np.array([_CERTAIN if applies.all() else -_CERTAIN]), True
-    return _fit_logistic(rows, applies, strength)
-
-
-def _fit_logistic(rows: Any, targets: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, bool]:
-    model = LogisticRegression(C=strength, max_iter=_MAX_STEPS)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model.fit(rows, targets)
-    return model.coef_, model.intercept_, not any(issubclass(item.category, ConvergenceWarning) for item in caught)
-
-
-def _fit_number(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> _Linear:
-    model = Ridge(alpha=1 / strength, solver="sparse_cg").fit(rows, targets)
-    return _Linear(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_))
-
-
-_FITTERS: dict[str, Callable[[Any, np.ndarray, float, int], _Linear]] = {
-    "classify": _fit_classes,
-    "multilabel": _fit_labels,
-    "regress": _fit_number,
-}
 
 
 def _targets(split: Split) -> np.ndarray:

@@ -1,0 +1,94 @@
+"""Linear models on rows of numbers, as a head would have them: logits for classes and labels, numbers for numbers.
+
+Logistic regression for classes, one for each label where a row may have several, ridge regression for numbers; by
+scikit-learn. Rows may be sparse (words) or dense (a backbone's vectors). Labels without a training row are never
+predicted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression, Ridge
+
+MAX_STEPS = 1000
+_CERTAIN = 20.0  # the logit of a label that every training row has, or none
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Weights and biases of a linear model."""
+
+    weights: np.ndarray  # [outputs, features]
+    bias: np.ndarray  # [outputs]
+    has_converged: bool = True
+
+    @property
+    def num_parameters(self) -> int:
+        """What was fitted: of two classes one weight a feature, as their logits are each other's opposite."""
+        is_mirrored = len(self.bias) == 2 and np.array_equal(self.weights[0], -self.weights[1])
+        return (self.weights.size + self.bias.size) // (2 if is_mirrored else 1)
+
+    def outputs(self, rows: Any) -> np.ndarray:
+        """What a head would give for the rows: logits [n, labels], or numbers [n, 1]."""
+        return rows @ self.weights.T + self.bias
+
+
+def _fit_classes(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
+    present = np.unique(targets)
+    if len(present) == 1:
+        return Linear(np.zeros((num_labels, rows.shape[1])), _CERTAIN * (np.arange(num_labels) == present[0]))
+    weights, bias, has_converged = _fit_logistic(rows, targets, strength)
+    if len(present) == 2:  # scikit-learn keeps one row for two classes: the second's logit less the first's
+        weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
+    all_weights, all_bias = np.zeros((num_labels, rows.shape[1])), np.full(num_labels, bias.min() - _CERTAIN)
+    all_weights[present], all_bias[present] = weights, bias
+    return Linear(all_weights, all_bias, has_converged)
+
+
+def _fit_labels(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
+    """One against the rest, for every label by itself."""
+    found = [_fit_label(rows, targets[:, label] > 0, strength) for label in range(num_labels)]
+    weights, bias = np.concatenate([item[0] for item in found]), np.concatenate([item[1] for item in found])
+    return Linear(weights, bias, all(item[2] for item in found))
+
+
+def _fit_label(rows: Any, applies: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, bool]:
+    if applies.all() or not applies.any():
+        return np.zeros((1, rows.shape[1])), np.array([_CERTAIN if applies.all() else -_CERTAIN]), True
+    return _fit_logistic(rows, applies, strength)
+
+
+def _fit_logistic(rows: Any, targets: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, bool]:
+    model = LogisticRegression(C=strength, max_iter=MAX_STEPS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(rows, targets)
+    return model.coef_, model.intercept_, not any(issubclass(item.category, ConvergenceWarning) for item in caught)
+
+
+def _fit_number(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
+    solver = "sparse_cg" if sparse.issparse(rows) else "cholesky"
+    model = Ridge(alpha=1 / strength, solver=solver).fit(rows, targets)
+    return Linear(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_))
+
+
+_FITTERS: dict[str, Callable[[Any, np.ndarray, float, int], Linear]] = {
+    "classify": _fit_classes,
+    "multilabel": _fit_labels,
+    "regress": _fit_number,
+}
+
+KINDS = tuple(_FITTERS)
+"""kinds of tasks that have a linear model"""
+
+
+def fit_linear(kind: str, rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
+    """The linear model of a task's kind; `strength` is inverse regularisation: C, or 1/alpha of a ridge regression."""
+    return _FITTERS[kind](rows, targets, strength, num_labels)

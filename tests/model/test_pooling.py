@@ -122,3 +122,14 @@ def test_minilm_says_how_it_is_read_and_that_its_pooler_is_noise():
     backbone = load_backbone("minilm", device="cpu")
     assert backbone.pooling_reason == "its `1_Pooling/config.json` says `mean_tokens`"
     assert "std 0.0091" in backbone.pooler_noise
+
+
+@pytest.mark.parametrize("width", [128, 384, 768])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_as_pytorch_begins_it_was_never_trained_though_its_bias_is_not_zero(width, dtype):
+    torch.manual_seed(width)
+    layer = torch.nn.Linear(width, width)
+    fresh = {name: tensor.detach().to(dtype) for name, tensor in layer.named_parameters()}
+    assert "as PyTorch draws them" in describe_noise(fresh, 0.02)
+    moved = fresh["weight"].float() + 2 * width**-0.5 * torch.outer(torch.randn(width), torch.randn(width)) / width**0.5
+    assert describe_noise({**fresh, "weight": moved}, 0.02) == ""

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import pytest
 import synthetic
 
 from inlay.research.claims import judge_claims
@@ -84,13 +85,20 @@ def test_a_claim_that_is_just_false_is_hardly_ever_confirmed():
     assert found["confirmed"] <= most_often()
 
 
+def test_at_the_border_itself_a_bound_is_wrong_about_as_often_as_it_says():
+    """Independent rows and one setting each: nothing here is too careful but few degrees of freedom."""
+    found = count_verdicts(-0.8, seed=7, rows=20, settings=(1, 1), alike=0.0)
+    assert 0 < found["confirmed"] <= most_often()
+    assert 0 < found["not confirmed"] <= most_often()
+
+
 def test_a_claim_that_is_just_true_is_hardly_ever_broken():
     found = count_verdicts(-0.8 + SHIFT, seed=1)
     assert found["not confirmed"] <= most_often()
 
 
 def test_what_is_plain_is_found():
-    true, false = (count_verdicts(gap, seed=2, times=40, rows=4) for gap in (4.0, -6.0))
+    true, false = (count_verdicts(gap, seed=2, times=40, rows=4) for gap in (6.0, -8.0))
     assert true["confirmed"] > 0.8 * 40
     assert false["not confirmed"] > 0.8 * 40
 
@@ -102,12 +110,37 @@ def test_more_settings_to_choose_from_win_nothing():
         study, records = draw_study(draw, 0.0, settings=(12, 1))
         flat = [dataclasses.replace(item, dev={"accuracy": item.dev["accuracy"] + _undo(item, 12)}) for item in records]
         scored = score_study(study, flat, Published(""))
-        rows = scored.rows["full"], scored.rows["adapters"]
-        gaps.append(pair(*rows, TASKS).estimate.mean)
-        best.append(pair(*rows, TASKS, equal=False).estimate.mean)
+        found = pair(scored.rows["full"], scored.rows["adapters"], TASKS)
+        best.append(found.estimate.mean)
+        gaps.append(found.equal.estimate.mean)
     error = np.std(gaps) / math.sqrt(len(gaps))
     assert abs(np.mean(gaps)) < 3 * error
     assert np.mean(best) > 0.5, "chosen on the same rows, the best of twelve looks half a point better and more"
+
+
+@pytest.mark.parametrize(
+    ("full", "adapters", "wrong"),
+    [((80, 76), (80, 76, 76, 76), "not confirmed"), ((82, 76, 76, 76), (80, 76), "confirmed")],
+    ids=["as-good", "two-points-worse"],
+)
+def test_settings_that_nobody_would_take_do_not_count_against_a_row(full, adapters, wrong):
+    draw, found = np.random.default_rng(6), Counter()
+    for _ in range(20):
+        bench = synthetic.Bench("glue")
+        for task in TASKS:
+            hardness = draw.normal(size=5000)
+            for arm, levels in (("full", full), ("adapters", adapters)):
+                for number, level in enumerate(levels):
+                    for seed in range(3):
+                        score = answer_rows(draw, hardness, level + draw.normal(scale=0.2), 0.5)
+                        count = 2_000_000 if arm == "adapters" else synthetic.BACKBONE
+                        bench.add(
+                            arm, task, score, seed=seed, metric="accuracy", axes={"lr": 10.0**-number},
+                            trained_parameters=count, extra={"num_dev": 5000},
+                        )  # fmt: skip
+        study = synthetic.study("glue", TASKS, {"full": "full", "adapters": "adapters"}, published="")
+        found[judge(study, bench.records)["glue-0.8"].status] += 1
+    assert found[wrong] <= 1
 
 
 def _undo(record, num_settings: int) -> float:
@@ -126,5 +159,4 @@ def test_of_verdicts_that_stand_together_hardly_ever_one_is_wrong():
         alone += any(item.status == "confirmed" for item in found)
         together += any(own and item.status == "confirmed" for own, item in zip(stands, found, strict=True))
     assert together / families <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / families)
-    assert together <= alone
-    assert alone > 0, "else nothing is shown"
+    assert alone > together, "else nothing is shown"

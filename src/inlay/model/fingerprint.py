@@ -74,14 +74,14 @@ def digest_weights(folder: Path, family: Family) -> WeightsDigest:
     rounded: dict[str, tuple[list[int], str]] = {}
     precisions = set()
     pooler: dict[str, Tensor] = {}
-    pooler_prefix = f"{family.pooler}.dense."
+    pooler_prefix = f"{family.pooler}.dense." if family.pooler else None
     for name, tensor in _backbone_tensors(files, family.prefix):
         if name in family.unused:
             continue
         precisions.add(str(tensor.dtype).removeprefix("torch."))
         content = tensor.to(torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()
         rounded[name] = list(tensor.shape), hashlib.sha256(content).hexdigest()
-        if name.startswith(pooler_prefix):
+        if pooler_prefix and name.startswith(pooler_prefix):
             pooler[name.removeprefix(pooler_prefix)] = tensor
     found = [name for name in family.copies if name in rounded]
     for copy in found[1:]:

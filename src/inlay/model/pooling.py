@@ -78,16 +78,27 @@ def describe_noise(pooler: Mapping[str, Tensor], fresh_std: float) -> str:
     `pooler` has the `weight` [D, D] and the `bias` [D] of the file, and may lack the bias. Untrained is what has a bias
     of exactly 0 and weights that are independent draws: a mean of 0, tails no heavier than a normal distribution's, no
     direction stronger than chance gives. Their size does not count: weight decay shrinks what nothing else trains
-    (MiniLM's are 0.009, drawn with 0.02). `fresh_std` is what transformers draws with, to be told.
+    (MiniLM's are 0.009, drawn with 0.02). `fresh_std` is what transformers draws with, to be told. Untrained is also
+    what PyTorch's own linear layer begins with: weights and bias drawn evenly within 1/√D.
     """
-    bias = pooler.get("bias")
-    if bias is not None and bool((bias != 0).any()):
-        return ""
-    weight_DD = pooler["weight"].double()
+    bias, weight_DD = pooler.get("bias"), pooler["weight"].double()
     std = float(weight_DD.std(correction=0))
+    if bias is not None and bool((bias != 0).any()):
+        is_fresh = _is_pytorchs(weight_DD, bias.double(), std)
+        return f"its weights and bias are as PyTorch draws them, evenly, of std {std:.4f}" if is_fresh else ""
     if std > 0 and not _is_drawn(weight_DD, std):
         return ""
     return f"its bias is 0 everywhere and its weights are noise of std {std:.4f}; a fresh one has {fresh_std:g}"
+
+
+def _is_pytorchs(weight_DD: Tensor, bias_D: Tensor, std: float) -> bool:
+    """Whether a layer has the values that `torch.nn.Linear` begins with: even draws within ±1/√D (kurtosis 1.8)."""
+    number, edge = weight_DD.numel(), weight_DD.shape[1] ** -0.5 * (1 + 1e-2)  # a little more: half precision rounds
+    if not std or float(weight_DD.abs().max()) > edge or float(bias_D.abs().max()) > edge:
+        return False
+    kurtosis = float(((weight_DD - weight_DD.mean()) / std).pow(4).mean())
+    # The fourth power of an even draw of variance 1 has the mean 1.8 and the variance 9 − 1.8².
+    return abs(kurtosis - 1.8) < _TOLERANCE * ((9 - 1.8**2) / number) ** 0.5
 
 
 def _is_drawn(weight_DD: Tensor, std: float) -> bool:

@@ -52,21 +52,16 @@ def estimate(scores: Iterable[float], rows: float | None = 0.0) -> Estimate:
 def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Estimate:
     """The mean of the groups' means; its error is that of the scores within their groups. No group depends on another.
 
-    A group with a single score has no variance of its own: it is given the mean of the others' variances.
+    A group with a single score has no variance of its own, and another's is not lent to it: then there is no error.
     """
     shares = [weight / sum(weights) for weight in weights] if weights else [1 / len(groups)] * len(groups)
     mean = sum(share * statistics.fmean(group) for share, group in zip(shares, groups, strict=True))
     num = sum(map(len, groups))
-    known = [statistics.variance(group) for group in groups if len(group) > 1]
-    if not known:
+    if any(len(group) < 2 for group in groups):
         return Estimate(mean, None, num, 0)
-    usual = statistics.fmean(known)
-    parts, freedoms = [], []
-    for share, group in zip(shares, groups, strict=True):
-        variance = statistics.variance(group) if len(group) > 1 else usual
-        parts.append(share**2 * variance / len(group))
-        freedoms.append(max(len(group) - 1, 1))
-    return Estimate(mean, math.sqrt(sum(parts)), num, satterthwaite(parts, freedoms))
+    parts = [share**2 * statistics.variance(group) / len(group) for share, group in zip(shares, groups, strict=True)]
+    freedom = satterthwaite(parts, [len(group) - 1 for group in groups])
+    return Estimate(mean, math.sqrt(sum(parts)), num, freedom)
 
 
 def combine(values: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
@@ -160,48 +155,20 @@ def tail(value: Estimate, distance: float, *, new_rows: bool = False) -> float:
 
 
 def moderate(values: Sequence[Estimate]) -> list[Estimate]:
-    """Estimates of several tasks, whose variances are drawn towards each other as far as they are alike.
+    """Estimates of several tasks of which one may be picked: none is surer than tasks are on average.
 
-    Two or three seeds say little of one task's variance, those of all tasks say more. The moderated t of Smyth (2004,
-    Stat. Appl. Genet. Mol. Biol. 3:3): variances are draws from a scaled inverse chi-square distribution, whose two
-    parameters are fitted to their logarithms; the common one counts as so many degrees of freedom as they agree.
+    Two or three seeds are equal by chance on one of many tasks, which then looks sure. So a task has its own variance
+    or the mean of all tasks' variances, whichever is larger; its degrees of freedom are those of that mean.
     """
-    known = [value for value in values if value.sem and value.freedom]
-    if len(known) < 3:
+    known = [value for value in values if value.sem is not None and value.freedom]
+    if len(known) < 2:
         return list(values)
-    prior, freedom = _fit_variances([(value.margin**2 * value.num, value.freedom or 1) for value in known])
-    total = sum(value.freedom or 1 for value in known)
+    variances = [value.margin**2 * value.num for value in known]
+    usual = statistics.fmean(variances)
+    shares = [variance / len(known) for variance in variances]
+    freedom = satterthwaite(shares, [value.freedom for value in known])
     found = []
     for value in values:
-        own = value.freedom or 0
-        weight = min(freedom, total)
-        variance = (weight * prior + own * value.margin**2 * value.num) / (weight + own)
-        found.append(value._replace(sem=math.sqrt(variance / value.num), freedom=max(int(min(weight + own, total)), 1)))
+        variance = max(usual, value.margin**2 * value.num)
+        found.append(value._replace(sem=math.sqrt(variance / value.num), freedom=freedom))
     return found
-
-
-def _fit_variances(found: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """The common variance and its degrees of freedom, from (variance, degrees of freedom) of each task."""
-    from scipy.special import digamma, polygamma
-
-    logs = [math.log(variance) - float(digamma(own / 2)) + math.log(own / 2) for variance, own in found]
-    centre = statistics.fmean(logs)
-    spread = statistics.variance(logs) - statistics.fmean(float(polygamma(1, own / 2)) for _, own in found)
-    if spread <= 0:  # they differ by no more than chance
-        return math.exp(centre), math.inf
-    freedom = 2 * _inverse_trigamma(spread)
-    return math.exp(centre + float(digamma(freedom / 2)) - math.log(freedom / 2)), freedom
-
-
-def _inverse_trigamma(value: float) -> float:
-    """Where the trigamma function, which falls, has a value."""
-    from scipy.special import polygamma
-
-    low, high = 1e-6, 1e6
-    for _ in range(200):
-        middle = math.sqrt(low * high)
-        if polygamma(1, middle) > value:
-            low = middle
-        else:
-            high = middle
-    return high

@@ -245,7 +245,7 @@ def _list_row_settings(study: StudySpec, task: str) -> dict[str, Any]:
     if find is None:
         return {}
     most = getattr(study, "most_rows", {})
-    config = {**dataclasses.asdict(find(task, None)), **{f"most_{side}": most.get(side) for side in ("dev", "test")}}
+    config = {**dataclasses.asdict(find(task, None)), **{f"most_{side}": number for side, number in most.items()}}
     return {name: value for name, value in config.items() if name not in _NOT_ROWS}
 
 

@@ -1,15 +1,14 @@
 """What Peters et al. 2019 ("To tune or not to tune?") claim and advise, held against our records.
 
 Their question: keep the pretrained network frozen and train a task model on its features, or tune it? Frozen features
-have many rows here (what is read, and how large the task model is). The best of them on dev, chosen on the very rows
-that are shown, favours features; the expected best of as many settings as the tuned row has disfavours them. A claim
-is confirmed by the one that makes it harder, and broken by the other.
+have many rows here (what is read, and how large the task model is), which stand as one: the best of them on dev.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from inlay.research.bounds import Estimate
 from inlay.research.lineup import RowSpec, Scored, name_task, score_row
 from inlay.research.pairs import Paired, pair
 from inlay.research.scores import Row
@@ -17,11 +16,12 @@ from inlay.research.tables import ABSENT, Table, show
 from inlay.research.verdicts import (
     CLEARLY,
     Claim,
+    Finding,
     Verdict,
     at_least,
     at_most,
-    cautious,
     gap_text,
+    judge_pair,
     lacking,
     not_planned,
     verdict,
@@ -47,34 +47,26 @@ def _features(scored: Scored, *, is_many: bool | None = None) -> Row:
     return score_row(scored.study, RowSpec("features", "", records), scored.split) if records else {}
 
 
-def _tuned_less_frozen(
-    scored: Scored, tasks: Sequence[str], tuned: str = "full", *, equal: bool = False
-) -> Paired | None:
-    frozen = _features(scored)
-    return pair(scored.rows[tuned], frozen, tasks, equal=equal) if tuned in scored.rows else None
+def _tuned_less_frozen(scored: Scored, tasks: Sequence[str], tuned: str = "full") -> Paired | None:
+    return pair(scored.rows[tuned], _features(scored), tasks) if tuned in scored.rows else None
 
 
 def tuning_wins_on_pairs(scored: Scored) -> Verdict:
     """On sentence pairs fine-tuning is clearly above frozen features (published +6.7 on MRPC, +4.2 on STS-B)."""
-    best, equal = (_tuned_less_frozen(scored, PAIRS, equal=equal) for equal in (False, True))
-    if best is None or equal is None:
-        return not_planned(scored, "full") or lacking("full fine-tuning", "frozen features")
-    finding = cautious(at_least(best.estimate, CLEARLY), at_least(equal.estimate, CLEARLY))
-    return verdict(finding, _both(best, equal), (*_ROWS, "full"), PAIRS)
+    return _judge_tuning(scored, PAIRS, lambda gap: at_least(gap, CLEARLY))
 
 
 def level_on_others(scored: Scored) -> Verdict:
     """On SST-2 and MNLI fine-tuning is at most half a point above frozen features."""
-    best, equal = (_tuned_less_frozen(scored, LEVEL, equal=equal) for equal in (False, True))
-    if best is None or equal is None:
+    return _judge_tuning(scored, LEVEL, lambda gap: at_most(gap, NEAR))
+
+
+def _judge_tuning(scored: Scored, tasks: tuple[str, ...], test: Callable[[Estimate], Finding]) -> Verdict:
+    paired = _tuned_less_frozen(scored, tasks)
+    if paired is None:
         return not_planned(scored, "full") or lacking("full fine-tuning", "frozen features")
-    finding = cautious(at_most(equal.estimate, NEAR), at_most(best.estimate, NEAR))
-    return verdict(finding, _both(best, equal), (*_ROWS, "full"), LEVEL)
-
-
-def _both(best: Paired, equal: Paired) -> str:
-    text = gap_text(best, "full fine-tuning less the best frozen features")
-    return f"{text}; {gap_text(equal, 'with equally many settings')}" if equal.num_settings else text
+    text = gap_text(paired, "full fine-tuning less the best frozen features")
+    return verdict(judge_pair(paired, test), text, (*_ROWS, "full"), tasks)
 
 
 def frozen_want_parameters(scored: Scored) -> Verdict:
@@ -83,7 +75,7 @@ def frozen_want_parameters(scored: Scored) -> Verdict:
     if paired is None:
         return lacking("features with a linear head", "features with a layer more")
     text = gap_text(paired, "the best features with a layer before the last less the best with a linear head")
-    return verdict(at_least(paired.estimate, CLEARLY), text, _ROWS)
+    return verdict(judge_pair(paired, lambda gap: at_least(gap, CLEARLY)), text, _ROWS)
 
 
 def _many_less_few(scored: Scored) -> Paired | None:

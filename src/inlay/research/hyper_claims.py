@@ -20,10 +20,10 @@ from inlay.research.verdicts import (
     above,
     all_of,
     at_least,
-    at_most,
     compare,
     fact,
     gap_text,
+    judge_pair,
     lacking,
     not_planned,
     unsure,
@@ -57,23 +57,19 @@ def row_above(key: str, other: str) -> Callable[[Scored], Verdict]:
         text = gap_text(paired, f"{scored.label(key)} less {scored.label(other)}")
         ahead = f"ahead on {paired.num_ahead} of {len(paired.by_task)} tasks"
         sentence = f"{text}; {ahead}{_unequal(scored, key, other)}"
-        return verdict(above(paired.estimate, 0.0), sentence, (key, other))
+        return verdict(judge_pair(paired, lambda gap: above(gap, 0.0)), sentence, (key, other))
 
     return judge
 
 
 def _unequal(scored: Scored, *keys: str) -> str:
-    """What is added where the settings of two rows were not chosen alike, on the dev rows that are shown."""
+    """What is added where the settings of one row are chosen for each task and those of the other once for all."""
     tried = [max(cell.num_settings for cell in scored.rows[key].values()) for key in keys]
     joint = [any(has_joint_runs(spec) for spec in scored.specs if spec.key == key) for key in keys]
-    said = ""
-    if len(set(tried)) > 1:
-        counts = [f"{number} of {scored.label(key)}" for number, key in zip(tried, keys, strict=True)]
-        said += f"; the best of {' and of '.join(counts)} settings"
-    if len(set(joint)) > 1 and max(tried) > 1:
-        apart, once = (scored.label(keys[joint.index(each)]) for each in (False, True))
-        said += f"; the settings of {apart} are chosen for each task, those of {once} once for all"
-    return said
+    if len(set(joint)) == 1 or max(tried) == 1:
+        return ""
+    apart, once = (scored.label(keys[joint.index(each)]) for each in (False, True))
+    return f"; the settings of {apart} are chosen for each task, those of {once} once for all"
 
 
 def close_at_a_fraction(scored: Scored) -> Verdict:
@@ -85,7 +81,7 @@ def close_at_a_fraction(scored: Scored) -> Verdict:
         sum(cell.trained_parameters for cell in scored.rows[key].values()) for key in ("hyperformer++", "hyperformer")
     ]
     is_fraction = counts[0] <= FRACTION * counts[1]
-    finding = all_of([at_most(negated(paired.estimate), CLOSE), fact(is_fraction)])
+    finding = all_of([judge_pair(paired, lambda gap: at_least(gap, -CLOSE)), fact(is_fraction)])
     text = gap_text(paired, "HyperFormer++ less HyperFormer")
     text += f", with {100 * counts[0] / counts[1]:.0f}% of its parameters"
     return verdict(finding, text, ("hyperformer++", "hyperformer"))
@@ -101,7 +97,7 @@ def series_above(key: str, other: str) -> Callable[[Scored], Verdict]:
             return lacking(key, other)
         text = f"{key} less {other}: {show(paired.estimate, signed=True)} points over {len(paired.by_task)} tasks and "
         text += f"numbers of samples ({paired.num_pairs} pairs{unsure(paired.estimate)}); ahead on {paired.num_ahead}"
-        finding = above(paired.estimate, 0.0)
+        finding = judge_pair(paired, lambda gap: above(gap, 0.0))
         if _has_start(scored):
             finding, text = UNKNOWN, text + _ONE_START
         return verdict(finding, text, (f"{key}-*", f"{other}-*"))
@@ -140,7 +136,7 @@ def parts_matter(scored: Scored) -> Verdict:
     known = {key: paired for key, paired in found.items() if paired is not None}
     if not known:
         return lacking("HyperFormer", "its variants")
-    finding = all_of([above(negated(item.estimate), 0.0) for item in known.values()])
+    finding = all_of([judge_pair(item, lambda gap: above(negated(gap), 0.0)) for item in known.values()])
     texts = [f"{scored.label(key)} {show(paired.estimate, signed=True)}" for key, paired in known.items()]
     return verdict(finding, f"less HyperFormer: {', '.join(texts)}", ("*",))
 
@@ -152,12 +148,13 @@ def blocks_matter_most(scored: Scored) -> Verdict:
     if "without-blocks" not in rows or len(rows) < 2:
         return lacking("HyperFormer without adapter blocks", "its other variants")
     gaps = {key: pair(row, rows["without-blocks"], tasks) for key, row in rows.items() if key != "without-blocks"}
-    known = {key: paired.estimate for key, paired in gaps.items() if paired is not None}
+    known = {key: paired for key, paired in gaps.items() if paired is not None}
     if not known:
         return lacking("HyperFormer without adapter blocks", "its other variants")
-    nearest = min(known, key=lambda key: known[key].mean)
-    text = f"the next, {scored.label(nearest)}, is {show(known[nearest], signed=True)} points above it"
-    return verdict(all_of([at_least(gap, CLEARLY) for gap in known.values()]), text, ("without-*",))
+    nearest = min(known, key=lambda key: known[key].estimate.mean)
+    text = f"the next, {scored.label(nearest)}, is {show(known[nearest].estimate, signed=True)} points above it"
+    finding = all_of([judge_pair(item, lambda gap: at_least(gap, CLEARLY)) for item in known.values()])
+    return verdict(finding, text, ("without-*",))
 
 
 def kinds_lie_together(scored: Scored) -> Verdict:
@@ -180,7 +177,8 @@ def kinds_lie_together(scored: Scored) -> Verdict:
     movement = sum(item.movement or 0.0 for item in found) / len(found)
     text += f", before training {_show(known)}: {_show(added)} wider; training moved them by {100 * movement:.0f}% of "
     text += f"their length{'' if movement >= MOVED else ', too little to say anything'}; {named}"
-    return verdict(above(estimate(added), 0.0) if movement >= MOVED else UNKNOWN, text, ("*",))
+    finding = above(estimate(added), 0.0) if movement >= MOVED else UNKNOWN
+    return verdict(finding, text, ("*",), is_tested=len(added) > 1)
 
 
 def _show(values: Sequence[float]) -> str:

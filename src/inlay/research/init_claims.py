@@ -62,7 +62,7 @@ def init_cola(scored: Scored) -> Verdict:
     text = "of what is above the majority class the first scale above 1e-2 loses, in percent: "
     text += f"CoLA {show(cola)}, MNLI {show(mnli)}"
     if min(cola.mean, mnli.mean) > SPENT:
-        return verdict(UNKNOWN, f"{text}; both have next to nothing left to lose", _ROWS, tuple(shares))
+        return verdict(UNKNOWN, f"{text}; both have next to nothing left to lose", _ROWS, tuple(shares), is_tested=True)
     return verdict(above(difference(cola, mnli), 0.0), text, _ROWS, tuple(shares))
 
 

@@ -127,7 +127,8 @@ def _plan(study: Study, arm: Arm, tasks: tuple[str, ...], config: RunConfig, see
         joint = dataclasses.replace(joint, like=like)
     most = study.most_rows
     data = study.data_config(tasks[0], None)
-    data = dataclasses.replace(data, most_dev=most.get("dev"), most_test=most.get("test"))
+    most_dev, most_test = most.get("dev", data.most_dev), most.get("test", data.most_test)
+    data = dataclasses.replace(data, most_dev=most_dev, most_test=most_test)
     train, method = dataclasses.replace(config.train, seed=seed), config.method
     pooling = facts.pooling if train.pooling == "auto" else train.pooling
     if kind.is_trained:

@@ -227,7 +227,8 @@ class _Maker:
         """Where a run finds a task's rows again, and which of them; made-up ones are nowhere."""
         config = self._study.data_config(task, None if self._study.is_toy else self._root)
         most = self._study.most_rows
-        config = dataclasses.replace(config, most_dev=most.get("dev"), most_test=most.get("test"))
+        most_dev, most_test = most.get("dev", config.most_dev), most.get("test", config.most_test)
+        config = dataclasses.replace(config, most_dev=most_dev, most_test=most_test)
         return config if sample is None else dataclasses.replace(config, sample=sample, sample_seed=seed)
 
     def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> Item:

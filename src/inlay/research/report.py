@@ -42,12 +42,14 @@ RULE = (
     "out otherwise. Seeds: each task has its own variance over seeds, and a mean over tasks has their sum (Welch "
     "and Satterthwaite, Student's t). Rows: a dev set is a sample, so a verdict is about new rows; where the "
     "answers of two runs to the same rows were kept the error of their difference is measured, elsewhere they are"
-    " taken as independent, which is too careful rather than too bold. Tasks are those named, not a sample. Two "
-    "rows are compared with equally many settings: the one that had more counts by the expected best of as many. "
-    "Where one of several rows or tasks would decide, all of them count (Bonferroni). A claim is open with a "
-    "single seed, and while planned runs of the rows it compares are missing; – is a study that was not run "
-    "there, or not with these rows. In a long column some verdicts are wrong by chance: those in bold stand "
-    "together (Holm), with one chance in twenty that any of them is wrong."
+    " taken as independent, which is too careful rather than too bold; rows themselves are taken as independent "
+    "draws, though questions on one paragraph are alike. Epochs are chosen on the same dev rows in all rows of a "
+    "table, and not corrected for. Tasks are those named, not a sample. Where one row had more settings to choose"
+    " from on these dev rows, a verdict must hold twice: for the difference as chosen, and with equally many (the"
+    " expected best of as many). Where one of several rows or tasks would decide, all of them count (Bonferroni)."
+    " A claim is open with a single seed, and while planned runs of the rows it compares are missing; – is a "
+    "study that was not run there, or not with these rows. In a long column some verdicts are wrong by chance: "
+    "those in bold stand together (Holm), with one chance in twenty that any of them is wrong."
 )
 POOLED = {"cls": "the first token", "pooler": "the backbone's pooler", "mean": "the mean of all tokens"}
 
@@ -313,9 +315,9 @@ def _list_poolings(records: Sequence[Record]) -> list[str]:
     """How rows were pooled, as the runs came to do it, and by which arms where they differ."""
     arms: dict[str, dict[str, None]] = {}
     for record in records:
-        train, kind = record.config.get("train", {}), record.config.get("data", {}).get("kind")
-        if train.get("pooling") in POOLED and kind in ("classify", "regress", "multilabel"):
-            arms.setdefault(POOLED[train["pooling"]], {})[record.arm] = None
+        kind = record.config.get("data", {}).get("kind")
+        if record.pooling in POOLED and kind in ("classify", "regress", "multilabel"):
+            arms.setdefault(POOLED[record.pooling], {})[record.arm] = None
     if len(arms) == 1:
         return list(arms)
     shown = {key: ", ".join(names) if len(names) <= 6 else f"{len(names)} arms" for key, names in arms.items()}

@@ -72,8 +72,12 @@ def add_covariances(records: Sequence[Record], runs: Path) -> list[Record]:
 
 def _changed(records: Iterable[Record], measured: Mapping[str, dict[str, dict[str, float]]]) -> Iterable[Record]:
     for record in records:
-        if record.id in measured and record.extra.get("row_covariances") != measured[record.id]:
-            yield dataclasses.replace(record, extra={**record.extra, "row_covariances": measured[record.id]})
+        before = record.extra.get("row_covariances") or {}
+        # What another machine measured of runs whose folders are not here stays.
+        own = measured.get(record.id, {})
+        after = {**before, **{metric: {**before.get(metric, {}), **found} for metric, found in own.items()}}
+        if after != before:
+            yield dataclasses.replace(record, extra={**record.extra, "row_covariances": after})
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, Floats]]:

@@ -31,11 +31,11 @@ def score_error(metric: str, scores: Mapping[str, float], rows: int | None) -> f
     if rows is None or rows < 4 or metric not in scores:
         return None
     value = scores[metric]
-    if value == 1:  # no row is wrong
-        return 0.0
-    if metric in ("accuracy", "exact_match", "token_f1"):
-        # A row's score lies between 0 and 1: its variance is at most that of a row that is right or wrong.
-        return math.sqrt(max(value * (1 - value), 0.0) / rows)
+    if metric in ("accuracy", "exact_match", "token_f1") or value == 1:
+        # A row's score lies between 0 and 1: its variance is at most that of a row that is right or wrong. Two rows
+        # of each are added (Agresti and Coull), so that none that is wrong does not mean that none would be.
+        share = (value * rows + 2) / (rows + 4)
+        return math.sqrt(max(share * (1 - share), 0.0) / rows)
     if metric in ("spearman", "pearson"):
         # Bonett and Wright 2000, Psychometrika 65: of Spearman's coefficient; Pearson's own is smaller.
         return (1 - value**2) * math.sqrt((1 + value**2 / 2) / (rows - 3))
@@ -49,7 +49,8 @@ def _confusion(scores: Mapping[str, float]) -> Floats | None:
     """Shares of rows (true and false positives, false and true negatives) of a task of two classes.
 
     With W the share of wrong rows and F the F1, 2TP / (2TP + W) = F gives the true positives. Matthews' coefficient
-    then tells how the wrong rows are divided: by search, since it has no simple inverse.
+    then tells how the wrong rows are divided, up to which part are the false positives, which neither error depends
+    on: by search, since it has no simple inverse.
     """
     if not {"accuracy", "f1", "matthews"} <= scores.keys():
         return None
@@ -131,6 +132,8 @@ def _ranks(values: Floats) -> Floats:
 
 def _correlation_influence(first: Floats, second: Floats) -> Floats:
     """Of Pearson's coefficient: uv − r (u² + v²) / 2, with u and v standardised (of ranks: to first order)."""
+    if first.std() == 0 or second.std() == 0:  # no correlation, whichever rows are drawn
+        return np.zeros(len(first))
     u, v = ((values - values.mean()) / values.std() for values in (first, second))
     r = float((u * v).mean())
     return np.asarray(u * v - r * (u**2 + v**2) / 2)
@@ -148,7 +151,8 @@ def paired_error(records: Sequence[tuple[Record, float]], metric: str) -> float 
     for record, weight in records:
         known: Mapping[str, Any] = (record.extra.get("row_covariances") or {}).get(metric, {})
         for other, share in records:
-            if other.id not in known:
+            covariance = known.get(other.id)
+            if covariance is None:
                 return None
-            total += weight * share * float(known[other.id])
+            total += weight * share * float(covariance)
     return math.sqrt(max(total, 0.0))

@@ -95,7 +95,7 @@ class Cell:
     candidates: tuple[Candidate, ...] = ()
     """the settings it was chosen from, best first; none where the rows that are shown did not choose it"""
     runs: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
-    """seed -> the runs that were scored"""
+    """seed -> the runs that were scored, where that was on dev: covariances over rows are of dev rows"""
 
     @property
     def estimate(self) -> Estimate:
@@ -216,7 +216,7 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         ),
         row_errors={name: _row_error(chosen, report_on, name) for name in metrics},
         candidates=tuple(_candidate(group, metric) for group in ranked) if report_on == "dev" else (),
-        runs=_runs_by_seed(chosen),
+        runs=_runs_by_seed(chosen) if report_on == "dev" else {},
     )
 
 

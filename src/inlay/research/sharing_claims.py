@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inlay.research.bounds import negated
 from inlay.research.lineup import NOT_AVERAGED, Scored
 from inlay.research.series import most_parameters
 from inlay.research.verdicts import (
     Claim,
     Verdict,
     above,
-    at_most,
+    at_least,
     compare,
     gap_text,
+    judge_pair,
     lacking,
     not_planned,
     verdict,
@@ -51,7 +51,7 @@ def every_third_within(scored: Scored) -> Verdict:
     counts = [most_parameters(scored, key) for key in ("every-3", "none")]
     text += f"; as published, `none` trains layer norms and a layer before the head too: {counts[0]:,} parameters "
     text += f"against {counts[1]:,}, so that it is no comparison of sharing alone (the study `methods` has one)"
-    return verdict(at_most(negated(paired.estimate), 0.5), text, ("every-3", "none"), tasks)
+    return verdict(judge_pair(paired, lambda gap: at_least(gap, -0.5)), text, ("every-3", "none"), tasks)
 
 
 def within_layer_of_full(scored: Scored) -> Verdict:
@@ -61,7 +61,7 @@ def within_layer_of_full(scored: Scored) -> Verdict:
     if paired is None:
         return lacking("within-layer", "full fine-tuning")
     text = gap_text(paired, "within-layer less full fine-tuning") + _beside(scored, "within-layer", "full", tasks)
-    return verdict(at_most(negated(paired.estimate), 0.5), text, ("within-layer", "full"), tasks)
+    return verdict(judge_pair(paired, lambda gap: at_least(gap, -0.5)), text, ("within-layer", "full"), tasks)
 
 
 def sharing_costs_little(scored: Scored) -> Verdict:
@@ -70,7 +70,7 @@ def sharing_costs_little(scored: Scored) -> Verdict:
     if paired is None:
         return not_planned(scored, "every-3", "adapters-64") or lacking("every-3", "adapters (64)")
     text = gap_text(paired, "shared by three layers less not shared, norms trained in both")
-    return verdict(at_most(negated(paired.estimate), 0.5), text, ("every-3", "adapters-64"))
+    return verdict(judge_pair(paired, lambda gap: at_least(gap, -0.5)), text, ("every-3", "adapters-64"))
 
 
 def none_beats_full(scored: Scored) -> Verdict:
@@ -82,7 +82,7 @@ def none_beats_full(scored: Scored) -> Verdict:
     text = gap_text(paired, "not shared less full fine-tuning")
     text += f"; ahead on {paired.num_ahead} of {len(paired.by_task)} tasks (published +3.5, made by two doubtful rows)"
     text += _beside(scored, "none", "full", tasks)
-    return verdict(above(paired.estimate, 0.0), text, ("none", "full"), tasks)
+    return verdict(judge_pair(paired, lambda gap: above(gap, 0.0)), text, ("none", "full"), tasks)
 
 
 _TF = "TF-Adapter-BERT"

@@ -5,7 +5,8 @@ confirmed** if it breaks it, as surely, and **open** in between. What could have
 the rows that were scored (`bounds.py`); a verdict is about new rows, and where it differs for the very rows that were
 scored that is said too. A condition that has several parts holds if each does (the weakest part decides) and is broken
 if one is broken (Bonferroni over the parts). A single seed has no error: what rests on one is open, and so is what
-rests on rows of which planned runs are missing.
+rests on rows of which planned runs are missing. Where one row had more settings to choose from than the other, a
+verdict must hold for the difference as chosen and for that with equally many (`pairs.py`).
 
 Each verdict by itself may be wrong once in twenty times, so some of a long table are. `hold_together` says which of
 them stand as a family: the chance that even one of those is wrong is at most one in twenty (Holm).
@@ -126,10 +127,24 @@ def negate(finding: Finding) -> Finding:
     return Finding(*(Chances(test.refute, test.confirm, test.is_fact) for test in finding))
 
 
-def cautious(confirm: Finding, refute: Finding) -> Finding:
-    """A condition that two estimates bracket: confirmed by the one that disfavours it, broken by the other."""
-    new, here = (Chances(one.confirm, other.refute, one.is_fact) for one, other in zip(confirm, refute, strict=True))
+def bracket(findings: Sequence[Finding]) -> Finding:
+    """A condition on a quantity that several estimates bracket: said only where each of them says it."""
+    new, here = (
+        Chances(max(test.confirm for test in tests), max(test.refute for test in tests))
+        for tests in zip(*findings, strict=True)
+    )
     return Finding(new, here)
+
+
+def judge_pair(paired: Paired, test: Callable[[Estimate], Finding]) -> Finding:
+    """A condition on a difference: as chosen, and with equally many settings where one row had more."""
+    sides = [paired, *([paired.equal] if paired.equal else [])]
+    return bracket([test(side.estimate) for side in sides])
+
+
+def never_broken(finding: Finding) -> Finding:
+    """A condition that numbers which break it may break by how they were made: it can only be confirmed."""
+    return Finding(*(Chances(test.confirm, 1.0) for test in finding))
 
 
 def all_within(values: Sequence[Estimate], bound: float) -> Finding:
@@ -152,14 +167,23 @@ class Verdict:
 
 
 def verdict(
-    finding: Finding, sentence: str, rows: tuple[str, ...] = (), tasks: tuple[str, ...] | None = None
+    finding: Finding,
+    sentence: str,
+    rows: tuple[str, ...] = (),
+    tasks: tuple[str, ...] | None = None,
+    *,
+    is_tested: bool | None = None,
 ) -> Verdict:
-    """The verdict on a claim; what would be said of these dev rows alone is added where it differs."""
+    """The verdict on a claim; what would be said of these dev rows alone is added where it differs.
+
+    `is_tested` says that it counts among those that could have been judged wrongly, though its numbers say nothing.
+    """
     status = finding.status
     if finding.here.status != status:
         sentence += f"; for these very rows, without the error of drawing others: {finding.here.status}"
     chance = {CONFIRMED: finding.new.confirm, REFUTED: finding.new.refute}.get(status, 1.0)
-    return Verdict(status, sentence, rows, tasks, None if finding == UNKNOWN else chance)
+    is_tested = finding != UNKNOWN if is_tested is None else is_tested
+    return Verdict(status, sentence, rows, tasks, chance if is_tested else None)
 
 
 def hold_together(verdicts: Sequence[Verdict]) -> list[bool]:
@@ -188,14 +212,11 @@ class Claim:
     judge: Callable[[Scored], Verdict]
 
 
-def compare(
-    scored: Scored, key: str, other: str, tasks: Sequence[str] | None = None, *, equal: bool = True
-) -> Paired | None:
+def compare(scored: Scored, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:
     """A row less another over tasks, or all that count in a mean; None where one of them is not there."""
     if key not in scored.rows or other not in scored.rows:
         return None
-    over = averaged_tasks(scored) if tasks is None else tasks
-    return pair(scored.rows[key], scored.rows[other], over, equal=equal)
+    return pair(scored.rows[key], scored.rows[other], averaged_tasks(scored) if tasks is None else tasks)
 
 
 def lacking(*rows: str) -> Verdict:
@@ -213,8 +234,12 @@ def gap_text(paired: Paired, what: str) -> str:
     """A difference as a sentence's part, with its bounds."""
     tasks, pairs = len(paired.by_task), paired.num_pairs
     text = f"{what}: {show(paired.estimate, signed=True)} points over {tasks} task{'s' * (tasks > 1)}"
-    equal = f", each as the best of {paired.num_settings} settings" if paired.num_settings else ""
-    return f"{text} ({pairs} pair{'s' * (pairs > 1)}{equal}{unsure(paired.estimate)})"
+    text += f" ({pairs} pair{'s' * (pairs > 1)}{unsure(paired.estimate)})"
+    if paired.equal is None:
+        return text
+    return (
+        f"{text}; with equally many settings {show(paired.equal.estimate, signed=True)}{unsure(paired.equal.estimate)}"
+    )
 
 
 def unsure(value: Estimate) -> str:

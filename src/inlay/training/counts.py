@@ -92,17 +92,23 @@ class Totals:
 
 
 def count_totals(
-    items: Sequence[TensorSpec], anatomy: Anatomy, *, num_tasks: int = 1, is_shared_frozen: bool = False
+    items: Sequence[TensorSpec],
+    anatomy: Anatomy,
+    *,
+    num_tasks: int = 1,
+    is_shared_frozen: bool = False,
+    num_backbone: int | None = None,
 ) -> Totals:
     """Count the tensors of `num_tasks` tasks.
 
     `items` are those of all of them, as `JointRun.layout` lists them. With `is_shared_frozen` the tasks train nothing
-    but what is their own.
+    but what is their own. `num_backbone` are the parameters that the backbone's files have, where they lack some that
+    its shape has, such as a pooler.
     """
     trained = [item for item in items if not (is_shared_frozen and item.is_shared)]
     copied = {_bare(item).removeprefix("weight.") for item in items if item.part == "weights"}
     return Totals(
-        backbone=sum(math.prod(site.shape) for site in anatomy.parameters),
+        backbone=num_backbone or sum(math.prod(site.shape) for site in anatomy.parameters),
         num_tasks=num_tasks,
         trained=_sum(trained),
         adapters=_sum([item for item in trained if item.part == "adapters"]),

@@ -110,7 +110,7 @@ def count_plan(run: Run, backbone: Backbone) -> Plan:
         inlay=Cost(sum(by_part.values()), 4 * sum(math.prod(item.shape) for item in items)),
         full=Cost(in_full, 4 * in_full),
         frozen_norms=dict(backbone.anatomy.frozen_norms),
-        totals=count_totals(items, backbone.anatomy),
+        totals=count_totals(items, backbone.anatomy, num_backbone=backbone.num_parameters),
         max_together=1 if run.spec.is_solo else num_slots,
     )
 
@@ -235,7 +235,13 @@ def count_joint(run: JointRun, backbone: Backbone) -> JointPlan:
         backbone_parameters=backbone.num_parameters,
         num_steps=run.num_steps,
         batch_size=run.config.train.batch_size,
-        totals=count_totals(items, backbone.anatomy, num_tasks=len(run.parts), is_shared_frozen=is_frozen),
+        totals=count_totals(
+            items,
+            backbone.anatomy,
+            num_tasks=len(run.parts),
+            is_shared_frozen=is_frozen,
+            num_backbone=backbone.num_parameters,
+        ),
     )
 
 

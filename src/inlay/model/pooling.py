@@ -93,8 +93,9 @@ def describe_noise(pooler: Mapping[str, Tensor], fresh_std: float) -> str:
 
 def _is_pytorchs(weight_DD: Tensor, bias_D: Tensor, std: float) -> bool:
     """Whether a layer has the values that `torch.nn.Linear` begins with: even draws within ±1/√D (kurtosis 1.8)."""
-    number, edge = weight_DD.numel(), weight_DD.shape[1] ** -0.5 * (1 + 1e-2)  # a little more: half precision rounds
-    if not std or float(weight_DD.abs().max()) > edge or float(bias_D.abs().max()) > edge:
+    number, edge = weight_DD.numel(), weight_DD.shape[1] ** -0.5
+    largest = [float(values.abs().max()) / edge for values in (weight_DD, bias_D)]
+    if min(largest) < 0.5 or max(largest) > 1.01:  # a little more than 1: half precision rounds
         return False
     kurtosis = float(((weight_DD - weight_DD.mean()) / std).pow(4).mean())
     # The fourth power of an even draw of variance 1 has the mean 1.8 and the variance 9 − 1.8².

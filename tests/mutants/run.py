@@ -2,7 +2,7 @@
 
 `mutants.toml` is the list. For each mutant `src/` is copied to a temporary folder, the change is made there, and its
 tests run with the copy first on the import path; the checkout is never touched. What always holds: a mutant is killed
-only by a test that runs and fails, and that passes without the change. Code that cannot be imported proves nothing.
+only by a test that runs and fails, in itself or in its fixtures, and that passes without the change. Code that cannot be imported proves nothing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ def find_red(tests: Sequence[str], source: Path, jobs: int) -> list[str]:
     parts = [[test for test in tests if test.partition("::")[0] in files[job::jobs]] for job in range(jobs)]
     check_import(source)
     with ThreadPoolExecutor(jobs) as pool:
-        ended = list(pool.map(lambda part: run_pytest(source, part, LIMIT_S * 4), filter(None, parts)))
+        try:
+            ended = list(pool.map(lambda part: run_pytest(source, part, LIMIT_S * 4), filter(None, parts)))
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"the tests took more than {error.timeout:.0f} s as the code stands") from None
     for status, output in ended:
         if status not in (0, 1):
             raise RuntimeError(f"the tests cannot be run as the code stands:\n{output[-3000:]}")

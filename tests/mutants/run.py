@@ -2,7 +2,8 @@
 
 `mutants.toml` is the list. For each mutant `src/` is copied to a temporary folder, the change is made there, and its
 tests run with the copy first on the import path; the checkout is never touched. What always holds: a mutant is killed
-only by a test that runs and fails, in itself or in its fixtures, and that passes without the change. Code that cannot be imported proves nothing.
+only by a test that runs and fails, in itself or in its fixtures, and that passes without the change. Code that cannot
+be imported proves nothing.
 """
 
 from __future__ import annotations

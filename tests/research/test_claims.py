@@ -516,3 +516,18 @@ def test_a_verdict_says_where_settings_of_two_rows_were_not_chosen_alike():
     assert sentence_of(study, records + worse, "multi-single")[1].endswith(said)
     unequal = sentence_of(study, records + worse, "hyper-adapters")[1]
     assert "; with equally many settings +6.5 ± 0.0" in unequal
+
+
+def test_a_fixed_size_is_held_against_all_sizes_of_the_paper_and_can_only_be_confirmed():
+    def made(levels):
+        bench = synthetic.Bench("glue")
+        for size, level in levels.items():
+            for arm in ("adapters", "adapters-64") if size == 64 else ("adapters",):
+                for task, seed in itertools.product(("glue/rte", "glue/sst2"), range(3)):
+                    bench.add(arm, task, (level + seed) / 100, seed=seed, axes={"size": size}, metric="accuracy")
+        return synthetic.study("glue", ("glue/rte", "glue/sst2"), {"adapters": "a", "adapters-64": "b"}), bench.records
+
+    assert verdicts(*made({8: 80.0, 64: 80.1, 256: 80.2}))["glue-64"] == "confirmed"
+    assert verdicts(*made({8: 80.0, 64: 80.1, 256: 85.0}))["glue-64"] == "open", "the best was chosen on these rows"
+    few = judged(*made({8: 80.0, 64: 80.1}))["glue-64"]
+    assert (few.status, few.sentence) == ("–", "size 256 not in this profile")

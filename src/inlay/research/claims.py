@@ -57,6 +57,8 @@ STEADY = 0.5
 """points that a size may be from the mean of all, and sizes still be stable: as published they are 0.3 from it"""
 HARDLY = 2.0
 """points that hardly matter: what the paper says of a single layer"""
+SIZES = frozenset((8, 64, 256))
+"""those that the paper chooses among"""
 UNMOVED = 0.01
 """points of a dev score that are no change"""
 
@@ -269,6 +271,9 @@ def fixed_size(scored: Scored) -> Verdict:
     Who chooses among sizes on the rows that are shown looks better on them than on others: a loss that is small even so
     is small, a large one may be that choice's.
     """
+    records = [record for spec in scored.specs if spec.key == "adapters" for record in spec.records]
+    if missing := sorted(SIZES - {way_of(record).number for record in records}):
+        return Verdict(NONE, f"size {' and '.join(map(str, missing))} not in this profile")
     paired = compare(scored, "adapters-64", "adapters")
     if paired is None:
         return not_planned(scored, "adapters-64", "adapters") or lacking("adapters (64)", "adapters of several sizes")

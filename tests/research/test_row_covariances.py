@@ -11,7 +11,7 @@ from inlay.research.conduct import Places, conduct
 from inlay.research.planning import load_tasks, plan_study
 from inlay.research.records import read_records
 from inlay.research.row_covariances import FILE
-from inlay.research.row_sampling import num_rows, score_error
+from inlay.research.row_sampling import num_rows
 from inlay.research.study import read_study
 from inlay.research.toy import WORDS
 
@@ -64,10 +64,9 @@ def test_the_own_variance_is_that_of_the_metric(done):
     _, _, path = done
     for record in read_records(path):
         if record.task == "glue/cola":
-            measured = record.extra["row_covariances"]["accuracy"][record.id] ** 0.5
-            rows = num_rows(record, "dev")
-            expected = score_error("accuracy", record.dev, rows) * (rows / (rows - 1)) ** 0.5
-            assert measured == pytest.approx(expected, rel=1e-4)
+            share, rows = record.dev["accuracy"], num_rows(record, "dev")
+            measured = record.extra["row_covariances"]["accuracy"][record.id]
+            assert measured == pytest.approx(share * (1 - share) / (rows - 1), rel=1e-4)
 
 
 def test_neither_labels_nor_answers_are_in_the_results(done):

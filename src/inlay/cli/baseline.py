@@ -30,7 +30,7 @@ def baseline(
     device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Score what is cheap on a task: TF-IDF, and a linear model on the backbone's frozen vectors.
+    """Score what is cheap on a task: TF-IDF, and a linear model on frozen vectors.
 
     First words and pairs of words in a linear model, with no transformer, its regularisation chosen on dev. Then the
     linear probe: one pass over the texts, and a linear model on the vectors, chosen by cross-validation on the training

@@ -50,7 +50,7 @@ class WeightsDigest:
     precision: str
     num_parameters: int
     names: frozenset[str]
-    pooler: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    pooler: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     """the pooler's `weight` and `bias`, as far as the files have them"""
 
 

@@ -50,9 +50,9 @@ def study(
         str,
         typer.Option(
             "--profile",
-            metavar="paper|long|device|tiny",
-            help="the published grid, a short one (of several tasks as one run also `long`, and of `multitask` alone"
-            " `longer`: more steps), or a trial",
+            metavar="paper|long|device|laptop|tiny",
+            help="the published grid, a short one for a GPU (of several tasks as one run also `long`, and of"
+            " `multitask` alone `longer`: more steps), of some studies one for two CPU cores, or a trial",
         ),
     ] = "device",
     backbone: Annotated[

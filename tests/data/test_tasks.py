@@ -204,7 +204,8 @@ def test_joined_labels_need_the_kind_to_be_said(tmp_path):
     [
         (["a,x", ",y"], {}, 3, "empty text in column `text`"),
         (["a,x", "b,", "c,y"], {}, 3, "missing label"),
-        (["a,x", "b,y", "c,x"], {}, 3, "class `y` has one row, which cannot be split"),
+        ([f"t{n},name {n}" for n in range(30)], {}, None, "30 of 30 rows have a label that no other row has"),
+        (["a,x", "b,y"], {}, None, "too few different texts to split off dev rows"),
         (["a,1.5", "b,2.5", "c,many"], {"kind": "regress"}, 4, "non-numeric target `many`"),
         ([f"t{n},{n}.5" for n in range(15)] + ["c,NA"], {}, 17, "non-numeric target `NA`"),
         (["a,x", "b,y,z"], {}, 3, "ragged row: 3 fields, but there are 2 columns"),

@@ -140,7 +140,7 @@ def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.nda
 
 
 def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
-    """The rows without those that are alone in their class: such a class cannot be both trained and judged."""
+    """The rows without those that are alone in their class, where whoever asks leaves out what cannot be judged."""
     names = [name_label(value) if as_list(value) is None and has_label(value) else None for value in rows.labels or []]
     counts = Counter(names)
     kept = []

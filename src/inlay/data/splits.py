@@ -40,11 +40,18 @@ def find_strata(kind: str, targets: np.ndarray) -> np.ndarray:
     return np.searchsorted(edges, targets, side="right")
 
 
-def assign_sides(keys: Sequence[str], strata: np.ndarray, shares: tuple[float, float], seed: int) -> np.ndarray:
+def assign_sides(
+    keys: Sequence[str],
+    strata: np.ndarray,
+    shares: tuple[float, float],
+    seed: int,
+    is_kept: np.ndarray | None = None,
+) -> np.ndarray:
     """TRAIN, DEV or TEST for each row, so that dev and test hold their `shares` of the rows and of each stratum.
 
-    Every stratum keeps a group for training. A side whose share is above 0 gets at least one group if there are enough
-    different texts, dev before test; it is for the caller to see whether it did.
+    Every stratum keeps a group for training, and so does every row that `is_kept` marks, with its whole group. A side
+    whose share is above 0 gets at least one group if there are enough different texts, dev before test; it is for the
+    caller to see whether it did.
     """
     groups: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
@@ -52,16 +59,19 @@ def assign_sides(keys: Sequence[str], strata: np.ndarray, shares: tuple[float, f
     by_stratum: dict[int, list[list[int]]] = {}
     for key in sorted(groups, key=lambda key: _rank(seed, key)):
         rows = groups[key]
+        if is_kept is not None and is_kept[rows].any():
+            continue
         by_stratum.setdefault(int(strata[rows[0]]), []).append(rows)
     wanted = {
         side: max(1, _round(share * len(keys))) if share else 0 for side, share in zip((DEV, TEST), shares, strict=True)
     }
     sides = np.full(len(keys), TRAIN, dtype=np.int8)
+    num_free = sum(len(rows) for own in by_stratum.values() for rows in own)
     num_seen, num_taken = 0, {DEV: 0, TEST: 0}
     for stratum in sorted(by_stratum):
         num_seen += sum(len(rows) for rows in by_stratum[stratum])
         # The running total is rounded, not each stratum: many small classes would all round to nothing.
-        open_places = {side: _round(wanted[side] * num_seen / len(keys)) - num_taken[side] for side in wanted}
+        open_places = {side: _round(wanted[side] * num_seen / num_free) - num_taken[side] for side in wanted}
         for rows in by_stratum[stratum][1:]:
             side = next((side for side in wanted if len(rows) <= open_places[side]), None)
             if side is not None:

@@ -18,17 +18,20 @@ import numpy as np
 from inlay.config import DataConfig
 from inlay.data.columns import UNLABELLED_KINDS, Columns, Header, Scheme, find_columns, find_scheme, find_separator
 from inlay.data.extra import open_extra
+from inlay.data.findings import describe_kind, describe_repeats, describe_split, describe_unjudged
 from inlay.data.glue import open_glue
 from inlay.data.metrics import resolve_metric
 from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
 from inlay.data.shapes import shape_table
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
-from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_repeats, find_strata, group_keys
+from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_strata, group_keys
 from inlay.data.tags import entity_types
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 
 if TYPE_CHECKING:
     import pandas
+
+MOST_SINGLE = 20  # rows that are alone in their class; more of them, and most of all rows, are no classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,18 +159,19 @@ def _build_task(source: Source, name: str) -> Task:
         raise BadConfig(
             "`data.test_from` is `dev`, but no dev rows are given", "give them with `--dev`, or leave it out"
         )
-    if scheme.kind == "classify" and any(shares):
+    if scheme.kind == "classify" and any(shares) and config.on_bad_row == "skip":
         labelled, _ = read_targets(parts["train"], scheme, bad)
         parts["train"] = drop_single_rows(labelled, bad)
         scheme = find_scheme(parts["train"].labels or [], config)
     splits = {side: _make_split(rows, scheme, bad) for side, rows in parts.items()}
-    notes.append(_describe_kind(scheme, splits["train"], is_inferred=is_inferred))
-    _check_labels(scheme, splits["train"])
-    notes += _describe_repeats(splits)
+    notes.append(describe_kind(scheme, splits["train"], is_inferred=is_inferred))
+    _check_labels(scheme, splits["train"], is_cut=any(shares))
+    notes += describe_repeats(splits)
     if any(shares):
         is_halved = config.test_from == "dev" and bool(shares[1])
         splits = (_cut_dev if is_halved else _cut_sides)(splits, scheme.kind, shares, config)
-        notes.append(_describe_split(splits, shares, config))
+        notes.append(describe_split(splits, shares, config))
+        notes += describe_unjudged(scheme, splits) if shares[0] else []
     train, dev, test = splits["train"], splits["dev"], splits.get("test")
     if config.limit is not None and config.limit < len(train):
         notes.append(f"training on {config.limit} of {len(train)} rows (limit, seed {config.split_seed})")
@@ -265,24 +269,45 @@ def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
     return Split(rows.texts, rows.pairs, targets, rows.lines, path)
 
 
-def _check_labels(scheme: Scheme, train: Split) -> None:
+def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:
     if scheme.kind not in UNLABELLED_KINDS and not scheme.labels:
         raise BadData("no row has a label", "name the label column with `--label`", path=train.path)
     if scheme.kind == "classify" and len(scheme.labels) == 1:
         hint = "a classifier needs two labels; name another column with `--label`"
         raise BadData(f"every row has the label `{scheme.labels[0]}`", hint, path=train.path)
+    if scheme.kind == "classify" and is_cut:
+        num_single = int(_is_single(train).sum())
+        if num_single > MOST_SINGLE and 2 * num_single > len(train):
+            raise BadData(
+                f"{num_single} of {len(train)} rows have a label that no other row has",
+                "name the label column with `--label`; numbers are `--kind regress`, free answers `--kind text`; if "
+                "these are classes all the same, give dev rows with `--dev`",
+                path=train.path,
+            )
+
+
+def _is_single(split: Split) -> np.ndarray:
+    """Which rows are alone in their class."""
+    assert split.targets is not None
+    return np.bincount(split.targets)[split.targets] == 1
 
 
 def _cut_sides(
-    splits: dict[str, Split], kind: str, shares: tuple[float, float], config: DataConfig
+    splits: dict[str, Split],
+    kind: str,
+    shares: tuple[float, float],
+    config: DataConfig,
+    *,
+    keeps_single: bool = True,
 ) -> dict[str, Split]:
-    """The splits with dev, test or both cut from the training rows."""
+    """The splits with dev, test or both cut from the training rows, which keep what is alone in its class."""
     train = splits["train"]
     assert train.targets is not None
     # Questions about one context stay on one side: a dev context that was trained on is half known.
     is_span = kind == "span" and train.pairs is not None
     keys = group_keys(train.pairs or [], None) if is_span else group_keys(train.texts, train.pairs)
-    sides = assign_sides(keys, find_strata(kind, train.targets), shares, config.split_seed)
+    is_single = _is_single(train) if kind == "classify" and keeps_single else None
+    sides = assign_sides(keys, find_strata(kind, train.targets), shares, config.split_seed, is_single)
     cut = {"train": train.take(np.flatnonzero(sides == TRAIN))}
     for name, side, share in zip(("dev", "test"), (DEV, TEST), shares, strict=True):
         if share and not (sides == side).any():
@@ -296,7 +321,7 @@ def _cut_sides(
 def _cut_dev(splits: dict[str, Split], kind: str, shares: tuple[float, float], config: DataConfig) -> dict[str, Split]:
     """The splits with test cut from the dev rows: for sets whose own test rows have no labels."""
     dev = splits["dev"]
-    cut = _cut_sides({"train": dev}, kind, (0.0, shares[1]), config)
+    cut = _cut_sides({"train": dev}, kind, (0.0, shares[1]), config, keeps_single=False)
     return splits | {"dev": cut["train"], "test": cut["test"]}
 
 
@@ -344,60 +369,6 @@ def _with_digests(task: Task) -> Task:
     sides = {"train": task.train, "dev": task.dev} | ({"test": task.test} if task.test else {})
     digest = _digest_rows([*head, *written], sides)
     return replace(task, digest=digest, dev_digest=_digest_rows(head, {"dev": task.dev}))
-
-
-def _describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
-    kind = f"kind: {scheme.kind}{' (inferred)' if is_inferred else ''}"
-    assert train.targets is not None
-    if scheme.kind == "regress":
-        return f"{kind}, targets from {train.targets.min():g} to {train.targets.max():g}"
-    if scheme.kind == "text":
-        return f"{kind}, {len(set(train.targets)):,} different answers"
-    if scheme.kind == "span":
-        num_without = sum(not golds for golds in train.targets)
-        return f"{kind}, {len(train):,} questions, {num_without:,} of them without an answer"
-    counts = _COUNTS[scheme.kind](train.targets, len(scheme.labels))
-    shown = [f"{label} ({count})" for label, count in zip(scheme.labels, counts, strict=True)]
-    more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
-    separator = f", separated by `{scheme.separator}`" if scheme.separator else ""
-    return f"{kind}, {len(shown)} labels{separator}: {', '.join(shown[:20])}{more}"
-
-
-def _count_tags(targets: np.ndarray, num_labels: int) -> np.ndarray:
-    return np.bincount([label for target in targets for _, _, label in target], minlength=num_labels)
-
-
-_COUNTS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "classify": lambda targets, num_labels: np.bincount(targets, minlength=num_labels),
-    "multilabel": lambda targets, num_labels: targets.sum(axis=0).astype(int),
-    "tag": _count_tags,
-}
-
-
-def _describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:
-    made = " and ".join(side for side, share in zip(("dev", "test"), shares, strict=True) if share)
-    sizes = ", ".join(f"{len(splits[side])} {side}" for side in ("train", "dev", "test") if side in splits)
-    return f"split: {sizes} rows; {made} made with seed {config.split_seed}, stratified, same texts on one side"
-
-
-def _describe_repeats(splits: dict[str, Split]) -> list[str]:
-    """Notes on repeated texts, on texts whose labels conflict, and on given dev or test texts that are trained on."""
-    notes, train = [], splits["train"]
-    assert train.targets is not None
-    keys = group_keys(train.texts, train.pairs)
-    num_repeats, conflicts = find_repeats(keys, train.targets)
-    if num_repeats:
-        notes.append(f"{num_repeats} rows repeat the text of an earlier row")
-    if conflicts:
-        shown = ", ".join(f"{train.lines[first]} and {train.lines[second]}" for first, second in conflicts[:3])
-        notes.append(f"{len(conflicts)} texts have conflicting labels, such as in lines {shown}")
-    trained = set(keys)
-    for side in ("dev", "test"):
-        if side in splits:
-            num_shared = sum(key in trained for key in group_keys(splits[side].texts, splits[side].pairs))
-            if num_shared:
-                notes.append(f"{num_shared} of {len(splits[side])} {side} texts are also in the training rows")
-    return notes
 
 
 def _digest_rows(head: Iterable[str], splits: dict[str, Split]) -> str:

@@ -1,0 +1,121 @@
+"""Notes on what is odd about a task's rows: told when they are read, and none of it changes a row.
+
+Lines are those of the file a row was read from, or rows of a frame, counted from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inlay.config import DataConfig
+from inlay.data.columns import Scheme
+from inlay.data.splits import find_repeats, group_keys
+
+if TYPE_CHECKING:
+    from inlay.data.tasks import Split
+
+MOST_LABELS = 10  # named in a note
+
+
+def describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
+    """The kind of a task, and what its targets are."""
+    kind = f"kind: {scheme.kind}{' (inferred)' if is_inferred else ''}"
+    assert train.targets is not None
+    if scheme.kind == "regress":
+        return f"{kind}, targets from {train.targets.min():g} to {train.targets.max():g}"
+    if scheme.kind == "text":
+        return f"{kind}, {len(set(train.targets)):,} different answers"
+    if scheme.kind == "span":
+        num_without = sum(not golds for golds in train.targets)
+        return f"{kind}, {len(train):,} questions, {num_without:,} of them without an answer"
+    counts = _COUNTS[scheme.kind](train.targets, len(scheme.labels))
+    shown = [f"{label} ({count})" for label, count in zip(scheme.labels, counts, strict=True)]
+    more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
+    separator = f", separated by `{scheme.separator}`" if scheme.separator else ""
+    return f"{kind}, {len(shown)} labels{separator}: {', '.join(shown[:20])}{more}"
+
+
+def _count_tags(targets: np.ndarray, num_labels: int) -> np.ndarray:
+    return np.bincount([label for target in targets for _, _, label in target], minlength=num_labels)
+
+
+_COUNTS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "classify": lambda targets, num_labels: np.bincount(targets, minlength=num_labels),
+    "multilabel": lambda targets, num_labels: targets.sum(axis=0).astype(int),
+    "tag": _count_tags,
+}
+
+
+def describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:
+    """The sizes of the sides, and how those that were not given were made."""
+    made = " and ".join(side for side, share in zip(("dev", "test"), shares, strict=True) if share)
+    sizes = ", ".join(f"{len(splits[side])} {side}" for side in ("train", "dev", "test") if side in splits)
+    return f"split: {sizes} rows; {made} made with seed {config.split_seed}, stratified, same texts on one side"
+
+
+def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
+    """A note on the labels that a made dev side has no row of: one row or one text stays in training."""
+    train, dev = splits["train"], splits["dev"]
+    if scheme.kind not in ("classify", "multilabel"):
+        return []
+    rows_of = [_rows_of(split, scheme) for split in (train, dev)]
+    shown = []
+    for label, name in enumerate(scheme.labels):
+        rows = rows_of[0][label]
+        if len(rows) and not len(rows_of[1][label]):
+            own = train.take(rows)
+            shown.append(f"`{name}` ({_say_rows(own)})")
+    if not shown:
+        return []
+    what = "1 label has" if len(shown) == 1 else f"{len(shown)} labels have"
+    return [f"{what} training rows but no dev row, so nothing judges {_them(shown)}: {join_some(shown)}"]
+
+
+def _rows_of(split: Split, scheme: Scheme) -> list[np.ndarray]:
+    """The rows of each label."""
+    assert split.targets is not None
+    if scheme.kind == "multilabel":
+        return [np.flatnonzero(split.targets[:, label]) for label in range(len(scheme.labels))]
+    order = np.argsort(split.targets, kind="stable")
+    counts = np.bincount(split.targets, minlength=len(scheme.labels))
+    return np.split(order, np.cumsum(counts)[:-1])
+
+
+def _say_rows(own: Split) -> str:
+    if len(own) == 1:
+        return f"1 row, line {own.lines[0]}"
+    is_one_text = len(set(group_keys(own.texts, own.pairs))) == 1
+    return f"{len(own)} rows{' of one text' if is_one_text else ''}, first on line {min(own.lines)}"
+
+
+def _them(items: Sequence[str]) -> str:
+    return "it" if len(items) == 1 else "them"
+
+
+def join_some(items: Sequence[str]) -> str:
+    """The first items of a list, and how many more there are."""
+    more = f" and {len(items) - MOST_LABELS} more" if len(items) > MOST_LABELS else ""
+    return ", ".join(items[:MOST_LABELS]) + more
+
+
+def describe_repeats(splits: dict[str, Split]) -> list[str]:
+    """Notes on repeated texts, on texts whose labels conflict, and on given dev or test texts that are trained on."""
+    notes, train = [], splits["train"]
+    assert train.targets is not None
+    keys = group_keys(train.texts, train.pairs)
+    num_repeats, conflicts = find_repeats(keys, train.targets)
+    if num_repeats:
+        notes.append(f"{num_repeats} rows repeat the text of an earlier row")
+    if conflicts:
+        shown = ", ".join(f"{train.lines[first]} and {train.lines[second]}" for first, second in conflicts[:3])
+        notes.append(f"{len(conflicts)} texts have conflicting labels, such as in lines {shown}")
+    trained = set(keys)
+    for side in ("dev", "test"):
+        if side in splits:
+            num_shared = sum(key in trained for key in group_keys(splits[side].texts, splits[side].pairs))
+            if num_shared:
+                notes.append(f"{num_shared} of {len(splits[side])} {side} texts are also in the training rows")
+    return notes

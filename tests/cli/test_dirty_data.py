@@ -16,3 +16,18 @@ def test_train_goes_on_with_a_class_of_one_row(inlay: Inlay, tiny_bert_folder: P
     assert note in ended.data["notes"]
     assert note in ended.err
     assert ended.data["labels"] == ["ham", "pets", "spam"]
+
+
+def test_train_counts_unseen_labels_of_given_rows_as_wrong(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    data, given = write_mail(tmp_path / "mail.csv"), tmp_path / "given.csv"
+    given.write_text("text,label\nfree prize,spam\nsee you home,eggs\nwin now,eggs\ncat dog,eggs\n")
+    command = ("train", data, "--backbone", tiny_bert_folder, *SETTINGS, "--json", "--dev", given, "--test", given)
+    ended = inlay(*command)
+    assert ended.status == 0
+    note = f"{given} has 1 label that training never saw, counted as wrong rows: `eggs` (3 rows, first on line 3)"
+    assert ended.data["notes"].count(note) == 2
+    assert ended.data["labels"] == ["ham", "spam"]
+    for side in ("dev", "test"):
+        assert ended.data["metrics"][side]["accuracy"] <= 0.25

@@ -239,13 +239,34 @@ def test_outputs_that_are_not_finite_are_neither_answered_nor_judged(inlay: Inla
     assert not ended.out
 
 
-def test_evaluate_refuses_a_label_not_seen_in_training(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
-    (tmp_path / "odd.csv").write_text("text,label\nfree,spam\nnow,eggs\n")
+def test_evaluate_counts_a_label_not_seen_in_training_as_wrong(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    (tmp_path / "known.csv").write_text("text,label\nfree,spam\nhome,ham\n")
+    known = inlay("evaluate", "mail", "known.csv", "--json").data
+    (tmp_path / "odd.csv").write_text("text,label\nfree,spam\nhome,ham\nnow,eggs\ncat,eggs\n")
+    ended = inlay("evaluate", "mail", "odd.csv", "--json", "--errors", "wrong.csv")
+    assert ended.status == 0
+    note = "odd.csv has 1 label that training never saw, counted as wrong rows: `eggs` (2 rows, first on line 4)"
+    assert note in ended.err
+    assert note in ended.data["notes"]
+    assert ended.data["metrics"]["accuracy"]["value"] == known["metrics"]["accuracy"]["value"] / 2
+    assert ended.data["unseen"] == ["eggs"]
+    eggs = ended.data["labels"][-1]
+    assert (eggs["label"], eggs["recall"], eggs["f1"], eggs["support"]) == ("eggs", 0, 0, 2)
+    assert [sum(row) for row in ended.data["confusion"]] == [1, 1, 2]
+    with open("wrong.csv", newline="") as file:
+        assert [row["label"] for row in csv.DictReader(file)][-2:] == ["eggs", "eggs"]
+    shown = inlay("evaluate", "mail", "odd.csv", "--on-bad-row", "skip", "--min-confidence", 0.01).out
+    assert [line.split()[:4] for line in shown.splitlines() if line.startswith("eggs")][0] == [
+        *("eggs", "0.0000", "0.0000", "0.0000")
+    ]
+
+
+def test_evaluate_refuses_a_file_with_no_label_of_the_task(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text("text,label\nfree,eggs\nhome,fish\n")
     ended = inlay("evaluate", "mail", "odd.csv")
     assert ended.status == 4
-    assert "odd.csv:3: unseen label `eggs`" in ended.err
-    assert "--on-bad-row skip" in ended.err
-    assert inlay("evaluate", "mail", "odd.csv", "--on-bad-row", "skip", "--json").data["num_rows"] == 1
+    assert "odd.csv: no row has a label of the task; their labels are `eggs`, `fish`" in ended.err
+    assert "--label" in ended.err
 
 
 @pytest.mark.parametrize("kind", ["regress", "multilabel"])

@@ -252,3 +252,54 @@ def test_macro_f1_counts_a_label_that_is_predicted_and_never_true():
     """Of labels 0, 1 and 2 the last is only guessed: its F1 is 0, and one of three."""
     true, guess = np.array([0, 0, 1, 1, 1]), np.array([0, 2, 1, 1, 2])
     assert score("macro_f1", guess, true) == pytest.approx((2 / 3 + 4 / 5 + 0) / 3)
+
+
+def test_a_label_that_training_never_saw_is_one_that_is_never_predicted():
+    labels, unseen = ("a", "b"), ("c", "d")
+    true = np.where(np.arange(400) % 4 == 0, 2 + np.arange(400) % 8 // 4, TRUE2)  # a quarter of the rows are c or d
+    report = evaluate_report("classify", labels, true, GUESS2, unseen=unseen, num_resamples=50)
+    values = {name: found.value for name, found in report.metrics.items()}
+    assert values == pytest.approx(
+        {
+            "accuracy": peer.accuracy_score(true, GUESS2),
+            "f1": peer.f1_score(true, GUESS2, labels=[1], average="macro"),
+            "macro_f1": peer.f1_score(true, GUESS2, average="macro"),
+            "matthews": peer.matthews_corrcoef(true, GUESS2),
+        }
+    )
+    assert score_all("classify", labels, true, GUESS2, unseen) == pytest.approx(values)
+    assert [found.low <= found.value <= found.high for found in report.metrics.values()] == [True] * 4
+    assert [(item.label, item.recall, item.f1, item.support) for item in report.labels[2:]] == [
+        ("c", 0.0, 0.0, 50),
+        ("d", 0.0, 0.0, 50),
+    ]
+    assert np.array_equal(report.confusion, peer.confusion_matrix(true, GUESS2))
+    assert report.to_json()["unseen"] == unseen
+
+
+def test_a_label_of_a_set_that_training_never_saw_is_missed():
+    guess = GUESSED_SETS[:, :3].astype(np.int64)
+    padded = np.concatenate([GUESSED_SETS[:, :3], np.zeros((300, 2), dtype=bool)], axis=1)
+    report = evaluate_report("multilabel", ("a", "b", "c"), SETS, guess, unseen=("d", "e"), num_resamples=20)
+    values = {name: found.value for name, found in report.metrics.items()}
+    assert values == pytest.approx(
+        {
+            "accuracy": (SETS == padded).all(axis=1).mean(),
+            "macro_f1": peer.f1_score(SETS, padded, average="macro", zero_division=0),
+            "micro_f1": peer.f1_score(SETS, padded, average="micro"),
+        }
+    )
+    assert [item.recall for item in report.labels[3:]] == [0.0, 0.0]
+
+
+def test_an_entity_type_that_training_never_saw_is_missed():
+    labels, unseen = ("O", "B-LOC", "I-LOC"), ("B-PER",)
+    targets = np.empty(2, dtype=object)
+    targets[:] = [((0, 1, 1), (2, 3, 0)), ((0, 1, 3), (2, 3, 1))]
+    guesses = [["B-LOC", "O"], ["O", "B-LOC"]]
+    report = evaluate_report("tag", labels, targets, guesses, unseen=unseen, num_resamples=20)
+    values = {name: found.value for name, found in report.metrics.items()}
+    assert values == pytest.approx(
+        {"entity_f1": 0.8, "entity_precision": 1.0, "entity_recall": 2 / 3, "token_accuracy": 0.75}
+    )
+    assert [(item.label, item.recall, item.support) for item in report.labels] == [("LOC", 1.0, 2), ("PER", 0.0, 1)]

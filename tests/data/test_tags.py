@@ -150,10 +150,13 @@ def test_texts_with_spans_are_read_as_a_tagging_task(tmp_path):
         load_task(DataConfig(source=bad), "bad")
 
 
-def test_a_type_not_seen_in_training_is_refused_by_line(tmp_path):
+def test_a_type_not_seen_in_training_is_kept_and_named(tmp_path):
     path = write(tmp_path / "more.conll", "In O\nOslo B-LOC\n\nAda B-PER\n")
-    with pytest.raises(BadData, match=r"more.conll:4: unseen label `B-PER`"):
-        read_split(path, ("O", "B-LOC", "I-LOC"), "tag")
+    split = read_split(path, ("O", "B-LOC", "I-LOC"), "tag")
+    assert (split.unseen, [label for *_, label in split.targets[1]]) == (("B-PER",), [3])
+    assert f"{path} has 1 label that training never saw, counted as wrong words: `B-PER` (1 word, first on line 4)" in (
+        split.notes
+    )
     assert len(read_split(path, ("O", "B-LOC", "I-LOC", "B-PER", "I-PER"), "tag")) == 2
 
 

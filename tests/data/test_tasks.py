@@ -222,13 +222,26 @@ def test_bad_input_is_refused_with_file_line_and_reason(tmp_path, rows, settings
     assert (error.reason, error.line, str(error.path)) == (reason, line, path)
 
 
-def test_unseen_label_of_a_given_side_is_refused_where_it_stands(tmp_path):
-    dev = write(tmp_path, "dev.csv", ["a,ham", "b,eggs"])
+@pytest.mark.parametrize("policy", ["refuse", "skip"])
+def test_unseen_label_of_a_given_side_is_kept_and_named(tmp_path, policy):
+    dev = write(tmp_path, "dev.csv", ["a,ham", "b,eggs", "c,fish", "d,fish"])
+    task = load(write(tmp_path, "a.csv", SPAM), dev=dev, on_bad_row=policy)
+    assert (task.labels, task.dev.unseen) == (("ham", "spam"), ("eggs", "fish"))
+    assert (task.dev.texts, task.dev.targets.tolist()) == (list("abcd"), [0, 2, 3, 3])
+    assert (
+        f"{dev} has 2 labels that training never saw, counted as wrong rows: "
+        "`fish` (2 rows, first on line 4), `eggs` (1 row, first on line 3)"
+    ) in task.notes
+    other = load(write(tmp_path, "a.csv", SPAM), dev=write(tmp_path, "e.csv", ["a,ham", "b,eels", "c,fish", "d,fish"]))
+    assert other.dev_digest != task.dev_digest, "the names of unseen labels are part of what was read"
+
+
+def test_a_file_of_unseen_labels_alone_is_refused(tmp_path):
+    dev = write(tmp_path, "dev.csv", ["a,eggs", "b,fish"])
     error = refuse(write(tmp_path, "a.csv", SPAM), dev=dev)
-    assert (error.line, error.reason, error.path) == (3, "unseen label `eggs`", dev)
-    assert "known labels: ham, spam" in error.hint
-    task = load(write(tmp_path, "a.csv", SPAM), dev=dev, on_bad_row="skip")
-    assert task.dev.texts == ["a"]
+    assert error.reason == "no row has a label of the task; their labels are `eggs`, `fish`"
+    assert error.hint == "name the label column with `--label`; the task's labels are ham, spam"
+    assert error.path == dev
 
 
 def test_dev_file_without_a_needed_column_is_refused(tmp_path):
@@ -306,11 +319,11 @@ def test_rows_to_evaluate_use_the_labels_of_the_task(tmp_path):
     path = write(tmp_path, "new.csv", ["a,spam", "b,ham"])
     split = read_split(path, ("spam", "ham"), "classify")
     assert (split.texts, split.targets.tolist(), split.lines) == (["a", "b"], [0, 1], [2, 3])
-    with pytest.raises(BadData, match=r"new\.csv:2: unseen label `spam` \(hint: known labels: ham, eggs"):
-        read_split(path, ("ham", "eggs"), "classify")
-    skipped = read_split(path, ("ham", "eggs"), "classify", DataConfig(on_bad_row="skip"))
-    assert skipped.texts == ["b"]
-    assert any(note.startswith("skipped 1 bad row of") for note in skipped.notes)
+    wrong = read_split(path, ("ham", "eggs"), "classify")
+    assert (wrong.texts, wrong.targets.tolist(), wrong.unseen) == (["a", "b"], [2, 0], ("spam",))
+    assert any("`spam` (1 row, first on line 2)" in note for note in wrong.notes)
+    with pytest.raises(BadData, match=r"new\.csv: no row has a label of the task; their labels are `ham`, `spam`"):
+        read_split(path, ("fish", "eggs"), "classify")
     with pytest.raises(BadData, match=r"new\.csv:2: non-numeric target `spam`"):
         read_split(path, (), "regress")
     with pytest.raises(BadData, match=r"no column named `mood`.*`text`, `label`"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,3 +123,77 @@ def test_scores_of_any_rows_are_nan_where_outputs_are_not_finite(tiny_bert, toy_
     assert all(map(math.isnan, scores.values()))
     judged = judge_split(run.spec, bad.tensors, tiny_bert, run.task.dev, run.reading)
     assert judged.ece == pytest.approx(math.nan, nan_ok=True)
+
+
+def with_dev(run, dev):
+    return dataclasses.replace(run, task=dataclasses.replace(run.task, dev=dev))
+
+
+def random_logits(run, encoded):
+    num_outputs = run.spec.head.num_outputs
+    shapes = [(num_outputs,) if run.spec.head.reads_rows else (len(ids), num_outputs) for ids in encoded.ids]
+    return [torch.randn(shape, generator=torch.Generator().manual_seed(row)) for row, shape in enumerate(shapes)]
+
+
+def test_classes_that_training_never_saw_are_wrong_and_no_part_of_loss_and_temperature(tiny_bert, toy_task):
+    (run,) = make_runs(tiny_bert, [toy_task("classes", num_labels=3)])
+    dev = run.task.dev
+    encoded = Cohort([run], tiny_bert, SETTINGS).members[0].dev
+    logits = random_logits(run, encoded)
+    targets, seen = dev.targets.copy(), np.arange(len(dev)) >= 4
+    targets[~seen] = [3, 4, 3, 3]
+    odd = with_dev(run, dataclasses.replace(dev, targets=targets, unseen=("eggs", "fish")))
+    found = score_dev(odd, encoded, logits)
+    known = [logits[row] for row in np.flatnonzero(seen)]
+    losses = torch.nn.functional.cross_entropy(torch.stack(known), torch.as_tensor(targets[seen]))
+    assert found.loss == pytest.approx(float(losses))
+    guesses = np.array([int(row.argmax()) for row in logits])
+    assert found.scores["accuracy"] == pytest.approx((guesses == targets).mean())
+    assert found.scores["accuracy"] == pytest.approx((guesses[seen] == targets[seen]).sum() / len(dev))
+    all_known = score_dev(run, encoded, logits)
+    assert set(found.scores) == set(all_known.scores)
+    probabilities = torch.stack(logits).softmax(-1).max(-1).values.numpy()
+    bins = np.ceil(probabilities * 15).astype(int)
+    gaps = [abs(((guesses == targets) - probabilities)[bins == number].sum()) for number in range(1, 16)]
+    assert found.scores["ece_uncalibrated"] == pytest.approx(sum(gaps) / len(dev), abs=1e-6)
+    lost = with_dev(run, dataclasses.replace(dev, targets=np.full(len(dev), 3), unseen=("eggs",)))
+    assert (score_dev(lost, encoded, logits).loss, score_dev(lost, encoded, logits).scores["accuracy"]) == (0.0, 0.0)
+
+
+def test_labels_of_a_set_that_training_never_saw_are_missed(tiny_bert, toy_task):
+    (run,) = make_runs(tiny_bert, [toy_task("sets", kind="multilabel", num_labels=3, seed=4)])
+    dev = run.task.dev
+    encoded = Cohort([run], tiny_bert, SETTINGS).members[0].dev
+    logits = random_logits(run, encoded)
+    plain = score_dev(run, encoded, logits)
+    extra = np.zeros((len(dev), 1), dtype=np.float32)
+    extra[:5] = 1
+    wide = dataclasses.replace(dev, targets=np.concatenate([dev.targets, extra], axis=1), unseen=("eggs",))
+    found = score_dev(with_dev(run, wide), encoded, logits)
+    assert found.loss == plain.loss
+    assert found.fitted == plain.fitted
+    guesses, truth = (torch.stack(logits) > 0).numpy(), dev.targets > 0
+    hits, total = (guesses & truth).sum(), guesses.sum() + truth.sum()
+    assert found.scores["micro_f1"] == pytest.approx(2 * hits / (total + 5))
+    right = (guesses == truth).all(axis=1)
+    assert found.scores["accuracy"] == pytest.approx(right[5:].sum() / len(dev))
+    assert found.scores["macro_f1"] == pytest.approx(plain.scores["macro_f1"] * 3 / 4)
+
+
+def test_tags_that_training_never_saw_are_wrong_words(tiny_bert, toy_tags):
+    (run,) = make_runs(tiny_bert, [toy_tags("tags")])
+    dev, labels = run.task.dev, run.task.labels
+    encoded = Cohort([run], tiny_bert, SETTINGS).members[0].dev
+    logits = random_logits(run, encoded)
+    plain = score_dev(run, encoded, logits)
+    targets = dev.targets.copy()
+    (start, end, _), *rest = targets[0]
+    targets[0] = ((start, end, len(labels)), *rest)
+    found = score_dev(with_dev(run, dataclasses.replace(dev, targets=targets, unseen=("B-NEW",))), encoded, logits)
+    assert math.isfinite(found.loss)
+    assert found.loss != plain.loss
+    num_words = sum(map(len, targets))
+    first = int(logits[0][1].argmax())  # the word behind [CLS]
+    lost = (first == dev.targets[0][0][2]) / num_words
+    assert found.scores["token_accuracy"] == pytest.approx(plain.scores["token_accuracy"] - lost)
+    assert found.scores["entity_recall"] <= plain.scores["entity_recall"] + 1e-9

@@ -197,7 +197,7 @@ def _report(manifest: Manifest, rows: Split, predictions: Any) -> Report:
     from inlay.data.metrics import evaluate_report
 
     assert rows.targets is not None
-    return evaluate_report(manifest.kind, manifest.labels, rows.targets, predictions)
+    return evaluate_report(manifest.kind, manifest.labels, rows.targets, predictions, unseen=rows.unseen)
 
 
 def _leave_out_unsure(judged: Judged, min_confidence: float) -> Judged:
@@ -217,7 +217,7 @@ def _leave_out_unsure(judged: Judged, min_confidence: float) -> Judged:
 
 
 def _put_report(judged: Judged) -> None:
-    report, labels = judged.report, judged.manifest.labels
+    report = judged.report
     screen.say()
     names = sorted(report.metrics, key=lambda name: name != judged.manifest.metric)
     for name in names:
@@ -238,17 +238,19 @@ def _put_report(judged: Judged) -> None:
         ]
         screen.put_table([Column("label", is_flexible=True), *numbers], cells)
     if report.confusion is not None:
-        _put_confusion(labels, report.confusion)
+        _put_confusion(judged.manifest.labels, report.unseen, report.confusion)
 
 
-def _put_confusion(labels: tuple[str, ...], confusion: tuple[tuple[int, ...], ...]) -> None:
+def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: tuple[tuple[int, ...], ...]) -> None:
+    """A row for every true label; labels that training never saw have no column, since nothing predicts them."""
     screen.put()
     if len(labels) > _MOST_LABELS:
         screen.put(f"the confusion matrix of {len(labels)} labels is in the output of --json")
         return
     heads = [Column("true \\ predicted", is_flexible=True)]
     heads += [Column(screen.shorten(label, 12), is_number=True) for label in labels]
-    rows = [[label, *map(screen.count, cells)] for label, cells in zip(labels, confusion, strict=True)]
+    true = zip((*labels, *unseen), confusion, strict=True)
+    rows = [[label, *map(screen.count, cells[: len(labels)])] for label, cells in true]
     screen.put_table(heads, rows)
 
 
@@ -257,12 +259,13 @@ def _write_mistakes(judged: Judged, path: Path) -> int:
     from inlay.data.answers import has_unanswerable
 
     describe, rows = _MISTAKES[judged.manifest.kind], judged.split
+    labels = (*judged.manifest.labels, *rows.unseen)
     assert rows.targets is not None
     if judged.manifest.kind == "span":  # which of SQuAD's rules holds is said by all rows together
         describe = partial(_mistake_of_answer, is_squad2=has_unanswerable(list(rows.targets)))
     found: list[tuple[float, dict[str, Any]]] = []
     for position, outcome in enumerate(judged.outcomes):
-        mistake = describe(outcome, rows.targets[position], judged.manifest.labels, rows.texts[position])
+        mistake = describe(outcome, rows.targets[position], labels, rows.texts[position])
         if mistake is not None:
             pair = {} if rows.pairs is None else {"pair": rows.pairs[position]}
             row = {"line": rows.lines[position], "text": rows.texts[position], **pair, **mistake}

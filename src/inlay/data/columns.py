@@ -297,6 +297,20 @@ def split_labels(value: Any, scheme: Scheme) -> list[str]:
     return [name_label(value)]
 
 
+def list_names(value: Any, scheme: Scheme) -> list[str]:
+    """The labels that a cell names, whether the scheme knows them or not; none where it cannot be read."""
+    if scheme.kind == "tag":
+        return [tag for _, _, tag in value or ()]
+    if scheme.kind == "classify":
+        return [] if as_list(value) is not None or is_missing(value) else [name_label(value)]
+    if scheme.kind != "multilabel":
+        return []
+    try:
+        return split_labels(value, scheme)
+    except Fault:
+        return []
+
+
 def find_scheme(values: Sequence[Any], config: DataConfig) -> Scheme:
     """Kind and labels of a task from the label cells of its training rows and what `config` sets."""
     present = [value for value in values if not (as_list(value) is None and is_missing(value))]

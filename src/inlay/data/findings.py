@@ -5,6 +5,7 @@ Lines are those of the file a row was read from, or rows of a frame, counted fro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from inlay.data.columns import Scheme
 from inlay.data.splits import find_repeats, group_keys
 
 if TYPE_CHECKING:
+    from inlay.data.rows import Rows
     from inlay.data.tasks import Split
 
 MOST_LABELS = 10  # named in a note
@@ -99,6 +101,26 @@ def join_some(items: Sequence[str]) -> str:
     """The first items of a list, and how many more there are."""
     more = f" and {len(items) - MOST_LABELS} more" if len(items) > MOST_LABELS else ""
     return ", ".join(items[:MOST_LABELS]) + more
+
+
+def describe_unseen(rows: Rows, names: Sequence[Sequence[str]], unseen: Sequence[str], kind: str) -> str:
+    """A note on labels that training never saw, how often they stand in these rows, and where first.
+
+    `names` has the labels of every row.
+    """
+    counts = Counter(name for own in names for name in own)
+    first: dict[str, int] = {}
+    for line, own in zip(rows.lines, names, strict=True):
+        for name in own:
+            first.setdefault(name, line)
+    noun = "word" if kind == "tag" else "row"
+    shown = [
+        f"`{name}` ({counts[name]} {noun}{'' if counts[name] == 1 else 's'}, first on line {first[name]})"
+        for name in sorted(unseen, key=lambda name: -counts[name])
+    ]
+    what = "1 label" if len(shown) == 1 else f"{len(shown)} labels"
+    how = {"multilabel": "as missed", "tag": "as wrong words"}.get(kind, "as wrong rows")
+    return f"{rows.path} has {what} that training never saw, counted {how}: {join_some(shown)}"
 
 
 def describe_repeats(splits: dict[str, Split]) -> list[str]:

@@ -5,6 +5,10 @@ tag, means for span and text, weighted rows for regress. The same function score
 so an interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0. A score is
 NaN in one case only: some row's outputs are not finite, and so there is nothing to compare with its target.
 
+A label that training never saw is a label like the others that is never predicted: its rows are wrong in accuracy, it
+has an F1 of 0 in the macro mean and is missed in the micro one, and is a class of its own in Matthews' correlation. F1
+of a binary task is about its second label alone: such a row lowers it if it was predicted to be that.
+
 Shapes: leading axes `...` are resamples; the last axis of counts is the label, of weighted rows the row.
 """
 
@@ -195,6 +199,7 @@ class Report:
     num_rows: int
     metrics: dict[str, Interval]
     labels: tuple[LabelScore, ...] = ()
+    unseen: tuple[str, ...] = ()  # labels that training never saw: the last of `labels`
     confusion: tuple[tuple[int, ...], ...] | None = None  # [true][predicted], for classify
     ece: float | None = None  # expected calibration error, where there are probabilities
     coverage: float | None = None  # share of the rows answered, where unsure ones were not
@@ -275,12 +280,18 @@ def score(metric: str, outputs: np.ndarray, targets: np.ndarray) -> float:
     return float(entry.function(_sum_up(kind, predictions, targets, num_labels)))
 
 
-def score_all(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any) -> dict[str, float]:
-    """Every metric that suits a task and can be computed here; all NaN if some row's outputs are not finite."""
+def score_all(
+    kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any, unseen: Sequence[str] = ()
+) -> dict[str, float]:
+    """Every metric that suits a task and can be computed here; all NaN if some row's outputs are not finite.
+
+    Targets may have `unseen` labels, counted after the others.
+    """
     names = list_metrics(kind, len(labels), has_entities=bool(entity_types(labels)) and has_seqeval())
     if find_lost(kind, outputs):
         return dict.fromkeys(names, math.nan)
-    sample = _sum_up(kind, decide(kind, outputs), targets, len(labels), labels)
+    every = (*labels, *unseen)
+    sample = _sum_up(kind, decide(kind, outputs), targets, len(every), every)
     return {name: float(METRICS[name].function(sample)) for name in names}
 
 
@@ -292,20 +303,27 @@ def is_better(metric: str, value: float, best: float | None) -> bool:
 
 
 def evaluate_report(
-    kind: str, labels: tuple[str, ...], targets: np.ndarray, outputs: Any, *, num_resamples: int = 1000
+    kind: str,
+    labels: tuple[str, ...],
+    targets: np.ndarray,
+    outputs: Any,
+    *,
+    unseen: tuple[str, ...] = (),
+    num_resamples: int = 1000,
 ) -> Report:
     """All metrics of a kind with 95% intervals (percentile bootstrap over rows, seeded), labels and confusion.
 
-    A share of rows that is 0 or 1 has Wilson's interval: all resamples would be the same. Refuses outputs that are not
-    finite.
+    A share of rows that is 0 or 1 has Wilson's interval: all resamples would be the same. Targets may have `unseen`
+    labels, counted after the others. Refuses outputs that are not finite.
     """
     targets = np.asarray(targets)
     predictions = decide(kind, outputs)
     has_entities = bool(entity_types(labels))
     if has_entities and kind == "tag":
         require_seqeval()
-    sample = _sum_up(kind, predictions, targets, len(labels), labels)
     names = list_metrics(kind, len(labels), has_entities=has_entities)
+    labels = (*labels, *unseen)
+    sample = _sum_up(kind, predictions, targets, len(labels), labels)
     resampled: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for resample in _resample(kind, predictions, targets, labels, num_resamples):
         for name in names:
@@ -320,11 +338,11 @@ def evaluate_report(
     if isinstance(sample, Weighted | Means):
         return Report(kind, len(targets), intervals)
     if isinstance(sample, TagCounts):
-        return Report(kind, len(targets), intervals, _score_labels(entity_types(labels), sample))
+        return Report(kind, len(targets), intervals, _score_labels(entity_types(labels), sample), unseen)
     confusion = None
     if kind == "classify":
         confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
-    return Report(kind, len(targets), intervals, _score_labels(labels, sample), confusion)
+    return Report(kind, len(targets), intervals, _score_labels(labels, sample), unseen, confusion)
 
 
 def _wilson(share: float, num_rows: int) -> tuple[float, float]:
@@ -357,7 +375,8 @@ def _sum_up(kind: str, predictions: Any, targets: np.ndarray, num_labels: int, l
 
 def _count_sets(predictions: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Counts:
     true = targets > 0
-    predicted = predictions > 0
+    predicted = np.zeros(true.shape, dtype=bool)  # wider than the predictions by labels that training never saw
+    predicted[:, : predictions.shape[1]] = predictions > 0
     right = (true == predicted).all(axis=1).astype(np.float64)
     hits, support, proposed = (weights @ part.astype(np.float64) for part in (true & predicted, true, predicted))
     return Counts(hits, support, proposed, weights @ right, len(targets))

@@ -16,9 +16,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inlay.config import DataConfig
-from inlay.data.columns import UNLABELLED_KINDS, Columns, Header, Scheme, find_columns, find_scheme, find_separator
+from inlay.data.columns import (
+    UNLABELLED_KINDS,
+    Columns,
+    Header,
+    Scheme,
+    find_columns,
+    find_scheme,
+    find_separator,
+    list_names,
+    sort_labels,
+)
 from inlay.data.extra import open_extra
-from inlay.data.findings import describe_kind, describe_repeats, describe_split, describe_unjudged
+from inlay.data.findings import (
+    describe_kind,
+    describe_repeats,
+    describe_split,
+    describe_unjudged,
+    describe_unseen,
+    join_some,
+)
 from inlay.data.glue import open_glue
 from inlay.data.metrics import resolve_metric
 from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
@@ -46,6 +63,8 @@ class Split:
     lines: list[int]  # the line (or row) in `path`, counted from 1
     path: str = ""
     notes: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """labels that training never saw; targets count them after the task's own, and nothing predicts them"""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -104,7 +123,7 @@ def make_task(frame: pandas.DataFrame, name: str, config: DataConfig = DataConfi
 
 
 def read_split(source: str | Path, labels: Sequence[str], kind: str, config: DataConfig = DataConfig()) -> Split:
-    """Labelled rows to evaluate a trained task on. A label not in `labels` is a `BadData` that names its line.
+    """Labelled rows to evaluate a trained task on. Those with a label that is not in `labels` are kept, and wrong.
 
     Of a folder, of GLUE or the hub these are the test rows if they have labels, otherwise dev; of a file with a split
     column likewise; of any other file all rows.
@@ -122,9 +141,9 @@ def read_split(source: str | Path, labels: Sequence[str], kind: str, config: Dat
         if side == "test" and not rows.is_labelled:
             continue
         scheme = Scheme(kind, tuple(labels), find_separator(rows.labels or []))
-        split = _make_split(rows, scheme, bad)
+        split, unseen = _make_judged(rows, scheme, bad)
         note = f"evaluated on {len(split)} of {len(table.rows)} rows of {table.header.path}"
-        return replace(split, notes=(*table.notes, note, *bad.notes()))
+        return replace(split, notes=(*table.notes, note, *unseen, *bad.notes()))
     raise Missing(f"{opened.name}: no labelled dev or test rows", "give a file with labels")
 
 
@@ -163,9 +182,12 @@ def _build_task(source: Source, name: str) -> Task:
         labelled, _ = read_targets(parts["train"], scheme, bad)
         parts["train"] = drop_single_rows(labelled, bad)
         scheme = find_scheme(parts["train"].labels or [], config)
-    splits = {side: _make_split(rows, scheme, bad) for side, rows in parts.items()}
+    splits = {"train": _make_split(parts["train"], scheme, bad)}
     notes.append(describe_kind(scheme, splits["train"], is_inferred=is_inferred))
     _check_labels(scheme, splits["train"], is_cut=any(shares))
+    for side in [side for side in parts if side != "train"]:
+        splits[side], unseen = _make_judged(parts[side], scheme, bad)
+        notes += unseen
     notes += describe_repeats(splits)
     if any(shares):
         is_halved = config.test_from == "dev" and bool(shares[1])
@@ -267,6 +289,23 @@ def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
     if not len(rows):
         raise BadData("no usable rows", "see what is wrong with them by `--on-bad-row refuse`", path=path)
     return Split(rows.texts, rows.pairs, targets, rows.lines, path)
+
+
+def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[str]]:
+    """Dev or test rows, and a note on labels among them that training never saw: they are kept, and never predicted."""
+    names = [list_names(value, scheme) for value in rows.labels or []]
+    found = {name for own in names for name in own}
+    unseen = sort_labels(found.difference(scheme.labels))
+    if not unseen:
+        return _make_split(rows, scheme, bad), []
+    if len(unseen) == len(found):
+        raise BadData(
+            f"no row has a label of the task; their labels are {join_some([f'`{name}`' for name in unseen])}",
+            f"name the label column with `--label`; the task's labels are {join_some(scheme.labels)}",
+            path=rows.path,
+        )
+    split = _make_split(rows, replace(scheme, labels=(*scheme.labels, *unseen)), bad)
+    return replace(split, unseen=unseen), [describe_unseen(rows, names, unseen, scheme.kind)]
 
 
 def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:
@@ -375,7 +414,7 @@ def _digest_rows(head: Iterable[str], splits: dict[str, Split]) -> str:
     """sha256 over kind, labels, metric and rows, each framed by JSON so that no two tasks can spell the same bytes."""
     state = hashlib.sha256(json.dumps(list(head)).encode())
     for side, split in splits.items():
-        state.update(json.dumps([side, len(split), split.pairs is not None]).encode())
+        state.update(json.dumps([side, len(split), split.pairs is not None, *split.unseen]).encode())
         assert split.targets is not None
         pairs = split.pairs if split.pairs is not None else [""] * len(split)
         for text, pair, target in zip(split.texts, pairs, split.targets.tolist(), strict=True):

@@ -110,4 +110,4 @@ def _score(task: Task, spec: SlotSpec, encoded: Encoded, logits: Sequence[Tensor
     assert task.dev.targets is not None
     outputs = collect_outputs(encoded, logits, task.dev.texts if task.dev.pairs is None else task.dev.pairs)
     found = read_outputs(spec.head, task.labels, outputs)
-    return score_all(task.kind, task.labels, task.dev.targets, found)[metric]
+    return score_all(task.kind, task.labels, task.dev.targets, found, task.dev.unseen)[metric]

@@ -38,7 +38,7 @@ def keep_influences(folder: Path, run: Run, result: Result, backbone: Backbone) 
     answers = np.asarray(judged.predictions(task.labels), dtype=np.float64)
     if task.kind == "classify":
         answers = answers.argmax(1).astype(np.float64)
-    is_binary = task.kind == "classify" and len(task.labels) == 2
+    is_binary = task.kind == "classify" and len(task.labels) == 2 and not task.dev.unseen
     names = ("spearman", "pearson") if task.kind == "regress" else METRICS[:3] if is_binary else METRICS[:1]
     found = {name: values for name in names if (values := influence(name, gold, answers)) is not None}
     content = io.BytesIO()

@@ -196,4 +196,4 @@ def _score_slot(bank: Bank, slot: int, learned: _Learned) -> float:
     task = learned.run.task
     assert task.dev.targets is not None
     found = answer_slot(bank, slot, task.dev, learned.run.reading, task.labels)
-    return score_all(task.kind, task.labels, task.dev.targets, found)[task.metric]
+    return score_all(task.kind, task.labels, task.dev.targets, found, task.dev.unseen)[task.metric]

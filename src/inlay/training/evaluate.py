@@ -119,13 +119,34 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
     scores |= _score_calibration(head, calibrated, decisions)
     if head.kind == "text":  # what was written is right or wrong: there are no logits to be surer by
         return Verdict(scores, 1.0 - scores["exact_match"], fitted)
-    return Verdict(scores, _mean_loss(head, Targets(split, encoded, head), logits), fitted)
+    known = dataclasses.replace(split, targets=_without_unseen(split, head))
+    return Verdict(scores, _mean_loss(head, Targets(known, encoded, head), logits), fitted)
+
+
+def _without_unseen(split: Split, head: HeadSpec) -> np.ndarray:
+    """The targets that a loss can be computed of: labels that training never saw are ignored, as they have no output."""
+    targets, num_labels = split.targets, head.num_outputs
+    assert targets is not None
+    if not split.unseen:
+        return targets
+    if head.kind == "multilabel":
+        return targets[:, :num_labels]
+    if head.kind == "classify":
+        return np.where(targets < num_labels, targets, IGNORED)
+    known = np.empty(len(targets), dtype=object)
+    for row, words in enumerate(targets):
+        known[row] = tuple((start, end, tag if tag < num_labels else IGNORED) for start, end, tag in words)
+    return known
 
 
 def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> float:
     row_losses = partial(F.cross_entropy, reduction="none") if head.texts else find_head(head.kind).row_losses
     if logits[0].dim() == 1:
-        return float(row_losses(torch.stack(list(logits)), targets.take(range(len(logits)), 0)).mean())
+        taken = targets.take(range(len(logits)), 0)
+        losses = row_losses(torch.stack(list(logits)), taken)
+        if head.kind == "classify" and bool((taken == IGNORED).any()):  # a row of a class that training never saw
+            losses = losses[taken != IGNORED]
+        return float(losses.mean()) if len(losses) else 0.0
     losses = [row_losses(row.unsqueeze(0), targets.take([window], len(row))) for window, row in enumerate(logits)]
     return float((torch.cat(losses) * targets.weights).sum() / targets.weights.sum().clamp(min=1))
 
@@ -137,7 +158,9 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions
     """What of a head is fitted on dev rows: its temperature where it has probabilities, its margin of silence."""
     fitted: dict[str, Any] = {}
     if decisions is not None:
-        fitted["temperature"] = fit_temperature(*decisions)
+        logits, targets = decisions
+        is_known = targets < head.num_outputs if targets.ndim == 1 else slice(None)
+        fitted["temperature"] = fit_temperature(logits[is_known], targets[is_known])
     if head.null_threshold is not None:
         assert split.targets is not None
         found = [find_output_passages(output, None) for output in outputs]
@@ -148,13 +171,17 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions
 
 
 def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Encoded) -> Decisions | None:
-    """The logits and targets of every decision that has a probability; None for kinds that have none."""
+    """The logits and targets of every decision that has a probability; None for kinds that have none.
+
+    A class or tag that training never saw is wrong whatever was decided; in a set of labels nothing was decided on it.
+    """
     assert split.targets is not None
     if not find_head(kind).calibrates:
         return None
     aligned = align_targets(kind, encoded, split.targets)
     if aligned is None:
-        return torch.stack([output.logits[0] for output in outputs]).double().numpy(), split.targets
+        logits = torch.stack([output.logits[0] for output in outputs]).double().numpy()
+        return logits, split.targets if split.targets.ndim == 1 else split.targets[:, : logits.shape[1]]
     targets = np.concatenate(aligned)
     logits = np.concatenate([window.double().numpy() for output in outputs for window in output.logits])
     return logits[targets != IGNORED], targets[targets != IGNORED]
@@ -280,4 +307,4 @@ def _score(
     kind: str, labels: Sequence[str], outputs: Sequence[Output], split: Split, head: HeadSpec
 ) -> dict[str, float]:
     assert split.targets is not None
-    return score_all(kind, labels, split.targets, read_outputs(head, labels, outputs))
+    return score_all(kind, labels, split.targets, read_outputs(head, labels, outputs), split.unseen)

@@ -256,9 +256,8 @@ def test_evaluate_counts_a_label_not_seen_in_training_as_wrong(inlay: Inlay, mai
     with open("wrong.csv", newline="") as file:
         assert [row["label"] for row in csv.DictReader(file)][-2:] == ["eggs", "eggs"]
     shown = inlay("evaluate", "mail", "odd.csv", "--on-bad-row", "skip", "--min-confidence", 0.01).out
-    assert [line.split()[:4] for line in shown.splitlines() if line.startswith("eggs")][0] == [
-        *("eggs", "0.0000", "0.0000", "0.0000")
-    ]
+    row = next(line.split() for line in shown.splitlines() if line.startswith("eggs"))
+    assert row[:4] == ["eggs", "0.0000", "0.0000", "0.0000"]
 
 
 def test_evaluate_refuses_a_file_with_no_label_of_the_task(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:

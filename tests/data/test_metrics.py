@@ -284,7 +284,7 @@ def test_a_label_of_a_set_that_training_never_saw_is_missed():
     values = {name: found.value for name, found in report.metrics.items()}
     assert values == pytest.approx(
         {
-            "accuracy": (SETS == padded).all(axis=1).mean(),
+            "accuracy": (padded == SETS).all(axis=1).mean(),
             "macro_f1": peer.f1_score(SETS, padded, average="macro", zero_division=0),
             "micro_f1": peer.f1_score(SETS, padded, average="micro"),
         }

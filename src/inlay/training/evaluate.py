@@ -124,7 +124,7 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
 
 
 def _without_unseen(split: Split, head: HeadSpec) -> np.ndarray:
-    """The targets that a loss can be computed of: labels that training never saw are ignored, as they have no output."""
+    """The targets that a loss can be computed of: labels that training never saw have no output, and are ignored."""
     targets, num_labels = split.targets, head.num_outputs
     assert targets is not None
     if not split.unseen:
@@ -143,10 +143,10 @@ def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> fl
     row_losses = partial(F.cross_entropy, reduction="none") if head.texts else find_head(head.kind).row_losses
     if logits[0].dim() == 1:
         taken = targets.take(range(len(logits)), 0)
-        losses = row_losses(torch.stack(list(logits)), taken)
+        lost = row_losses(torch.stack(list(logits)), taken)
         if head.kind == "classify" and bool((taken == IGNORED).any()):  # a row of a class that training never saw
-            losses = losses[taken != IGNORED]
-        return float(losses.mean()) if len(losses) else 0.0
+            lost = lost[taken != IGNORED]
+        return float(lost.mean()) if len(lost) else 0.0
     losses = [row_losses(row.unsqueeze(0), targets.take([window], len(row))) for window, row in enumerate(logits)]
     return float((torch.cat(losses) * targets.weights).sum() / targets.weights.sum().clamp(min=1))
 

@@ -87,6 +87,8 @@ def show_lr(method: Method) -> str:
 def show(value: object) -> str:
     if value is None or value in ("", ()):
         return "–"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 

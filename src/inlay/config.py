@@ -275,6 +275,11 @@ class DataConfig:
         choices=("auto", "classify", "multilabel", "regress", "tag", "span", "text"),
     )
     labels: tuple[str, ...] = setting((), "label names in order; default: those found, sorted")
+    merge_labels: bool = setting(
+        False,
+        "read labels that differ in case, blanks or punctuation at the end as one, spelled as most rows have it",
+        is_later=True,
+    )
     answers: tuple[str, ...] = setting(
         (), "what stands for a label where answers are written, if not its name: entailment=0,neutral=1 (classify)"
     )

@@ -78,11 +78,15 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
             return float(value)
         if option is int and isinstance(value, int) and not isinstance(value, bool):
             return value
+        if option is bool and str(value).lower() in ("true", "false"):  # TOML's word, or Python's
+            return str(value).lower() == "true"
         if option is str and isinstance(value, str):
             return value
         if option is str and type(value) is int:  # `--set method.layers=5` needs no quotes
             return str(value)
     wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options if option is not type(None))
+    if options == (bool,):
+        raise BadConfig(f"`{name}` is `{value}`", "use true or false")
     raise BadConfig(f"`{name}` is `{value}`, not {wanted}", "a string may need quotes, a number must have none")
 
 

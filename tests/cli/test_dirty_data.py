@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .conftest import SETTINGS, Inlay, write_mail
+from .conftest import SETTINGS, Inlay, Mail, write_mail
 
 
 def test_train_goes_on_with_a_class_of_one_row(inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path) -> None:
@@ -31,3 +31,28 @@ def test_train_counts_unseen_labels_of_given_rows_as_wrong(
     assert ended.data["labels"] == ["ham", "spam"]
     for side in ("dev", "test"):
         assert ended.data["metrics"][side]["accuracy"] <= 0.25
+
+
+def test_spellings_of_a_label_are_merged_for_training_and_evaluation(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    data, given = write_mail(tmp_path / "mail.csv"), tmp_path / "given.csv"
+    data.write_text(data.read_text() + "free prize,Spam\nwin now,spam.\n")
+    given.write_text("text,label\nfree prize,SPAM\nsee you home,ham\n")
+    command = ("train", data, "--backbone", tiny_bert_folder, *SETTINGS, "--json")
+    apart = inlay(*command)
+    assert apart.data["labels"] == ["Spam", "ham", "spam", "spam."]
+    assert "`spam` (40, first on line 3) and `Spam` (1, first on line 82)" in apart.err
+    assert "--set data.merge_labels=true" in apart.err
+    assert inlay("evaluate", "mail", given, "--json").data["unseen"] == ["SPAM"]
+    merged = inlay(*command, "--set", "data.merge_labels=true", "--name", "merged")
+    assert merged.data["labels"] == ["ham", "spam"]
+    assert any(note.startswith("labels read as one: `Spam` (1, first on line 82) as") for note in merged.data["notes"])
+    assert inlay("evaluate", "merged", given, "--json").data["unseen"] == []
+
+
+def test_evaluate_merges_spellings_when_asked(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text("text,label\nfree,Spam\nhome,ham\n")
+    ended = inlay("evaluate", "mail", "odd.csv", "--json")
+    assert "`Spam` (1 row, first on line 2; training has `spam`" in ended.err
+    assert inlay("evaluate", "mail", "odd.csv", "--merge-labels", "--json").data["unseen"] == []

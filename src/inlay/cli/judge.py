@@ -72,6 +72,12 @@ def evaluate(
         str,
         typer.Option("--on-bad-row", metavar="refuse|skip", show_default=False, help=config_help("data.on_bad_row")),
     ] = "refuse",
+    merge_labels: Annotated[
+        bool,
+        typer.Option(
+            "--merge-labels", help="read spellings of a known label (case, blanks, punctuation) as that label"
+        ),
+    ] = False,
     data_root: Annotated[str | None, typer.Option("--data-root", metavar="DIR", help=config_help("data.root"))] = None,
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="write the rows it got wrong as CSV, TSV or JSONL")
@@ -100,7 +106,10 @@ def evaluate(
     manifest = kept.manifest(version)
     if precision == "int8":
         check_int8_task(manifest)
-    config = DataConfig(text=text, pair=pair, label=label, split=split, on_bad_row=on_bad_row, root=data_root)
+    merge = merge_labels or bool(manifest.extra.get("merge_labels"))
+    config = DataConfig(
+        text=text, pair=pair, label=label, split=split, on_bad_row=on_bad_row, root=data_root, merge_labels=merge
+    )
     rows = read_split(data, manifest.labels, manifest.kind, config)
     _check_pairs(manifest, rows, version)
     for note in rows.notes:

@@ -6,13 +6,14 @@ Lines are those of the file a row was read from, or rows of a frame, counted fro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from inlay.config import DataConfig
 from inlay.data.columns import Scheme
+from inlay.data.spellings import spelling_key
 from inlay.data.splits import find_repeats, group_keys
 
 if TYPE_CHECKING:
@@ -97,29 +98,54 @@ def _them(items: Sequence[str]) -> str:
     return "it" if len(items) == 1 else "them"
 
 
-def join_some(items: Sequence[str]) -> str:
+def join_some(items: Sequence[str], separator: str = ", ") -> str:
     """The first items of a list, and how many more there are."""
     more = f" and {len(items) - MOST_LABELS} more" if len(items) > MOST_LABELS else ""
-    return ", ".join(items[:MOST_LABELS]) + more
+    return separator.join(items[:MOST_LABELS]) + more
 
 
-def describe_unseen(rows: Rows, names: Sequence[Sequence[str]], unseen: Sequence[str], kind: str) -> str:
+def describe_variants(variants: Sequence[Sequence[str]], counts: Mapping[str, tuple[int, int]]) -> str:
+    """A note on labels that are spellings of one another, and how to read them as one."""
+    shown = [" and ".join(f"`{name}` ({_say_count(counts[name])})" for name in names) for names in variants]
+    return (
+        f"labels that differ only in case, blanks or punctuation: {join_some(shown, '; ')}; read them as one with "
+        "`--set data.merge_labels=true`"
+    )
+
+
+def describe_merged(counts: Mapping[str, tuple[int, int]], spellings: Mapping[str, str]) -> list[str]:
+    """A note on the labels that were read as another spelling of theirs."""
+    pairs = [(name, spellings.get(spelling_key(name), name)) for name in counts]
+    shown = [f"`{name}` ({_say_count(counts[name])}) as `{known}`" for name, known in pairs if known != name]
+    return [f"labels read as one: {join_some(shown)}"] if shown else []
+
+
+def _say_count(found: tuple[int, int]) -> str:
+    number, line = found
+    return f"{number}, first on line {line}"
+
+
+def describe_unseen(
+    rows: Rows, names: Sequence[Sequence[str]], unseen: Sequence[str], scheme: Scheme, spellings: Mapping[str, str]
+) -> str:
     """A note on labels that training never saw, how often they stand in these rows, and where first.
 
-    `names` has the labels of every row.
+    `names` has the labels of every row, `spellings` the known label of a spelling's key.
     """
     counts = Counter(name for own in names for name in own)
     first: dict[str, int] = {}
     for line, own in zip(rows.lines, names, strict=True):
         for name in own:
             first.setdefault(name, line)
-    noun = "word" if kind == "tag" else "row"
-    shown = [
-        f"`{name}` ({counts[name]} {noun}{'' if counts[name] == 1 else 's'}, first on line {first[name]})"
-        for name in sorted(unseen, key=lambda name: -counts[name])
-    ]
+    noun = "word" if scheme.kind == "tag" else "row"
+    shown = []
+    for name in sorted(unseen, key=lambda name: -counts[name]):
+        known = spellings.get(spelling_key(name))
+        also = "" if known is None else f"; training has `{known}`, see `data.merge_labels`"
+        number = f"{counts[name]} {noun}{'' if counts[name] == 1 else 's'}"
+        shown.append(f"`{name}` ({number}, first on line {first[name]}{also})")
     what = "1 label" if len(shown) == 1 else f"{len(shown)} labels"
-    how = {"multilabel": "as missed", "tag": "as wrong words"}.get(kind, "as wrong rows")
+    how = {"multilabel": "as missed", "tag": "as wrong words"}.get(scheme.kind, "as wrong rows")
     return f"{rows.path} has {what} that training never saw, counted {how}: {join_some(shown)}"
 
 

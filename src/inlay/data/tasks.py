@@ -30,10 +30,12 @@ from inlay.data.columns import (
 from inlay.data.extra import open_extra
 from inlay.data.findings import (
     describe_kind,
+    describe_merged,
     describe_repeats,
     describe_split,
     describe_unjudged,
     describe_unseen,
+    describe_variants,
     join_some,
 )
 from inlay.data.glue import open_glue
@@ -41,6 +43,7 @@ from inlay.data.metrics import resolve_metric
 from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
 from inlay.data.shapes import shape_table
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
+from inlay.data.spellings import count_names, find_spellings, find_variants, known_types, respell
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_strata, group_keys
 from inlay.data.tags import entity_types
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
@@ -141,6 +144,8 @@ def read_split(source: str | Path, labels: Sequence[str], kind: str, config: Dat
         if side == "test" and not rows.is_labelled:
             continue
         scheme = Scheme(kind, tuple(labels), find_separator(rows.labels or []))
+        if config.merge_labels:
+            rows = respell(rows, scheme, find_spellings(known_types(scheme.labels, scheme)))
         split, unseen = _make_judged(rows, scheme, bad)
         note = f"evaluated on {len(split)} of {len(table.rows)} rows of {table.header.path}"
         return replace(split, notes=(*table.notes, note, *unseen, *bad.notes()))
@@ -174,6 +179,7 @@ def _build_task(source: Source, name: str) -> Task:
     if "dev" not in parts and not config.dev_share:
         raise BadConfig("no dev rows", "give a file with `--dev`, or set `data.dev_share` above 0")
     scheme = find_scheme(parts["train"].labels or [], config)
+    scheme = _settle_spellings(parts, scheme, config, notes)
     if shares[1] and config.test_from == "dev" and "dev" not in parts:
         raise BadConfig(
             "`data.test_from` is `dev`, but no dev rows are given", "give them with `--dev`, or leave it out"
@@ -305,7 +311,27 @@ def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[
             path=rows.path,
         )
     split = _make_split(rows, replace(scheme, labels=(*scheme.labels, *unseen)), bad)
-    return replace(split, unseen=unseen), [describe_unseen(rows, names, unseen, scheme.kind)]
+    spellings = find_spellings(scheme.labels)
+    return replace(split, unseen=unseen), [describe_unseen(rows, names, unseen, scheme, spellings)]
+
+
+def _settle_spellings(parts: dict[str, Rows], scheme: Scheme, config: DataConfig, notes: list[str]) -> Scheme:
+    """Note labels that are spellings of one another; where that is asked for, read them as one in all `parts`."""
+    if scheme.kind in UNLABELLED_KINDS:
+        return scheme
+    counts = count_names(parts["train"], scheme)
+    variants = find_variants(counts)
+    if not config.merge_labels:
+        # Whoever names the labels means each of them.
+        notes += [describe_variants(variants, counts)] if variants and not config.labels else []
+        return scheme
+    merged = {name for names in variants for name in names[1:]}
+    spellings = find_spellings(known_types(config.labels, scheme) or [name for name in counts if name not in merged])
+    for side in parts:
+        parts[side] = respell(parts[side], scheme, spellings)
+    notes += describe_merged(counts, spellings)
+    found = find_scheme(parts["train"].labels or [], replace(config, kind=scheme.kind))
+    return replace(found, separator=scheme.separator)
 
 
 def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:

@@ -56,9 +56,20 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
         num_parameters=run.spec.count_parameters(backbone.anatomy),
         probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
         config=dataclasses.asdict(run.config.train),
-        extra={"pairs": run.task.train.pairs is not None, **_windows(run), **_lineage(run), **_origin(run)},
+        extra={
+            "pairs": run.task.train.pairs is not None,
+            **_windows(run),
+            **_spelling(run),
+            **_lineage(run),
+            **_origin(run),
+        },
     )
     return store.publish(name or run.task.name, result.tensors, manifest, _sidecar(result))
+
+
+def _spelling(run: Run) -> dict[str, Any]:
+    """Whether spellings of a label are one, where they are: rows to judge it by are read so too."""
+    return {"merge_labels": True} if run.config.data.merge_labels else {}
 
 
 def _lineage(run: Run) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inlay.config import DataConfig
 from inlay.data.columns import Scheme
+from inlay.data.near import Near, find_near
 from inlay.data.spellings import spelling_key
 from inlay.data.splits import find_repeats, group_keys
 
@@ -160,10 +161,75 @@ def describe_repeats(splits: dict[str, Split]) -> list[str]:
     if conflicts:
         shown = ", ".join(f"{train.lines[first]} and {train.lines[second]}" for first, second in conflicts[:3])
         notes.append(f"{len(conflicts)} texts have conflicting labels, such as in lines {shown}")
-    trained = set(keys)
+    trained: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        trained.setdefault(key, []).append(row)
     for side in ("dev", "test"):
         if side in splits:
-            num_shared = sum(key in trained for key in group_keys(splits[side].texts, splits[side].pairs))
-            if num_shared:
-                notes.append(f"{num_shared} of {len(splits[side])} {side} texts are also in the training rows")
+            notes += _describe_shared(side, splits[side], train, trained)
     return notes
+
+
+def _describe_shared(side: str, split: Split, train: Split, trained: Mapping[str, list[int]]) -> list[str]:
+    """Notes on texts of a given side that are trained on, and on those that have another label there."""
+    notes, conflicts = [], []
+    assert split.targets is not None
+    assert train.targets is not None
+    keys = group_keys(split.texts, split.pairs)
+    shared = [row for row, key in enumerate(keys) if key in trained]
+    if shared:
+        notes.append(f"{len(shared)} of {len(split)} {side} texts are also in the training rows")
+    for row in shared:
+        rows = trained[keys[row]]
+        if not any(_is_same(split.targets[row], train.targets[other]) for other in rows):
+            conflicts.append((row, rows[0]))
+    if conflicts:
+        what = "1 of them has" if len(conflicts) == 1 else f"{len(conflicts)} of them have"
+        notes.append(f"{what} another label there, such as {_say_pairs(side, split, train, conflicts)}")
+    return notes
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two targets are the same; sets of labels may be wider by some that training never saw."""
+    if np.ndim(one) == 1 and isinstance(one, np.ndarray):
+        return np.array_equal(one[: len(other)], other) and not one[len(other) :].any()
+    return np.array_equal(one, other)
+
+
+def _say_pairs(side: str, split: Split, train: Split, pairs: Sequence[tuple[int, int]]) -> str:
+    """The first few pairs of a side's row and a training row, by their lines."""
+    return ", ".join(f"{side} line {split.lines[row]} and training line {train.lines[near]}" for row, near in pairs[:3])
+
+
+def describe_near(splits: Mapping[str, Split | None]) -> list[str]:
+    """Notes on dev and test texts that are nearly a training text; those that are one are told elsewhere."""
+    notes, train = [], splits["train"]
+    assert train is not None
+    known = set(group_keys(train.texts, train.pairs))
+    for side in ("dev", "test"):
+        split = splits[side]
+        if split is None:
+            continue
+        keys = group_keys(split.texts, split.pairs)
+        other = split.take([row for row, key in enumerate(keys) if key not in known])
+        found = find_near(_rows(train), _rows(other))
+        if found.pairs:
+            what = "text is" if len(found.pairs) == 1 else "texts are"
+            notes.append(
+                f"{len(found.pairs)} {side} {what} nearly the same as a training text, such as "
+                f"{_say_pairs(side, other, train, found.pairs)}{_say_sample(side, found, other, train)}"
+            )
+    return notes
+
+
+def _rows(split: Split) -> list[tuple[str, ...]]:
+    return list(zip(split.texts, strict=True) if split.pairs is None else zip(split.texts, split.pairs, strict=True))
+
+
+def _say_sample(side: str, found: Near, split: Split, train: Split) -> str:
+    if (found.num_others, found.num_train) == (len(split), len(train)):
+        return ""
+    return (
+        f" (looked at {found.num_others:,} of {len(split):,} {side} and {found.num_train:,} of {len(train):,} "
+        "training texts)"
+    )

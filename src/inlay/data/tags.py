@@ -25,14 +25,14 @@ _PREFIXES = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 _TAG = re.compile(r"([BILEUS])-(.+)", re.DOTALL)
 # Words as people count them: runs of letters and digits, with what joins them inside; any other sign is its own word,
 # and so is every sign of a script that is written without blanks.
-_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 # Accents and vowel signs are no letters to `re`, but parts of a word all the same.
 _MARKS = (
     "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u0900-\u0963\u0966-\u0dff"
     "\u0e00-\u0eff\u1000-\u109f\u200c\u200d\u20d0-\u20f0\ufe20-\ufe2f"
 )
-_LETTERS = rf"(?:[^\W{_UNSPACED}]|[{_MARKS}])+"
-_WORD = re.compile(rf"[{_UNSPACED}]|{_LETTERS}(?:(?:[-'’.&]|(?<=\d),(?=\d)){_LETTERS})*|[^\w\s]")
+_LETTERS = rf"(?:[^\W{UNSPACED}]|[{_MARKS}])+"
+_WORD = re.compile(rf"[{UNSPACED}]|{_LETTERS}(?:(?:[-'’.&]|(?<=\d),(?=\d)){_LETTERS})*|[^\w\s]")
 
 
 class TagCounts(NamedTuple):

@@ -31,6 +31,7 @@ from inlay.data.extra import open_extra
 from inlay.data.findings import (
     describe_kind,
     describe_merged,
+    describe_near,
     describe_repeats,
     describe_split,
     describe_unjudged,
@@ -205,6 +206,7 @@ def _build_task(source: Source, name: str) -> Task:
         notes.append(f"training on {config.limit} of {len(train)} rows (limit, seed {config.split_seed})")
         order = np.random.default_rng(config.split_seed % 2**63).permutation(len(train))
         train = train.take(np.sort(order[: config.limit]))
+    notes += describe_near({"train": train, "dev": dev, "test": test})
     has_entities = bool(entity_types(scheme.labels))
     metric = resolve_metric(config.metric, scheme.kind, len(scheme.labels), has_entities=has_entities)
     notes += bad.notes()

@@ -39,6 +39,8 @@ class Way:
     name: str
     job: dict[str, Any]
     is_ours: bool = False
+    variables: dict[str, str] = field(default_factory=dict)
+    """of its process's environment, besides those that all have"""
     facts: dict[str, Any] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
     """samples a second, of each whole turn"""
@@ -59,7 +61,7 @@ class Environments:
     def command(self, way: Way) -> tuple[list[str], dict[str, str]]:
         """The command line and the environment variables of the way's process."""
         script = str(OURS if way.is_ours else PEER)
-        variables = os.environ | VARIABLES
+        variables = os.environ | VARIABLES | way.variables
         if way.is_ours or not way.needs_adapters:
             return [sys.executable, script], variables
         python = self.adapters_python or (INTEROP if INTEROP.exists() else None)

@@ -28,6 +28,7 @@ if find_spec("triton") is not None:
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # else threads, and so last bits, follow what else runs here
 os.environ["INLAY_CACHE_BYTES"] = "0"  # tests leave nothing in the user's cache
 os.environ.pop("INLAY_HOME", None)
 _DATA = os.environ.pop("INLAY_DATA", None)

@@ -19,6 +19,7 @@ from inlay.model import load_backbone
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.slots import SlotSpec
+from inlay.threads import Threads
 from inlay.training import Run, make_run
 from inlay.training import cohort as cohort_module
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
@@ -55,6 +56,7 @@ class Training:
         runs = [make(task, self.backbone, job, seed) for seed in range(job["cohort"])]
         self.cohort = Cohort(runs, self.backbone, cohort_settings(job), Announcer())
         self.num_warm_up = job.get("warm_up") or WARM_UP_STEPS
+        self.most_threads: int = job["threads"] if job.get("chooses_threads") else 0
 
     def warm_up(self) -> None:
         """On a GPU a whole epoch, so that every shape is met before anything is measured."""
@@ -72,9 +74,15 @@ class Training:
         return min(mean, self.cohort.settings.token_budget) <= MOST_GRAPHED
 
     def measure(self, steps: int) -> int:
+        """With `chooses_threads` as `fit` does it: a look before the first step, and others while steps are taken."""
         samples = 0
+        threads = Threads(self.most_threads) if self.most_threads else Threads(1)
+        if self.most_threads:
+            torch.set_num_threads(threads.number)
         with self.cohort.training():
             for _ in range(steps):
+                if threads.look_again():
+                    torch.set_num_threads(threads.number)
                 samples += self.cohort.step()
                 for member in self.cohort.members:  # nothing is scored: peers score nothing either
                     assert member.is_active, member.progress.message

@@ -24,6 +24,7 @@ class _Number(NamedTuple):
 _NUMBERS = {
     "max_cohort": _Number(1, "give a whole number from 1 on, or None for as many runs as fit, 32 at most"),
     "token_budget": _Number(1, "give a whole number from 1 on, or None for what fits in memory"),
+    "threads": _Number(1, "give a whole number from 1 on, or None for as many as other processes leave cores"),
     "save_every": _Number(1, "give a whole number of steps from 1 on"),
     "save_seconds": _Number(0, "give a number of seconds from 0 on", numbers.Real),
     "prefix_bytes": _Number(0, "give a whole number of bytes from 0 on, or None for a quarter of what is free"),
@@ -43,6 +44,9 @@ class FitSettings:
     """tokens of one forward pass at most; smaller needs less memory and accumulates gradients; default: what fits"""
     checkpointing: bool = False
     """compute blocks again in the backward pass: far less memory, and slower, also since steps are not compiled then"""
+    threads: int | None = None
+    """that compute on a CPU; default: what `OMP_NUM_THREADS` says, or as many as other processes leave cores free,
+    which is looked at while training too"""
     save_every: int = 100
     """steps between resume states"""
     save_seconds: float = 0.0

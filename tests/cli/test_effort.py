@@ -75,6 +75,7 @@ def test_every_command_that_trains_has_what_the_hint_at_the_end_of_memory_names(
     assert "default: a quarter of what is free" in text
     assert "--reuse-disk SIZE" in text
     assert "default: half of what is free" in text
+    assert "--threads N" in text
 
 
 @pytest.mark.parametrize("command", ["sweep", "multitask", "stream"])

@@ -15,6 +15,7 @@ import torch
 from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import StoreDamaged
 from inlay.model.inference import infer
+from inlay.threads import Threads
 from inlay.training import FitSettings, fit, make_run, parallel
 from inlay.training.cohort import CohortSettings, Watcher
 from inlay.training.fit import Interrupted
@@ -185,3 +186,52 @@ def test_a_stopped_cohort_goes_on_only_if_it_trains_all_that_is_asked_for_and_no
     assert find_stopped(tmp_path, [first, second, third], [second]).runs == [first, second]
     assert find_stopped(tmp_path, [first, second, third], [second, third]) is None, "the third would not be trained"
     assert find_stopped(tmp_path, [first, third], [first]) is None, "nobody asks for the second"
+
+
+class HearThreads(Watcher):
+    """How many threads computed each step, what stood in the cohort's file then, and what was said."""
+
+    def __init__(self, place, stop_at=0):
+        self.place, self.stop_at, self.counted, self.written, self.said = place, stop_at, [], [], []
+
+    def on_notice(self, message):
+        self.said.append(message)
+
+    def on_step(self, cohort, num_rows):
+        self.counted.append(torch.get_num_threads())
+        self.written.append(json.loads(self.place.read_text())["num_threads"])
+        if cohort.num_steps == self.stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_resumed_run_takes_the_threads_there_are_now_and_says_so_if_they_are_others(tiny_bert, toy_task, tmp_path):
+    run = make(tiny_bert, toy_task)
+    place, before = tmp_path / "cohorts" / cohort_id([run]) / "cohort.json", torch.get_num_threads()
+    first, same, other = HearThreads(place, stop_at=2), HearThreads(place, stop_at=4), HearThreads(place)
+    for watch, threads in ((first, 1), (same, 1)):
+        with pytest.raises(Interrupted):
+            fit([run], tiny_bert, tmp_path, FitSettings(threads=threads), watch=watch)
+        assert (set(watch.counted), set(watch.written), watch.said) == ({1}, {1}, [])
+    fit([run], tiny_bert, tmp_path, FitSettings(threads=3), watch=other)
+    assert (set(other.counted), set(other.written)) == ({3}, {3})
+    assert other.said == ["threads: 3; before it was stopped there were 1, so sums are rounded otherwise from here on"]
+    assert torch.get_num_threads() == before
+
+
+def test_threads_change_between_two_steps_when_others_take_cores(tiny_bert, toy_task, tmp_path, monkeypatch):
+    run = make(tiny_bert, toy_task)
+    looks = []
+
+    def look_again(threads):
+        looks.append(threads.number)
+        if len(looks) == 3:
+            threads.number, threads.note, threads._changes = 1, "threads: 1 of 2: others", 1
+        return len(looks) == 3
+
+    monkeypatch.setattr(Threads, "look_again", look_again)
+    watch = HearThreads(tmp_path / "cohorts" / cohort_id([run]) / "cohort.json")
+    before = torch.get_num_threads()
+    fit([run], tiny_bert, tmp_path, FitSettings(threads=2), watch=watch)
+    assert watch.counted == watch.written == [2, 2] + [1] * (run.num_steps - 2)
+    assert watch.said == ["threads: 1 of 2: others"]
+    assert torch.get_num_threads() == before

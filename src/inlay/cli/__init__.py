@@ -15,6 +15,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.border import Border, Command, make_typer
+from inlay.threads import spin_briefly
 
 COMMANDS = {
     "train": Command(
@@ -89,6 +90,7 @@ def inlay(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console entry point; ends with SystemExit, as every command does."""
+    spin_briefly()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a text in any language must not stop a narrow terminal

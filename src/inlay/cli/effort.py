@@ -56,6 +56,13 @@ _FLAGS: dict[str, Any] = {
         "--checkpointing",
         help="compute activations again in the backward pass: far less memory, but slower, and steps are not compiled",
     ),
+    "threads": _option(
+        int | None,
+        "--threads",
+        metavar="N",
+        min=1,
+        help="threads that compute on a CPU; default: $OMP_NUM_THREADS, or as many as other processes leave cores",
+    ),
     "spread": _option(
         str,
         "--spread",
@@ -64,7 +71,7 @@ _FLAGS: dict[str, Any] = {
     ),
 }
 REUSE = ("reuse_prefix", *_SIZES)
-MEMORY = ("token_budget", *REUSE, "checkpointing")
+MEMORY = ("token_budget", *REUSE, "checkpointing", "threads")
 
 
 def fit_options(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-@fit_options(*REUSE, "checkpointing")
+@fit_options(*REUSE, "checkpointing", "threads")
 def study(
     effort: FitSettings,
     names: Annotated[

@@ -3,7 +3,7 @@
 Each run keeps its own data order, learning rate, schedule, size, early stop and step count, so that it ends as if it
 had been trained alone. A run that ends or diverges leaves the loop; the others go on, and where runs wait, the next one
 enters the slot. Everything that decides the next step is in the resume state: killed at any moment, the loop goes on
-from the last state and, on a CPU, ends with the same weights to the last bit.
+from the last state and, on a CPU with as many threads as before, ends with the same weights to the last bit.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class CohortSettings:
     token_budget: int
     """tokens of one forward pass at most, with padding; a step that needs more accumulates gradients over several"""
     num_threads: int
+    """those of the last step; a resumed cohort takes what there is then"""
     save_every: int
     """steps between resume states"""
     num_slots: int | None = None

@@ -18,6 +18,7 @@ from inlay.fit_settings import FitSettings
 from inlay.model.backbone import Backbone
 from inlay.model.capture import is_out_of_memory
 from inlay.model.methods import first_layer
+from inlay.threads import Threads, own_threads
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, seed_for
 from inlay.training.compiled import has_programs
 from inlay.training.joint import AnyRun
@@ -165,8 +166,12 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Way
     else:
         desk.fallbacks = stopped.fallbacks
         chosen = _as_asked_now(stopped.settings, settings)
+    desk.threads = _find_threads(backbone, ways)
+    if note := _describe_threads(desk.threads, stopped.settings.num_threads if stopped else None):
+        ways.watch.on_notice(note)
+    chosen = replace(chosen, num_threads=desk.threads.number)
     is_measured = stopped is not None or settings.token_budget is not None
-    with _own_threads(chosen.num_threads):
+    with own_threads(chosen.num_threads):
         while reason := _attempt(desk, backbone, chosen, is_measured=is_measured):
             release_memory(backbone.device)
             chosen = _with_fewer_slots(chosen, desk, backbone, reason)
@@ -185,6 +190,22 @@ def _choose(runs: list[AnyRun], backbone: Backbone, ways: _Ways) -> CohortSettin
         num_slots = ways.world.least(fit_here)
     budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
     return CohortSettings(budget, torch.get_num_threads(), settings.save_every, num_slots, settings.checkpointing)
+
+
+def _find_threads(backbone: Backbone, ways: _Ways) -> Threads:
+    """How many threads to begin with. Processes that share a batch must round alike: each takes what torch has."""
+    most, asked = torch.get_num_threads(), ways.settings.threads
+    if asked is None and (backbone.device.type != "cpu" or ways.world.place.size > 1):
+        asked = most
+    return Threads(most, asked)
+
+
+def _describe_threads(threads: Threads, before: int | None) -> str:
+    """Why there are fewer than could be, and that a stopped cohort had another number, in words."""
+    if before in (None, threads.number):
+        return threads.note
+    said = threads.note or f"threads: {threads.number}"
+    return f"{said}; before it was stopped there were {before}, so sums are rounded otherwise from here on"
 
 
 def _as_asked_now(stopped: CohortSettings, settings: FitSettings) -> CohortSettings:
@@ -273,13 +294,3 @@ def _own_randomness(backbone: Backbone, runs: list[AnyRun]) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         seed_for(runs[:1] if runs[0].spec.is_solo else runs)
         yield
-
-
-@contextmanager
-def _own_threads(num_threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,11 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from inlay.errors import OutOfMemory
+from inlay.threads import Threads
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
 from inlay.training.joint import AnyMember, AnyRun
@@ -56,6 +59,8 @@ class Desk:
     """as pictures in the runs' folders"""
     keeps_last: bool = True
     """the last epoch's weights, beside the best one's"""
+    threads: Threads = field(default_factory=lambda: Threads(1))
+    """how many compute: fewer while others keep cores busy"""
     saved_at: float = field(default_factory=time.monotonic)
     rest_seconds: float = 0.0
     """what training gets before the next resume state, where a state takes long to write"""
@@ -104,6 +109,15 @@ class Desk:
         if self.world.is_first:
             drop_state(self.place)
 
+    def share_cores(self, cohort: Cohort) -> None:
+        """Take more threads or fewer from here on, if other processes have left cores or taken them."""
+        if self.threads.look_again():
+            torch.set_num_threads(self.threads.number)
+            cohort.settings = replace(cohort.settings, num_threads=self.threads.number)
+            self.write_membership(cohort.settings)
+            if self.threads.is_news:
+                self.watch.on_notice(self.threads.note)
+
     def fall_back(self, message: str, settings: CohortSettings) -> None:
         """Tell that memory ran out; a resume begins with what was chosen then."""
         self.fallbacks.append(message)
@@ -121,6 +135,7 @@ def train(cohort: Cohort, desk: Desk) -> None:
     with _interruptible(desk.world), cohort.training():
         while cohort.active:
             before, began = cohort.active, time.perf_counter()
+            desk.share_cores(cohort)
             num_rows = 0 if cohort.is_unscored else _step(cohort, desk)
             try:
                 records = _score(cohort, desk)

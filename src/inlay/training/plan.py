@@ -20,6 +20,7 @@ from inlay.data.sampling import task_shares
 from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
 from inlay.model.route import Row, collate
+from inlay.threads import Threads, own_threads
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.counts import Totals, count_totals
 from inlay.training.joint import AnyRun, JointRun
@@ -119,8 +120,9 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> P
     """Count, take a few steps on throw-away slots, and estimate. The backbone is as before afterwards."""
     counted = count_plan(run, backbone)
     budget = TOKEN_BUDGET[backbone.device.type]
-    settings = CohortSettings(budget, torch.get_num_threads(), 1, checkpointing=checkpointing)
-    with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
+    settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
+    devices = [backbone.device] if backbone.device.type == "cuda" else []
+    with own_threads(settings.num_threads), torch.random.fork_rng(devices=devices):
         free_bytes = available_bytes(backbone.device)
         cohort = Cohort([run], backbone, settings)
         cohort.use_budget(find_budget(cohort, free_bytes))
@@ -151,6 +153,12 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> P
     )
 
 
+def _count_threads(backbone: Backbone) -> int:
+    """As many threads as training would begin with now."""
+    most = torch.get_num_threads()
+    return Threads(most).number if backbone.device.type == "cpu" else most
+
+
 @dataclass(frozen=True)
 class Pace:
     """What steps of a run take: seconds for each, and for each character of its texts; memory at most."""
@@ -167,10 +175,10 @@ def measure_pace(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False
     with the parameters that a step updates: two small steps tell both apart. A GPU is shown a batch.
     """
     sizes, num_warm, num_timed = _MEASURED[backbone.device.type]
-    settings = CohortSettings(
-        TOKEN_BUDGET[backbone.device.type], torch.get_num_threads(), 1, checkpointing=checkpointing
-    )
-    found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, settings) for size in sizes]
+    budget = TOKEN_BUDGET[backbone.device.type]
+    settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
+    with own_threads(settings.num_threads):
+        found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, settings) for size in sizes]
     (seconds, characters), (less, fewer) = found[-1], found[0]
     slope = (seconds - less) / (characters - fewer) if characters > fewer else 0.0
     if slope <= 0:  # one size, or noise: in proportion

@@ -1,0 +1,156 @@
+"""How many threads compute on a CPU: as many as there are cores that others leave free.
+
+torch's threads meet after every operation, and those that are early spin until the last one is there. Alone that is
+fastest. Beside a busy process one of them mostly waits for its core, and two threads are then several times slower than
+one. So training looks at the machine before it begins and every few seconds after that, and takes the cores that are
+left. Whoever asks for a number, or sets `OMP_NUM_THREADS`, gets it and keeps it.
+
+Threads that sleep at once instead of spinning (`OMP_WAIT_POLICY=passive`) suffer less beside others, but alone they
+lose what the second core gains; the command line lets them spin for a shorter while (bench/threads.py). No torch until
+a number is set: its OpenMP library reads the environment when it is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""of the environment: how many threads torch takes"""
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+SPINS = "10000"
+"""a tenth of a millisecond or so; the library's own 300,000 are longer than a turn of the scheduler"""
+_FIRST_SECONDS = 0.3  # the first look takes so long; counters are of hundredths
+_AGAIN_SECONDS = (
+    5.0  # between two looks while training, which cost nothing: a look tells of all the time since the last
+)
+_SPARE = 0.3  # of a core: what others may take of the last core that is counted as free
+_SPARE_FOR_MORE = 0.15  # the same before a thread is added: a number does not swing to and fro
+_IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
+
+
+def spin_briefly() -> None:
+    """Let the threads of this process spin for a short while only, if nobody said how long; before torch is loaded."""
+    if not any(name in os.environ for name in _WAITING):
+        os.environ["GOMP_SPINCOUNT"] = SPINS
+
+
+class _Counters(NamedTuple):
+    at: float
+    idle_s: float
+    """of all cores that this process may use, together"""
+    own_s: float
+    """computed by this process, in all its threads"""
+
+
+class Threads:
+    """The number of threads of one training, `most` at most: the one asked for, or what others leave of the cores."""
+
+    def __init__(self, most: int, asked: int | None = None, *, root: Path = Path("/")) -> None:
+        self.number, self.note = asked or most, ""
+        self._most, self._root, self._changes = most, root, 0
+        self._last: _Counters | None = None
+        if asked is None and most > 1 and not is_set(os.environ):
+            self._quota = find_quota(root)
+            self._last = _count(root)
+        if self._last is not None:
+            time.sleep(_FIRST_SECONDS)
+            self.look_again(0.0)
+
+    def look_again(self, after_s: float = _AGAIN_SECONDS) -> bool:
+        """Whether the number is another now, by what others took since the last look; no look before `after_s`."""
+        if self._last is None or time.monotonic() - self._last.at < after_s:
+            return False
+        before, self._last = self._last, _count(self._root)
+        if self._last is None or self._last.at <= before.at:
+            return False
+        left_s = self._last.idle_s - before.idle_s + self._last.own_s - before.own_s
+        free = left_s / (self._last.at - before.at)
+        number = choose_number(self.number, self._most, min(free, self._quota))
+        if number == self.number:
+            return False
+        self.number, self._changes = number, self._changes + 1
+        self.note = self._describe(free)
+        return True
+
+    @property
+    def is_news(self) -> bool:
+        """Whether the last change is worth a line: others may come and go all day."""
+        return self._changes <= 2
+
+    def _describe(self, free: float) -> str:
+        if self._quota < min(free, self._most):
+            return f"threads: {self.number} of {self._most}: this container may use {self._quota:g} cores"
+        busy = max(0.0, self._most - free)
+        return f"threads: {self.number} of {self._most}: other processes keep {busy:.1f} cores busy"
+
+
+def choose_number(present: int, most: int, free: float) -> int:
+    """As many threads as cores are free, nearly or wholly; a little more is wanted before threads are added."""
+    fewer, more = (max(1, min(most, math.floor(free + spare))) for spare in (_SPARE, _SPARE_FOR_MORE))
+    return fewer if fewer < present else max(present, more)
+
+
+def is_set(variables: Mapping[str, str]) -> bool:
+    """Whether the environment says how many threads there are to be."""
+    return any(variables.get(name) for name in VARIABLES)
+
+
+def find_quota(root: Path = Path("/")) -> float:
+    """The cores' worth of time that this process's control groups leave it; infinite, where they do not say."""
+    found = [math.inf]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, place = rest.partition(":")
+        path = Path(place.strip("/"))
+        for group in (path, *path.parents):
+            if not controllers:
+                found.append(_divide(*_read(root / "sys/fs/cgroup" / group / "cpu.max").split()[:2]))
+            elif "cpu" in controllers.split(","):
+                folder = root / "sys/fs/cgroup/cpu" / group
+                found.append(_divide(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
+    return min(found)
+
+
+def _divide(quota: str = "", period: str = "") -> float:
+    """Of `max` or -1 there is no limit."""
+    is_limit = quota.strip().isdigit() and period.strip().isdigit() and int(period) > 0
+    return int(quota) / int(period) if is_limit else math.inf
+
+
+def _count(root: Path) -> _Counters | None:
+    """What the kernel has counted so far; None where it does not say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = [line.split() for line in _read(root / "proc/stat").splitlines()]
+    idle = [sum(int(line[1 + column]) for column in _IDLE) for line in lines if line and line[0] in mine]
+    own = os.times()
+    if len(idle) < len(mine):
+        return None
+    return _Counters(time.monotonic(), sum(idle) / os.sysconf("SC_CLK_TCK"), own.user + own.system)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+@contextmanager
+def own_threads(number: int) -> Iterator[None]:
+    """Compute with so many threads inside the block; after it there are as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

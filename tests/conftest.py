@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tiny_backbones import make_folder, random_tensors
-from toys import make_toy_answers, make_toy_tags, make_toy_task, make_toy_texts
+from toys import make_toy_answers, make_toy_pairs, make_toy_tags, make_toy_task, make_toy_texts
 
 if find_spec("triton") is not None:
     from triton.runtime import interpreter
@@ -114,6 +114,11 @@ def toy_tags() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def toy_answers() -> Callable[..., Any]:
     return make_toy_answers
+
+
+@pytest.fixture(scope="session")
+def toy_pairs() -> Callable[..., Any]:
+    return make_toy_pairs
 
 
 @pytest.fixture(scope="session")

@@ -120,3 +120,33 @@ def make_toy_answers(
 
     digest = f"toy/span/{num_rows}/{seed}/{with_none}/{longest}"
     return Task(name, "span", (), "token_f1", split(num_rows), split(num_rows // 2), None, (), digest, digest + "/d")
+
+
+def make_toy_pairs(name: str = "pairs", *, num_rows: int = 48, seed: int = 0, kind: str = "classify") -> Any:
+    """A task of pairs: whether two texts draw their words from the same of three groups."""
+    import numpy as np
+
+    from inlay.data.tasks import Split, Task
+
+    generator = np.random.default_rng(seed)
+    groups = [WORDS[start::3] for start in range(3)]
+
+    def split(size: int) -> Split:
+        first = generator.integers(3, size=size)
+        second = np.where(generator.random(size) < 0.5, first, generator.integers(3, size=size))
+        texts, pairs = (
+            [" ".join(generator.choice(groups[group], size=generator.integers(1, 10))) for group in side]
+            for side in (first, second)
+        )
+        targets: Any = (first == second).astype(np.int64)
+        if kind == "regress":
+            targets = 2.0 + 3.0 * targets.astype(np.float64)
+        elif kind == "multilabel":
+            targets = np.eye(2, dtype=np.float32)[targets]
+        return Split(texts, pairs, targets, list(range(1, size + 1)))
+
+    labels = () if kind == "regress" else ("differ", "agree")
+    metric = {"classify": "accuracy", "regress": "pearson", "multilabel": "micro_f1"}[kind]
+    train, dev = split(num_rows), split(num_rows // 2)
+    digest = f"toy/pairs/{kind}/{num_rows}/{seed}"
+    return Task(name, kind, labels, metric, train, dev, None, (), digest, digest + "/dev")

@@ -263,11 +263,18 @@ class JointConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where a task's rows are and how they are read. The digest of what was read counts, not these settings."""
+    """Where a task's rows are and how they are read. The digest of what was read counts, not these settings; but for
+    `pairs`, which is no part of it and names a run where it is `towers`."""
 
     source: str = setting("", "file, glue/NAME, extra/NAME, or hub:NAME")
     text: str | None = setting(None, "column of the text; default: recognised by name")
     pair: str | None = setting(None, "column of the second text")
+    pairs: str = setting(
+        "auto",
+        "how pairs are read: joined (as one text), towers (each text by itself: u, v, |u-v|, u*v and their cosine), or "
+        "auto (as the task it starts from, else joined)",
+        choices=("auto", "joined", "towers"),
+    )
     label: str | None = setting(None, "column of the label")
     kind: str = setting(
         "auto",
@@ -333,6 +340,8 @@ class RunConfig:
                 "train": settled(self.train),
                 "data": data_digest,
                 "backbone": fingerprint,
+                # Of `data`, which is where rows lie, the one setting that says how they are read; it came later.
+                **({"pairs": self.data.pairs} if self.data.pairs == "towers" else {}),
             }
         )[:16]
 

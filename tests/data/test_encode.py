@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from inlay.data.encode import describe, encode, epoch_batches
+from inlay.data.encode import describe, encode, encode_apart, epoch_batches
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f"]
 
@@ -268,7 +268,28 @@ def test_a_child_forked_after_tokenising_in_threads_can_tokenise_too():
 
 
 def test_encoded_rows_are_iterated_with_their_segments():
-    ((ids, segments),) = encode(BERT_LIKE, ["a"], ["b"], 16)
+    ((ids, segments, other),) = encode(BERT_LIKE, ["a"], ["b"], 16)
     assert (ids.tolist(), segments.tolist()) == ([2, 4, 3, 5, 3], [0, 0, 0, 1, 1])
-    ((_, nothing),) = encode(ROBERTA_LIKE, ["a"], None, 16)
+    assert other is None
+    ((_, nothing, _),) = encode(ROBERTA_LIKE, ["a"], None, 16)
+    assert nothing is None
+
+
+def test_texts_that_are_read_apart_are_cut_each_by_itself():
+    texts, pairs = ["a b a b a b", "b", "a"], ["b", "a b a b a b", "b a"]
+    encoded = encode_apart(BERT_LIKE, texts, pairs, 5)
+    alone = [encode(BERT_LIKE, side, None, 5) for side in (texts, pairs)]
+    assert encoded.num_truncated == 2
+    assert encoded.lengths.tolist() == (alone[0].lengths + alone[1].lengths).tolist() == [8, 8, 7]
+    for window, (ids, segments, other) in enumerate(encoded):
+        assert ids.tolist() == alone[0].ids[window].tolist()
+        assert segments.tolist() == [0] * len(ids)
+        assert other.tolist() == alone[1].ids[window].tolist()
+    assert [part.tolist() for part in encoded.window(1)] == [[2, 5, 3], [0, 0, 0], [2, 4, 5, 4, 3]]
+    assert len(encoded) == encoded.num_rows == 3
+
+
+def test_no_pairs_to_read_apart_are_no_windows():
+    assert list(encode_apart(ROBERTA_LIKE, [], [], 5)) == []
+    ((_, nothing, _),) = encode_apart(ROBERTA_LIKE, ["a"], ["b"], 5)
     assert nothing is None

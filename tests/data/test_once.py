@@ -71,12 +71,14 @@ def pair_task():
 TASKS = {
     "classify": make_toy_task,
     "pairs": pair_task,
+    "towers": pair_task,
     "tag": make_toy_tags,
     "span": make_toy_answers,
 }
 READINGS = {
     "classify": Reading("classify", 8),
     "pairs": Reading("classify", 12),
+    "towers": Reading("classify", 12, pairs="towers"),
     "tag": Reading("tag", 9),
     "span": Reading("span", 32, 8),
 }
@@ -145,6 +147,15 @@ def test_another_reading_is_another_set(reading, tokenizer, tokenised):
     encode_once(tokenizer, make_split(), Reading("classify", 16))
     assert same(encode_once(tokenizer, make_split(), reading), encode_split(tokenizer, make_split(), reading))
     assert tokenised.count == 2
+
+
+def test_pairs_that_are_read_apart_are_another_set_and_joined_ones_the_set_they_were(tokenizer, tokenised):
+    split, names = pair_task().train, []
+    for reading in (Reading("classify", 12), Reading("classify", 12, pairs="towers")):
+        assert same(encode_once(tokenizer, split, reading), encode_split(tokenizer, split, reading))
+        names.append(once._name_set(tokenizer, split, reading))
+    assert tokenised.count == 2
+    assert names[0] != names[1]
 
 
 def test_another_stride_is_another_set(tokenizer, tokenised):

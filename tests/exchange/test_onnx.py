@@ -23,7 +23,7 @@ from inlay.exchange.gathered import TaskGraph
 from inlay.model import Bank, SlotSpec, infer, infer_canonically, load_backbone
 from inlay.model.families import FAMILIES
 from inlay.model.heads import HeadSpec
-from inlay.model.route import Row, collate
+from inlay.model.route import Row, collate, make_rows
 from inlay.store import Manifest, Probe, Store
 from inlay.training.publish import describe_backbone
 
@@ -111,7 +111,7 @@ def publish(backbone, store, name, spec, tensors):
     """A version of the slot; the task `end` reads pairs."""
     head, pairs = spec.head, TEXTS[::-1] if name == "end" else None
     encoded = encode(backbone.tokenizer, TEXTS, pairs, 32)
-    answers = infer_canonically(backbone, spec, tensors, [Row(ids, 0, types) for ids, types in encoded])
+    answers = infer_canonically(backbone, spec, tensors, make_rows(encoded))
     manifest = Manifest(
         kind=head.kind,
         labels=() if head.kind == "regress" else tuple(f"{name}-{index}" for index in range(head.num_outputs)),
@@ -287,7 +287,7 @@ def test_the_example_in_the_readme_runs_without_torch_and_says_the_same(filled, 
     assert done.returncode == 0, done.stderr
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     encoded = encode(filled.bank.backbone.tokenizer, [text for text, _ in lines], None, 32)
-    wanted = infer(filled.bank, [Row(ids, 0, types) for ids, types in encoded])
+    wanted = infer(filled.bank, make_rows(encoded))
     for (_, shown), logits in zip(lines, wanted, strict=True):
         answer = ast.literal_eval(shown)
         assert list(answer) == ["plain-0", "plain-1", "plain-2"]

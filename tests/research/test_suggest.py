@@ -12,7 +12,7 @@ from inlay.data.tasks import Split
 from inlay.errors import Unsupported
 from inlay.model.bank import Bank
 from inlay.model.inference import infer
-from inlay.model.route import Row, collate
+from inlay.model.route import Row, collate, make_rows
 from inlay.research.suggest import (
     SuggestSettings,
     _Candidate,
@@ -154,7 +154,7 @@ def test_methods_mix_and_full_fine_tuning_goes_alone(tiny_bert, toy_task, tmp_pa
         (vectors,) = pooled_vectors([candidate], tiny_bert, encoded, lambda num_rows: None)
         bank = Bank(tiny_bert, 1)
         bank.put(0, candidate.spec, candidate.tensors)
-        logits = torch.stack(infer(bank, [Row(ids, 0, segments) for ids, segments in encoded]))
+        logits = torch.stack(infer(bank, make_rows(encoded)))
         weight, bias = candidate.tensors["head.weight"].numpy(), candidate.tensors["head.bias"].numpy()
         np.testing.assert_allclose(vectors @ weight.T + bias, logits.numpy(), atol=1e-4)
 

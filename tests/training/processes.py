@@ -103,7 +103,7 @@ def take_twenty_steps(folder: str, out: Path, method: str, device: str = "cpu") 
 def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, Any]:
     import torch
 
-    from inlay.model.route import Row
+    from inlay.model.route import make_rows
     from inlay.training.cohort import Cohort, CohortSettings
     from inlay.training.parallel import spread_over
 
@@ -116,7 +116,7 @@ def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, A
                 cohort.finish_epochs()
                 backbone.model.train()
             backbone.model.eval()
-            rows = [Row(ids, member.slot, types) for member in cohort.members for ids, types in member.dev]
+            rows = [row for member in cohort.members for row in make_rows(member.dev, member.slot)]
             logits = torch.cat([logit.flatten() for logit in part.world.infer(cohort.bank, rows)])
         losses = {f"losses-{m.slot}": torch.tensor(m.progress.losses) for m in cohort.members}
         return {"weights": cohort.flat.values_SP.cpu().clone(), "logits": logits, **losses}

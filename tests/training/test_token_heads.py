@@ -12,7 +12,7 @@ from inlay.data.calibration import negative_log_likelihood
 from inlay.data.windows import encode_split
 from inlay.model.bank import Bank
 from inlay.model.inference import infer
-from inlay.model.route import Row
+from inlay.model.route import make_rows
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
 from inlay.training.cohort import Cohort, CohortSettings
@@ -53,7 +53,7 @@ def take_steps(cohort, num_steps):
 
 def dev_logits(cohort, slot):
     member = cohort.members[slot]
-    return infer(cohort.bank, [Row(ids, slot, segments) for ids, segments in member.dev])
+    return infer(cohort.bank, make_rows(member.dev, slot))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_mixed_batch_of_pooled_and_token_heads_equals_one_by_one(tiny_bert, ta
     rows = []
     for slot, run in enumerate(runs):
         encoded = encode_split(tiny_bert.tokenizer, run.task.dev.take(range(5)), run.reading)
-        rows += [Row(ids, slot, segments) for ids, segments in encoded]
+        rows += make_rows(encoded, slot)
     rows = rows[::2] + rows[1::2]  # no order of slots
     mixed = infer(bank, rows)
     for row, logits in zip(rows, mixed, strict=True):

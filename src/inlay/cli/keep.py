@@ -27,7 +27,7 @@ _ANSWERS = {
     "text": "none: it writes its answer",
 }
 # What of a head decides its answers -> the usual.
-_USUAL_HEAD = {"features": "last", "hidden": "none", "temperature": 1.0, "null_threshold": None}
+_USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
 
 ReferenceArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")]
 
@@ -195,7 +195,9 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "backbone": f"{backbone['name']} ({backbone['family']}, {screen.count(backbone['num_parameters'])} parameters)",
         "fingerprint": backbone["fingerprint"],
         "pooling": "none: it reads every token" if head.get("pooling") == "tokens" else str(head.get("pooling")),
-        "head": screen.describe_settings({name: head.get(name) for name in _USUAL_HEAD}, _USUAL_HEAD),
+        "head": screen.describe_settings(
+            {name: head.get(name, usual) for name, usual in _USUAL_HEAD.items()}, _USUAL_HEAD
+        ),
         "longest row": f"{manifest.max_length} tokens",
         "settings": ", ".join(f"{title} {config[name]}" for name, title in shown.items() if name in config),
         **_describe_start(manifest),

@@ -145,6 +145,7 @@ def describe_run(run: Run, backbone: Backbone) -> None:
     described = screen.describe_method(dataclasses.asdict(method), usual)
     screen.note(f"method: {described} adds {screen.count(added)} parameters, {part} of them")
     width = f"windows of at most {run.max_length} tokens" if head.pooling == "tokens" else f"{head.pooling} pooling"
+    width += " of each text of a pair (towers)" if head.has_towers else ""
     screen.note(
         f"training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
         f"{train.batch_size} rows each, lr {train.lr:g}, {width}, on {backbone.device}"

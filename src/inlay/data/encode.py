@@ -59,12 +59,17 @@ class Gathered:
     """int64, of each window"""
 
 
+WindowTokens = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+"""ids, segments where the tokenizer has them, and the ids of the second text where texts are read apart"""
+
+
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """Token ids of windows, without padding. A row is one window, or several that lie together.
 
     Everything lies flat, and nothing is ever written to: the same set may be in use in several places, and may be a
-    file's own bytes. `ids`, `segments` and `places` give the windows one by one.
+    file's own bytes. `ids`, `segments` and `places` give the windows one by one. Where the texts of pairs are read
+    apart, a window has the tokens of both end to end, and `firsts` says how many are the first text's.
     """
 
     flat_ids: np.ndarray
@@ -84,6 +89,8 @@ class Encoded:
     """int64 [rows + 1]"""
     num_lost: int = 0
     """words beyond the last token"""
+    firsts: np.ndarray | None = None
+    """int64, the tokens of each window that are its first text's, where it is two; None: it is one"""
 
     def __post_init__(self) -> None:
         for array in vars(self).values():
@@ -93,9 +100,20 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """The ids and segments of each window."""
-        return zip(self.ids, itertools.repeat(None) if self.segments is None else self.segments, strict=False)
+    def __iter__(self) -> Iterator[WindowTokens]:
+        """The ids and segments of each window, and the ids of its second text where it is two."""
+        none: Iterable[None] = itertools.repeat(None)
+        if self.firsts is None:
+            return zip(self.ids, none if self.segments is None else self.segments, none, strict=False)
+        return (self.window(number) for number in range(len(self)))
+
+    def window(self, number: int) -> WindowTokens:
+        """The ids and segments of one window, and the ids of its second text where it is two."""
+        ids, segments = self.ids[number], None if self.segments is None else self.segments[number]
+        if self.firsts is None:
+            return ids, segments, None
+        first = int(self.firsts[number])
+        return ids[:first], None if segments is None else segments[:first], ids[first:]
 
     @property
     def ids(self) -> Pieces:
@@ -157,7 +175,7 @@ class Encoded:
         return replace(self, flat_places=places, flat_words=flat_words, word_offsets=word_offsets, num_lost=num_lost)
 
 
-_ARRAYS = ("flat_ids", "flat_segments", "offsets", "owners", "flat_places", "flat_words", "word_offsets")
+_ARRAYS = ("flat_ids", "flat_segments", "offsets", "owners", "flat_places", "flat_words", "word_offsets", "firsts")
 
 
 @dataclass(frozen=True)
@@ -275,6 +293,32 @@ def encode(
         if progress is not None:
             progress(start + len(encodings))
     return pile.finish(np.arange(len(texts)), num_truncated)
+
+
+def encode_apart(
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str],
+    max_length: int,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Encoded:
+    """Token ids of pairs whose texts are read apart: each is encoded, and cut, as a single text is."""
+    pile, cut, num_truncated = Pile(tokenizer), Cut(max_length), 0
+    firsts: list[int] = []
+    lengths: list[int] = []
+    for start in range(0, len(texts), CHUNK_ROWS):
+        chunk = slice(start, start + CHUNK_ROWS)
+        sides = [tokenize(tokenizer, side[chunk], None, cut) for side in (texts, pairs)]
+        rows = list(zip(*sides, strict=True))
+        pile.add([text for row in rows for text in row])
+        firsts += [len(first) for first, _ in rows]
+        lengths += [len(first) + len(second) for first, second in rows]
+        num_truncated += sum(any(len(text) == max_length and text.overflowing for text in row) for row in rows)
+        if progress is not None:
+            progress(start + len(rows))
+    laid = pile.finish(np.arange(len(texts)), num_truncated)
+    return replace(laid, offsets=to_offsets(lengths), firsts=np.array(firsts, dtype=np.int64))
 
 
 def describe(

@@ -26,6 +26,7 @@ from inlay.data.windows import LAYOUTS, Progress, Reading, encode_split
 SMALL_CHARACTERS = 100_000
 """Sets with fewer characters are not worth a file: they are tokenised in a fraction of a second."""
 MEMORY_BYTES = 256 << 20
+_LATER = {"prompt": "", "pairs": "joined"}  # settings of a reading that came when sets were kept already
 _FORMAT = 1  # to be raised with every change of what a text set's windows are
 
 
@@ -96,8 +97,8 @@ def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
     words = LAYOUTS[reading.kind].words
     asked = {
         "format": _FORMAT,
-        # A prompt came later: without one, what earlier processes kept is still what is asked for.
-        "reading": {key: value for key, value in dataclasses.asdict(reading).items() if key != "prompt" or value},
+        # What came later: as it was before, what earlier processes kept is still what is asked for.
+        "reading": {key: value for key, value in dataclasses.asdict(reading).items() if _LATER.get(key, ...) != value},
         "tokenizer": _identify(tokenizer),
         "tokenizers": importlib.metadata.version("tokenizers"),
         "inputs": list(tokenizer.model_input_names),

@@ -1,8 +1,9 @@
 """Rows become windows of tokens, and targets lie beside the tokens they are about.
 
-A text or pair is one window, cut where it is too long; a question with a long context is several, which overlap. For
-heads that read tokens every window says which part of the text each token stands for (its place), so that an answer can
-be cut from the text and a target laid on the right token. Nothing outside this file knows how a kind is laid out.
+A text or pair is one window, cut where it is too long (where the texts of a pair are read apart, each by itself); a
+question with a long context is several, which overlap. For heads that read tokens every window says which part of the
+text each token stands for (its place), so that an answer can be cut from the text and a target laid on the right token.
+Nothing outside this file knows how a kind is laid out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.encode import CHUNK_ROWS, Cut, Encoded, Pile, encode, tokenize
+from inlay.data.encode import CHUNK_ROWS, Cut, Encoded, Pile, encode, encode_apart, tokenize
 from inlay.data.tags import Word, split_words
 from inlay.data.tasks import Split
 
@@ -36,6 +37,8 @@ class Reading:
     """tokens that neighbouring windows of one context share"""
     prompt: str = ""
     """what stands before every text or pair that is read whole"""
+    pairs: str = "joined"
+    """how a pair is read: `joined` as one text, or `towers`, each text by itself, cut by itself"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ def align_targets(kind: str, encoded: Encoded, targets: np.ndarray) -> list[np.n
 
 
 def _encode_whole(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
+    if reading.pairs == "towers":
+        assert split.pairs is not None, "towers are for pairs"
+        return encode_apart(tokenizer, split.texts, split.pairs, reading.max_length, progress=progress)
     texts = [reading.prompt + text for text in split.texts] if reading.prompt else split.texts
     return encode(tokenizer, texts, split.pairs, reading.max_length, progress=progress)
 

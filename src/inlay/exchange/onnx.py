@@ -33,7 +33,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import canonical_backbone
 from inlay.model.methods import find_method
-from inlay.model.route import Row, collate
+from inlay.model.route import Row, collate, make_rows
 from inlay.model.slots import SlotSpec
 from inlay.model.tensors import pals
 from inlay.serving.engine import check_backbone
@@ -266,7 +266,7 @@ def _check_probes(tasks: Sequence[Leaving], backbone: Backbone, folder: Path) ->
             continue
         pairs = None if probes[0].pair is None else [probe.pair or "" for probe in probes]
         encoded = encode(backbone.tokenizer, [probe.text for probe in probes], pairs, task.manifest.max_length)
-        logits = answer(session, [Row(ids, place, types) for ids, types in encoded], backbone.pad_id)
+        logits = answer(session, make_rows(encoded, place), backbone.pad_id)
         wanted = np.array([probe.logits for probe in probes]) * head.target_std + head.target_mean
         difference = float(np.abs(logits[:, : head.num_outputs] - wanted).max())
         if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):

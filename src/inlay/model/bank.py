@@ -282,7 +282,8 @@ class Bank:
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        They are [n, L], or [n, T, L] with padding where a head reads tokens. Where answers are written they are those
+        They are [n, L], or [n, T, L] with padding where a head reads tokens. Rows that are two texts are for heads with
+        towers, and only they. Where answers are written they are those
         of every token [n, T, V] if the batch knows them, else what `writing.answer` gives. `dropout` is each slot's
         rate on the vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
         """
@@ -301,19 +302,23 @@ class Bank:
             )  # slices would each fill all with zeros in backward
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
         rates = [dropout[slot] if dropout else 0.0 for slot in slots]
+        _check_texts(batch, heads)
         read = readout.read(self, batch, layers, rates, weights)
-        stops = list(itertools.accumulate(states[..., 0].numel() for states in read))
+        stops = list(itertools.accumulate(seen.states[..., 0].numel() for seen in read))
         segments = tuple(map(Segment, slots, [0, *stops[:-1]], stops))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
-        vectors = torch.cat([states.flatten(0, -2) for states in read])
+        vectors = torch.cat([seen.states.flatten(0, -2) for seen in read])
         route = Route(segments)
         if launch.is_available(self.backbone.device):
             route = route.tiled(self.num_slots, 1, self.backbone.device)
         weight, bias = self.stacks["head.weight"], self.stacks["head.bias"]
         logits = kernels.linear_heads(vectors, weight, bias, num_outputs, route)
+        if any(head.has_towers for head in heads):
+            pairs = [(slot, seen.pairs_BF) for slot, seen in zip(slots, read, strict=True)]
+            logits = kernels.add_pairs(logits, self.stacks["head.pair_weight"], pairs)
         return [
-            part if head.reads_rows else readout.as_rows(part, states, batch, segment)
-            for part, states, head, segment in zip(logits, read, heads, batch.rows, strict=True)
+            part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
+            for part, seen, head, texts in zip(logits, read, heads, batch.texts, strict=True)
         ]
 
     def head_of(self, slot: int) -> HeadSpec:
@@ -423,6 +428,13 @@ class Bank:
     def _gated(self, slot: int) -> Gated:
         spec = self.specs[slot]
         return None if spec is None else written_method(spec.method), self._removed[slot]
+
+
+def _check_texts(batch: Batch, heads: Sequence[HeadSpec]) -> None:
+    """State that rows are two texts for heads that read them apart, and one for all others."""
+    for head, rows, texts in zip(heads, batch.rows, batch.texts, strict=True):
+        num_texts = (2 if head.has_towers else 1) * (rows.stop - rows.start)
+        assert texts.stop - texts.start == num_texts, f"rows of slot {rows.slot} are not of its head's reading of pairs"
 
 
 def _adapter_of(name: str) -> str:

@@ -187,7 +187,7 @@ def _takes(spec: SlotSpec | None) -> bool:
     if spec is None or spec.is_solo:
         return False
     head = spec.head
-    return head.reads_rows and not head.is_written and head.features == "last"
+    return head.reads_rows and not head.is_written and not head.has_towers and head.features == "last"
 
 
 def _lay(rows: Sequence[Row]) -> Laid:

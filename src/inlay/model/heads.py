@@ -25,6 +25,8 @@ from inlay.model.passages import Entity, Passage, Passages, Word, find_passages,
 
 WRITTEN = "text"
 """The pooling of a head whose answers the backbone writes."""
+JOINED, TOWERS = "joined", "towers"
+"""How a pair of texts is read: as one text, or each by itself."""
 _IGNORED = -100  # the target of a token that says nothing
 
 
@@ -53,6 +55,8 @@ class HeadSpec:
     """tokens of a free text at most"""
     prompt: str = ""
     """where answers are written: what stands before every text, so that one backbone can tell its tasks apart"""
+    pairs: str = JOINED
+    """how a pair is read: `joined` as one text, or `towers`, each text by itself"""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "texts", tuple(self.texts))  # a manifest's JSON has lists
@@ -73,8 +77,13 @@ class HeadSpec:
         return find_head(self.kind).reads == "pooled"
 
     @property
+    def has_towers(self) -> bool:
+        """Whether it reads the two texts of a pair apart: u, v, |u − v|, u · v and their cosine."""
+        return self.pairs == TOWERS
+
+    @property
     def reads_first(self) -> bool:
-        """Whether it reads nothing but the last states of a row's first token."""
+        """Whether it reads nothing but the last states of a text's first token."""
         return self.reads_rows and self.features == "last" and self.pooling in ("cls", "pooler")
 
 

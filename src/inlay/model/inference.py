@@ -6,6 +6,7 @@ import functools
 import platform
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -79,31 +80,48 @@ def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]
         group = (row.slot if bank.is_solo(row.slot) else None, row.prefix is not None)
         groups.setdefault(group, []).append(index)
     for indices in groups.values():
-        lengths = [len(rows[index].ids) for index in indices]
         # Rows that are answered by the same texts lie together: a decoder's pass is for one set of texts.
         kinds = [bank.head_of(rows[index].slot).texts for index in indices] if bank.backbone.writes else None
-        for batch in batches_by_length(lengths, budget, packs=bank.backbone.packs, kinds=kinds):
+        chosen = [rows[index] for index in indices]
+        for batch in batch_rows(chosen, budget, packs=bank.backbone.packs, kinds=kinds):
             yield [indices[position] for position in batch]
 
 
+def batch_rows(
+    rows: Sequence[Row], token_budget: int, *, packs: bool, kinds: Sequence[Hashable] | None = None
+) -> Iterator[list[int]]:
+    """Indices of rows in batches as `batches_by_length` makes them; where rows are padded, each of two texts is."""
+    if packs:
+        return batches_by_length([row.num_tokens for row in rows], token_budget, packs=True, kinds=kinds)
+    counts = [len(row.texts) for row in rows]
+    return batches_by_length([row.width for row in rows], token_budget, kinds=kinds, counts=counts)
+
+
 def batches_by_length(
-    lengths: Sequence[int], token_budget: int, *, packs: bool = False, kinds: Sequence[Hashable] | None = None
+    lengths: Sequence[int],
+    token_budget: int,
+    *,
+    packs: bool = False,
+    kinds: Sequence[Hashable] | None = None,
+    counts: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
     """Indices in batches of similar length, each at most `token_budget` tokens (or one row), padding included.
 
     If the rows are packed there is no padding; equal lengths still lie together, as attention likes them. Rows of a
-    kind come one after another; a batch may have the last of one and the first of the next.
+    kind come one after another; a batch may have the last of one and the first of the next. `counts` says how many
+    texts of its length a row is, where some are two.
     """
     order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
     ranks = [order[kind] for kind in kinds] if kinds else [0] * len(lengths)
     batch: list[int] = []
-    num_tokens = longest = 0
+    num_tokens = longest = num_texts = 0
     for index in sorted(range(len(lengths)), key=lambda i: (ranks[i], -lengths[i])):
-        longest = max(longest, lengths[index])
-        num_tokens = num_tokens + lengths[index] if packs else longest * (len(batch) + 1)
+        own = 1 if counts is None else counts[index]
+        longest, num_texts = max(longest, lengths[index]), num_texts + own
+        num_tokens = num_tokens + lengths[index] if packs else longest * num_texts
         if batch and num_tokens > token_budget:
             yield batch
-            batch, num_tokens, longest = [], lengths[index], lengths[index]
+            batch, num_tokens, longest, num_texts = [], lengths[index], lengths[index], own
         batch.append(index)
     if batch:
         yield batch
@@ -120,7 +138,7 @@ def infer_canonically(
     bank = Bank(backbone, 1)
     bank.put(0, spec, tensors)
     with single_thread():
-        return [infer(bank, [Row(row.ids, 0, row.segments)], is_padded=True)[0] for row in rows]
+        return [infer(bank, [replace(row, slot=0, prefix=None)], is_padded=True)[0] for row in rows]
 
 
 def canonical_backbone(backbone: Backbone) -> Backbone:

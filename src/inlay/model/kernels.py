@@ -345,6 +345,16 @@ def linear_heads(
     ]
 
 
+def add_pairs(logits: Sequence[Tensor], weight_SLF: Tensor, pairs: Sequence[tuple[int, Tensor | None]]) -> list[Tensor]:
+    """The logits of each segment [n, L], with what its slot makes of the features of its pairs [n, F] added; those of
+    segments without any as they are."""
+    weights = _by_slot(weight_SLF)
+    return [
+        own if features_BF is None else own + F.linear(features_BF, weights[slot][: own.shape[1]])
+        for own, (slot, features_BF) in zip(logits, pairs, strict=True)
+    ]
+
+
 def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options: Any) -> Tensor:
     """Each packed row's attention to itself [N, H, C]; options as `attention.attend` has them."""
     bias_HW = options.get("bias_HW")

@@ -1,13 +1,15 @@
 """What the heads of a batch read of the states that a pass leaves: a vector of each row, or every token.
 
-Heads that pool alike do it at once, whatever their number: on a GPU each operation is a launch.
+Heads that pool alike do it at once, whatever their number: on a GPU each operation is a launch. Of a pair whose texts
+are read apart each text is pooled by itself: u and v, and what is computed of both.
 
-Shape letters: B rows, D hidden, T tokens of a row, L outputs.
+Shape letters: B rows, D hidden, T tokens of a row, L outputs, F features of a pair beside u (3 D + 1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,10 +25,23 @@ if TYPE_CHECKING:
     from inlay.model.bank import Bank
 
 
+_SMALLEST = 1e-12  # of two lengths multiplied that a cosine is divided by
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the head of a segment reads, float32."""
+
+    states: Tensor
+    """a vector of each row [n, D], or those of its tokens; of pairs that are read apart u"""
+    pairs_BF: Tensor | None = None
+    """of such pairs v, |u − v|, u · v (element by element) and the cosine of u and v, side by side"""
+
+
 def read(
     bank: Bank, batch: Batch, layers: Sequence[Tensor], rates: Sequence[float], weights: Mapping[str, Tensor] | None
-) -> list[Tensor]:
-    """What the layer of each segment's head reads, float32, after dropout at the segment's rate.
+) -> list[Seen]:
+    """What the layer of each segment's head reads, after dropout at the segment's rate.
 
     `layers` are the last states, or those of all layers; tokens are padded or packed as they lie.
     """
@@ -35,25 +50,47 @@ def read(
     kinds = {(h.pooling, h.reads_rows, h.features, h.hidden, rate) for h, rate in zip(heads, rates, strict=True)}
     if kinds == {(heads[0].pooling, True, "last", "none", rates[0])}:
         states = layers[-1] if batch.pack is None else layers[-1][0]
-        pooled_BD = _pool(bank, batch, Segment(slots[0], 0, batch.num_rows), states, weights)
-        return list(_dropped(pooled_BD, rates[0]).float().split(sizes_of(batch.rows)))
+        pooled_BD = _pool(bank, batch, Segment(slots[0], 0, batch.num_texts), states, weights)
+        if batch.split is None:
+            return [Seen(own) for own in _dropped(pooled_BD, rates[0]).float().split(sizes_of(batch.rows))]
+        parts = zip(heads, pooled_BD.split(sizes_of(batch.texts)), strict=True)
+        return [
+            _pair_up(own, rates[0]) if head.has_towers else Seen(_dropped(own, rates[0]).float()) for head, own in parts
+        ]
     # Slices would each fill all states with zeros in the backward pass.
     split = [(layer if batch.pack is None else layer[0]).split(sizes_of(batch.route.segments)) for layer in layers]
     found = []
-    for head, rate, rows, own in zip(heads, rates, batch.rows, zip(*split, strict=True), strict=True):
-        states = _mix(bank, rows.slot, own)
-        states = _pool(bank, batch, rows, states, weights) if head.reads_rows else states
+    for head, rate, texts, own in zip(heads, rates, batch.texts, zip(*split, strict=True), strict=True):
+        states = _mix(bank, texts.slot, own)
+        states = _pool(bank, batch, texts, states, weights) if head.reads_rows else states
+        if head.has_towers:
+            found.append(_pair_up(states, rate))
+            continue
         # BERT drops what its pooler gives, not what it reads.
         states = _dropped(states, 0.0 if head.hidden == "pooler" else rate)
-        found.append(_before_head(bank, rows.slot, states, head, rate))
+        found.append(Seen(_before_head(bank, texts.slot, states, head, rate)))
     return found
 
 
-def as_rows(logits: Tensor, states: Tensor, batch: Batch, rows: Segment) -> Tensor:
+def _pair_up(vectors: Tensor, rate: float) -> Seen:
+    """What a head reads of pairs whose texts lie side by side, after dropout on each feature by itself."""
+    u_BD, v_BD = vectors.float().unflatten(0, (-1, 2)).unbind(1)
+    # Not of vectors after dropout: the difference of two texts would be that of what was dropped of each.
+    return Seen(_dropped(u_BD, rate), _dropped(pair_features(u_BD, v_BD), rate))
+
+
+def pair_features(u_BD: Tensor, v_BD: Tensor) -> Tensor:
+    """v, |u − v|, u · v (element by element) and the cosine of u and v, side by side [B, 3 D + 1]."""
+    lengths_B = u_BD.norm(dim=-1) * v_BD.norm(dim=-1)
+    cosine_B = (u_BD * v_BD).sum(-1) / lengths_B.clamp(min=_SMALLEST)
+    return torch.cat([v_BD, (u_BD - v_BD).abs(), u_BD * v_BD, cosine_B.unsqueeze(-1)], -1)
+
+
+def as_rows(logits: Tensor, states: Tensor, batch: Batch, texts: Segment) -> Tensor:
     """The logits of tokens as padded rows [n, T, L]."""
     if batch.pack is None:
         return logits.view(*states.shape[:-1], -1)
-    return batch.pack.take(rows.start, rows.stop).unpack(logits)
+    return batch.pack.take(texts.start, texts.stop).unpack(logits)
 
 
 def sizes_of(segments: Sequence[Segment]) -> list[int]:
@@ -61,13 +98,13 @@ def sizes_of(segments: Sequence[Segment]) -> list[int]:
     return [segment.stop - segment.start for segment in segments]
 
 
-def _pool(bank: Bank, batch: Batch, rows: Segment, states: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
-    """A vector for each of some neighbouring rows, of their states."""
-    pooling = bank.head_of(rows.slot).pooling
+def _pool(bank: Bank, batch: Batch, texts: Segment, states: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
+    """A vector for each of some neighbouring texts, of their states."""
+    pooling = bank.head_of(texts.slot).pooling
     if batch.pack is not None:
-        return bank.backbone.pool_packed(states, batch.pack.take(rows.start, rows.stop), pooling, weights)
+        return bank.backbone.pool_packed(states, batch.pack.take(texts.start, texts.stop), pooling, weights)
     assert batch.mask_BT is not None
-    return bank.backbone.pool(states, batch.mask_BT[rows.start : rows.stop], pooling, weights)
+    return bank.backbone.pool(states, batch.mask_BT[texts.start : texts.stop], pooling, weights)
 
 
 def _mix(bank: Bank, slot: int, layers: Sequence[Tensor]) -> Tensor:

@@ -4,6 +4,9 @@ Rows are laid out sorted by slot, so a route is a short list of segments and a b
 segment. A batch is packed where the family allows it: rows end to end on one token axis, no padding, and the segments
 count tokens. Elsewhere it is padded to its longest row, and the segments count rows.
 
+A row is one text, or two that are read apart (towers): those lie side by side, each as a row of its own would. Where a
+batch has such rows, its texts are more than its rows; what is said of rows in packs and paddings holds of its texts.
+
 Rows may bring a prefix: states of the backbone's frozen lower layers, computed before. A batch whose rows all do begins
 above those layers.
 
@@ -13,7 +16,7 @@ Shape letters: B rows, T tokens of a padded row, N packed tokens, D hidden.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -214,10 +217,36 @@ class Row:
     prefix: Prefix | None = None
     written: TokenIds | None = None
     """the answer to be written, its end included, where it is known: in training"""
+    other: TokenIds | None = None
+    """the second text of a pair whose texts are read apart; its token types are 0, as those of any single text"""
+
+    @property
+    def texts(self) -> tuple[TokenIds, ...]:
+        """The tokens of the one text, or of the two that are read apart."""
+        return (self.ids,) if self.other is None else (self.ids, self.other)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens that are read, of both texts where there are two."""
+        return len(self.ids) if self.other is None else len(self.ids) + len(self.other)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.ids) + (0 if self.written is None else len(self.written))
+        return self.num_read + (0 if self.written is None else len(self.written))
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest of its texts: what it is padded to, alone; with the answer where it is written."""
+        return self.num_tokens if self.other is None else max(len(self.ids), len(self.other))
+
+
+def make_rows(
+    windows: Iterable[tuple[TokenIds, TokenIds | None, TokenIds | None]], slots: int | Iterable[int] = 0
+) -> list[Row]:
+    """A row for every window of an encoded set (ids, segments, second text), for one slot or each for its own."""
+    if isinstance(slots, int):
+        return [Row(ids, slots, segments, other=other) for ids, segments, other in windows]
+    return [Row(ids, slot, segments, other=other) for (ids, segments, other), slot in zip(windows, slots, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -237,10 +266,21 @@ class Batch:
     """position ids [1, N] if packed: they start anew in every row"""
     written_BT: Tensor | None = None
     """the answers to be written, -100 behind their ends; None where they are not known"""
+    split: tuple[Segment, ...] | None = None
+    """the segments counted in texts, where some rows are two; None: every row is one"""
 
     @property
     def num_rows(self) -> int:
         return len(self.order)
+
+    @property
+    def texts(self) -> tuple[Segment, ...]:
+        """The segments counted in texts: what lies in the pack, or padded."""
+        return self.rows if self.split is None else self.split
+
+    @property
+    def num_texts(self) -> int:
+        return self.num_rows if self.split is None else self.split[-1].stop
 
     @property
     def pack(self) -> Pack | None:
@@ -251,30 +291,31 @@ class Batch:
         return self.route.prefix
 
     def narrowed(self) -> Batch:
-        """A packed batch for heads that read first tokens alone: the last block computes no others, one for a row."""
+        """A packed batch for heads that read first tokens alone: the last block computes no others, one for a text."""
         assert self.pack is not None
-        firsts = Pack((1,) * self.num_rows, self.pack.device)
-        return replace(self, route=Route(self.rows, pack=firsts, prefix=self.prefix, wide=self.route))
+        firsts = Pack((1,) * self.num_texts, self.pack.device)
+        return replace(self, route=Route(self.texts, pack=firsts, prefix=self.prefix, wide=self.route))
 
 
 def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu") -> Batch:
     """Lay rows out sorted by slot (stably) and padded to the longest."""
     order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
-    width = max(len(row.ids) for row in rows)
-    ids = np.full((len(rows), width), pad_id, dtype=np.int64)
-    mask = np.zeros((len(rows), width), dtype=np.int64)
-    types = np.zeros((len(rows), width), dtype=np.int64)
-    for position, index in enumerate(order):
-        row = rows[index]
-        ids[position, : len(row.ids)] = row.ids
-        mask[position, : len(row.ids)] = 1
-        if row.segments is not None:
-            types[position, : len(row.ids)] = row.segments
+    texts = [(rows[index], text) for index in order for text in rows[index].texts]
+    width = max(len(text) for _, text in texts)
+    ids = np.full((len(texts), width), pad_id, dtype=np.int64)
+    mask = np.zeros((len(texts), width), dtype=np.int64)
+    types = np.zeros((len(texts), width), dtype=np.int64)
+    for position, (row, text) in enumerate(texts):
+        ids[position, : len(text)] = text
+        mask[position, : len(text)] = 1
+        if row.segments is not None and text is row.ids:
+            types[position, : len(text)] = row.segments
     has_types = any(row.segments is not None for row in rows)
     written = _lay_written([rows[index].written for index in order])
     input_ids_BT, mask_BT, types_BT, *answers = send([ids, mask, types, *written], device)
     known = _prefix([rows[index].prefix for index in order], mask_BT)
-    route = replace(Route.from_slots([rows[index].slot for index in order], mask_BT), prefix=known)
+    by_row, split = _segments([rows[index] for index in order])
+    route = Route(split or by_row, mask_BT, prefix=known)
     if answers:
         route = replace(route, decoder=replace(route, mask_BT=answers[1], prefix=None))
     return Batch(
@@ -283,9 +324,18 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         types_BT if has_types else None,
         route,
         tuple(order),
-        route.segments,
+        by_row,
         written_BT=answers[0] if answers else None,
+        split=split,
     )
+
+
+def _segments(rows: Sequence[Row]) -> tuple[tuple[Segment, ...], tuple[Segment, ...] | None]:
+    """The segments of rows that are sorted by slot, and those of their texts where some rows are two."""
+    by_row = Route.from_slots([row.slot for row in rows]).segments
+    if all(row.other is None for row in rows):
+        return by_row, None
+    return by_row, Route.from_slots([row.slot for row in rows for _ in row.texts]).segments
 
 
 def _lay_written(answers: Sequence[TokenIds | None]) -> list[np.ndarray]:
@@ -302,16 +352,17 @@ def _lay_written(answers: Sequence[TokenIds | None]) -> list[np.ndarray]:
 
 def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = "cpu") -> Batch:
     """Lay rows out end to end on one token axis, sorted by slot and length; positions count from `first_position`."""
-    order = sorted(range(len(rows)), key=lambda i: (rows[i].slot, len(rows[i].ids)))
-    lengths = tuple(len(rows[index].ids) for index in order)
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].slot, rows[i].num_read))
+    texts = [np.asarray(text, dtype=np.int64) for index in order for text in rows[index].texts]
+    lengths = tuple(map(len, texts))
     packed = Pack(lengths, torch.device(device))
-    ids = np.concatenate([np.asarray(rows[index].ids, dtype=np.int64) for index in order])
+    ids = np.concatenate(texts)
     within = np.arange(len(ids)) - np.repeat(packed.starts, lengths) + first_position
     has_types = any(row.segments is not None for row in rows)
     types = [np.concatenate([_types(rows[index]) for index in order])] if has_types else []
-    by_row = Route.from_slots([rows[index].slot for index in order]).segments
+    by_row, split = _segments([rows[index] for index in order])
     ends = (*packed.starts, len(ids))
-    by_token = tuple(Segment(slot, ends[start], ends[stop]) for slot, start, stop in by_row)
+    by_token = tuple(Segment(slot, ends[start], ends[stop]) for slot, start, stop in split or by_row)
 
     written = _lay_written([rows[index].written for index in order])
     sent = send([ids, within.astype(np.int64, copy=False), *types, *written], device)
@@ -328,11 +379,15 @@ def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = 
         by_row,
         positions_1N,
         answers[0] if answers else None,
+        split,
     )
 
 
 def _types(row: Row) -> np.ndarray:
-    return np.zeros(len(row.ids), dtype=np.int64) if row.segments is None else np.asarray(row.segments, dtype=np.int64)
+    types = np.zeros(row.num_read, dtype=np.int64)
+    if row.segments is not None:
+        types[: len(row.ids)] = row.segments
+    return types
 
 
 def _prefix(known: Sequence[Prefix | None], like: Tensor | torch.device) -> Prefix | None:

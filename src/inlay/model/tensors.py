@@ -314,4 +314,6 @@ def head_layers(anatomy: Anatomy, head: HeadSpec) -> Iterator[TensorSpec]:
         yield TensorSpec("head.hidden.bias", (width,), bias, part="head")
     # SEMANTICS: the head starts from a truncated normal of 0.02, as BERT's own classifier.
     yield TensorSpec("head.weight", (head.num_outputs, width), "normal", 0.02, "head")
+    if head.has_towers:  # what reads v, |u − v|, u · v and the cosine; `head.weight` reads u
+        yield TensorSpec("head.pair_weight", (head.num_outputs, 3 * width + 1), "normal", 0.02, "head")
     yield TensorSpec("head.bias", (head.num_outputs,), "zeros", part="head")

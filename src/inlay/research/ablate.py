@@ -23,7 +23,7 @@ from inlay.model.bank import Bank
 from inlay.model.heads import collect_outputs
 from inlay.model.inference import TOKEN_BUDGET, infer
 from inlay.model.methods import resolve_method
-from inlay.model.route import Row
+from inlay.model.route import make_rows
 from inlay.model.slots import SlotSpec
 from inlay.model.views import site_shapes
 from inlay.training.evaluate import read_outputs
@@ -93,13 +93,12 @@ def _infer_spans(bank: Bank, encoded: Encoded, on_rows: Callable[[int], object])
     """The logits of every window, by slot. Windows are taken so many at a time that all their spans fill a batch."""
     answers: list[list[Tensor]] = [[] for _ in range(bank.num_slots)]
     windows = list(encoded)
-    mean_length = sum(len(ids) for ids, _ in windows) / max(len(windows), 1)
+    mean_length = float(encoded.lengths.mean()) if windows else 1.0
     budget = 4 * TOKEN_BUDGET[bank.backbone.device.type]  # several batches, each of rows about as long
     step = max(1, int(budget / (mean_length * bank.num_slots)))
     for start in range(0, len(windows), step):
         some = windows[start : start + step]
-        rows = [Row(ids, slot, segments) for slot in range(bank.num_slots) for ids, segments in some]
-        found = infer(bank, rows)
+        found = infer(bank, [row for slot in range(bank.num_slots) for row in make_rows(some, slot)])
         for slot, answer in enumerate(answers):
             answer += found[slot * len(some) : (slot + 1) * len(some)]
         on_rows(len(some))

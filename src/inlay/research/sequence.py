@@ -29,7 +29,7 @@ from inlay.data.tasks import Task
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import canonical_backbone, infer_canonically
-from inlay.model.route import Row
+from inlay.model.route import make_rows
 from inlay.model.slots import SlotSpec
 from inlay.store import write_atomically
 from inlay.training import FitSettings, fit
@@ -184,7 +184,7 @@ class _Walk:
     def _answer_probes(self, run: Run, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         backbone = canonical_backbone(self._backbone)
         dev = run.task.dev.take(range(min(NUM_PROBES, len(run.task.dev))))
-        rows = [Row(ids, 0, segments) for ids, segments in encode_once(backbone.tokenizer, dev, run.reading)]
+        rows = make_rows(encode_once(backbone.tokenizer, dev, run.reading))
         return [answer.to(torch.float32).contiguous() for answer in infer_canonically(backbone, spec, tensors, rows)]
 
 

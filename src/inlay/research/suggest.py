@@ -31,7 +31,7 @@ from inlay.errors import InlayError, Unsupported
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET, batches_by_length
-from inlay.model.route import Row, collate
+from inlay.model.route import Row, collate, make_rows
 from inlay.model.slots import SlotSpec
 from inlay.store import Store, Version
 
@@ -184,7 +184,7 @@ def pooled_vectors(
 
 
 def _row(encoded: Encoded, slot: int, row: int) -> Row:
-    return Row(encoded.ids[row], slot, None if encoded.segments is None else encoded.segments[row])
+    return make_rows([encoded.window(row)], slot)[0]
 
 
 def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None) -> list[np.ndarray]:

@@ -24,7 +24,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec, Outcome, Output, collect_outputs, find_head
 from inlay.model.quantize import check_slot, find_precision
-from inlay.model.route import Row
+from inlay.model.route import Row, make_rows
 from inlay.model.slots import SlotSpec
 from inlay.serving.drift import Drift, measure_drift
 from inlay.serving.passes import Passes
@@ -248,12 +248,12 @@ class Engine:
     def _outputs(self, group: list[_Checked], states: Mapping[str, Hot | InlayError]) -> dict[int, Output]:
         """The outputs of the requests whose version stands, by their place in the group; all in shared batches."""
         pieces = list(self._encode(group, states))
-        rows = []
+        rows: list[Row] = []
         for piece in pieces:
             owners = [states[group[piece.indices[owner]].version.digest] for owner in piece.encoded.owners]
             slots = [state.slot for state in owners if isinstance(state, Hot)]
-            rows += [Row(ids, slot, segments) for (ids, segments), slot in zip(piece.encoded, slots, strict=True)]
-        self.num_tokens += sum(len(row.ids) for row in rows)
+            rows += make_rows(piece.encoded, slots)
+        self.num_tokens += sum(row.num_tokens for row in rows)
         self._passes.on_compile = self.on_compile
         logits = iter(self._passes.logits(rows))
         outputs: dict[int, Output] = {}
@@ -326,7 +326,7 @@ def find_reading(manifest: Manifest) -> Reading:
     """How a version's rows become windows of tokens."""
     stride = {"stride": int(manifest.extra["stride"])} if "stride" in manifest.extra else {}
     head = HeadSpec(**manifest.head)
-    return Reading(head.layout, manifest.max_length, prompt=head.prompt, **stride)
+    return Reading(head.layout, manifest.max_length, prompt=head.prompt, pairs=head.pairs, **stride)
 
 
 def check_backbone(version: Version, manifest: Manifest, backbone: Backbone) -> None:

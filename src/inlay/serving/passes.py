@@ -90,7 +90,7 @@ class Passes:
 def _chunks(rows: Sequence[Row]) -> Iterator[list[int]]:
     """Indices in as few batches as a captured pass allows, the long rows first, of about equally many tokens: batches
     of one size share a program."""
-    lengths = [len(row.ids) for row in rows]
+    lengths = [row.num_tokens for row in rows]
     room = MOST_TOKENS - max(lengths, default=0)
     if room <= 0:  # each to itself, almost; what is too long is not taken
         yield from batches_by_length(lengths, MOST_TOKENS, packs=True)

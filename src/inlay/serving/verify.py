@@ -19,7 +19,7 @@ from inlay.errors import InlayError
 from inlay.model.backbone import Backbone
 from inlay.model.heads import collect_outputs
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
-from inlay.model.route import Row
+from inlay.model.route import make_rows
 from inlay.model.slots import SlotSpec
 from inlay.serving.engine import Engine, Request, check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
@@ -131,9 +131,8 @@ class _Prover:
         texts = [probe.text for probe in manifest.probes]
         pairs = [probe.pair or "" for probe in manifest.probes] if manifest.extra.get("pairs") else None
         encoded = encode_split(self._plain.tokenizer, Split(texts, pairs, None, []), find_reading(manifest))
-        rows = [Row(ids, 0, segments) for ids, segments in encoded]
         spec = SlotSpec.from_stored(manifest.method, manifest.head)
-        logits = infer_canonically(self._plain, spec, self._store.load(version).tensors, rows)
+        logits = infer_canonically(self._plain, spec, self._store.load(version).tensors, make_rows(encoded))
         return [output.flat for output in collect_outputs(encoded, logits, texts)]
 
 

@@ -29,7 +29,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.heads import HeadSpec, Output, collect_outputs, find_head, find_output_passages
 from inlay.model.inference import infer
-from inlay.model.route import Row
+from inlay.model.route import Row, make_rows
 from inlay.model.slots import SlotSpec
 from inlay.training.run import Result, Run
 
@@ -256,7 +256,8 @@ def predict_split(
     stride: int = Reading.stride,
 ) -> list[Tensor]:
     """All logits of every row of a split, as one vector each."""
-    encoded = encode_once(backbone.tokenizer, split, Reading(spec.head.layout, max_length, stride, spec.head.prompt))
+    head = spec.head
+    encoded = encode_once(backbone.tokenizer, split, Reading(head.layout, max_length, stride, head.prompt, head.pairs))
     return [output.flat for output in _collect(split, encoded, _infer(spec, tensors, backbone, encoded))]
 
 
@@ -269,7 +270,7 @@ def _infer(
 ) -> list[Tensor]:
     bank = Bank(backbone, 1)
     bank.put(0, spec, tensors)
-    return infer(bank, [Row(ids, 0, segments) for ids, segments in encoded], on_batch=on_batch)
+    return infer(bank, make_rows(encoded), on_batch=on_batch)
 
 
 def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[Output]:
@@ -281,14 +282,14 @@ def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: S
     spec = bank.specs[slot]
     assert spec is not None
     encoded = encode_once(bank.backbone.tokenizer, split, reading)
-    logits = infer(bank, [Row(ids, slot, segments) for ids, segments in encoded])
+    logits = infer(bank, make_rows(encoded, slot))
     return read_outputs(spec.head, labels, _collect(split, encoded, logits))
 
 
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
     """A split's rows for slot 0, ready for `infer`, each text or pair whole."""
     encoded = encode_once(backbone.tokenizer, split, Reading("classify", max_length))
-    return [Row(ids, 0, segments) for ids, segments in encoded]
+    return make_rows(encoded)
 
 
 def read_outputs(head: HeadSpec, labels: Sequence[str], outputs: Sequence[Output]) -> Any:

@@ -170,8 +170,9 @@ class Member:
         return self._row_weights[batch] / self._total_weight(batch)
 
     def reuse(self, cache: PrefixCache, reach: Reach) -> None:
-        """Compute all up to `reach` once and keep it, unless the head reads those layers too."""
-        if reach.layer > 0 and self.run.spec.head.features == "last":
+        """Compute all up to `reach` once and keep it, unless the head reads those layers too, or texts apart."""
+        head = self.run.spec.head
+        if reach.layer > 0 and head.features == "last" and not head.has_towers:
             self._kept = {"train": cache.keep(reach, self.train), "dev": cache.keep(reach, self.dev)}
 
     @property
@@ -184,26 +185,21 @@ class Member:
 
     def rows(self, windows: Sequence[int] | np.ndarray) -> list[Row]:
         """The rows of a step, with their prefixes where these are reused."""
-        ids, segments = self.train.ids, self.train.segments
         prefixes: Sequence[Prefix | None] = self.prefixes(windows) or [None] * len(windows)
         answers = None if self._written is None else self._written.ids
-        return [
-            Row(
-                ids[int(window)],
-                self.slot,
-                None if segments is None else segments[int(window)],
-                prefix,
-                None if answers is None else answers[int(window)],
-            )
-            for window, prefix in zip(windows, prefixes, strict=True)
-        ]
+        rows = []
+        for window, prefix in zip(map(int, windows), prefixes, strict=True):
+            ids, segments, other = self.train.window(window)
+            written = None if answers is None else answers[window]
+            rows.append(Row(ids, self.slot, segments, prefix, written, other))
+        return rows
 
     def dev_rows(self) -> list[Row]:
         """All dev rows, with the prefixes that are kept."""
         kept = self._kept.get("dev")
         return [
-            Row(ids, self.slot, segments, None if kept is None else kept.find(window))
-            for window, (ids, segments) in enumerate(self.dev)
+            Row(ids, self.slot, segments, None if kept is None else kept.find(window), other=other)
+            for window, (ids, segments, other) in enumerate(self.dev)
         ]
 
     def lesson(self, windows: Sequence[int], batch: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:

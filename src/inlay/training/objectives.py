@@ -34,8 +34,8 @@ _NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
 
 
 def can_lose(head: HeadSpec) -> bool:
-    """Whether the losses of this head are computed here: it reads the last layer's states."""
-    return not head.is_written and head.kind in KINDS and head.features == "last"
+    """Whether the losses of this head are computed here: it reads the last layer's states, of one text for a row."""
+    return not head.is_written and head.kind in KINDS and head.features == "last" and not head.has_towers
 
 
 @dataclass(frozen=True)

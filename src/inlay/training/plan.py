@@ -19,7 +19,7 @@ from inlay.data.encode import epoch_batches
 from inlay.data.sampling import task_shares
 from inlay.model.backbone import Backbone
 from inlay.model.inference import infer
-from inlay.model.route import Row, collate
+from inlay.model.route import collate, make_rows
 from inlay.threads import Threads, own_threads
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.counts import Totals, count_totals
@@ -317,6 +317,7 @@ def _cut(run: Run, most: int, num_steps: int) -> Run:
 def _count_characters(run: Run) -> int:
     """Of the training texts, as far as they are read: four to a token."""
     seconds, most = run.task.train.pairs or [""] * run.num_rows, 4 * run.max_length
+    most *= 2 if run.spec.head.has_towers else 1
     return sum(min(len(a) + len(b), most) for a, b in zip(run.task.train.texts, seconds, strict=True))
 
 
@@ -379,7 +380,7 @@ def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
 def _measure_dev(cohort: Cohort, member: Member) -> float:
     """Seconds to score the dev rows once, from an even sample of them."""
     chosen = np.unique(np.linspace(0, len(member.dev.ids) - 1, min(_DEV_SAMPLE, len(member.dev.ids))).astype(int))
-    rows = [Row(member.dev.ids[i], member.slot) for i in chosen]
+    rows = make_rows(map(member.dev.window, chosen.tolist()), member.slot)
     seconds = _timed(lambda: infer(cohort.bank, rows), cohort.backbone.device)
     return seconds * len(member.dev.ids) / len(rows)
 

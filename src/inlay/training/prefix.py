@@ -31,7 +31,7 @@ from inlay.data.encode import Encoded
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET, batches_by_length
-from inlay.model.route import Batch, Prefix, Reach, Row
+from inlay.model.route import Batch, Prefix, Reach, Row, make_rows
 from inlay.training.memory import available_bytes
 
 _MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since training needs the rest; half of the free disk
@@ -226,8 +226,8 @@ class PrefixCache:
 
 
 def _rows(encoded: Encoded, windows: Iterable[int]) -> list[Row]:
-    ids, segments = encoded.ids, encoded.segments
-    return [Row(ids[window], 0, None if segments is None else segments[window]) for window in windows]
+    assert encoded.firsts is None, "texts that are read apart are not reused"
+    return make_rows(map(encoded.window, windows))
 
 
 def _digest(reach: Reach, row: Row) -> Key:

@@ -27,7 +27,7 @@ from inlay.errors import Unsupported
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET, batches_by_length
-from inlay.model.route import Row
+from inlay.model.route import Row, make_rows
 from inlay.training.linear import KINDS, fit_linear
 
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
@@ -122,7 +122,7 @@ class _Reader:
 
     def _vectors(self, split: Split) -> np.ndarray:
         encoded = encode_once(self._backbone.tokenizer, split, Reading("classify", self._max_length))
-        rows = [Row(ids, 0, segments) for ids, segments in encoded]
+        rows = make_rows(encoded)
         bank = Bank(self._backbone, 1)  # an empty slot: the backbone as it is
         found = np.zeros((len(rows), self._backbone.hidden_size))
         budget = TOKEN_BUDGET[self._backbone.device.type]

@@ -18,7 +18,7 @@ from inlay.errors import Diverged
 from inlay.model.backbone import Backbone
 from inlay.model.heads import collect_outputs
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
-from inlay.model.route import Row
+from inlay.model.route import make_rows
 from inlay.store import Manifest, Probe, Store, Version
 from inlay.training.evaluate import score_split
 from inlay.training.run import Result, Run
@@ -100,8 +100,8 @@ def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
     texts = [dev.texts[index] for index in chosen]
     pairs = None if dev.pairs is None else [dev.pairs[index] for index in chosen]
     encoded = encode_split(backbone.tokenizer, Split(texts, pairs, None, []), run.reading)
-    rows = [Row(ids, 0, segments) for ids, segments in encoded]
-    outputs = collect_outputs(encoded, infer_canonically(backbone, run.spec, result.tensors, rows), texts)
+    logits = infer_canonically(backbone, run.spec, result.tensors, make_rows(encoded))
+    outputs = collect_outputs(encoded, logits, texts)
     return [
         Probe(text, pair, tuple(output.flat.tolist()))
         for text, pair, output in zip(texts, pairs or [None] * len(texts), outputs, strict=True)

@@ -27,12 +27,12 @@ from inlay.data.tasks import Task
 from inlay.data.windows import Reading
 from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBackbone
 from inlay.model.backbone import Backbone
-from inlay.model.heads import WRITTEN, HeadSpec, find_head
+from inlay.model.heads import HEADS, JOINED, TOWERS, WRITTEN, HeadSpec, find_head
 from inlay.model.methods import find_method, resolve_method
 from inlay.model.pooling import POOLED
 from inlay.model.slots import SlotSpec
 from inlay.store import Store, write_atomically
-from inlay.training.start import Start, load_sources, make_start
+from inlay.training.start import Source, Start, load_sources, make_start
 from inlay.trees import write_toml
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class Run:
     @property
     def reading(self) -> Reading:
         """How the task's rows become windows of tokens."""
-        return Reading(self.spec.head.layout, self.max_length, self.config.train.stride, self.spec.head.prompt)
+        head = self.spec.head
+        return Reading(head.layout, self.max_length, self.config.train.stride, head.prompt, head.pairs)
 
     @property
     def max_length(self) -> int:
@@ -193,11 +194,14 @@ def make_part(
         writing["prompt"] = f"{config.joint.resemblances().get(task.name, task.name)}: "
     train = dataclasses.replace(config.train, **known, **writing)
     answers = tuple(f"{label}={text}" for label, text in zip(task.labels, task.answers, strict=bool(task.answers)))
-    data = dataclasses.replace(config.data, kind=task.kind, labels=task.labels, answers=answers, metric=task.metric)
+    pairs = _resolve_pairs(task, config, backbone, sources, is_trained=is_trained)
+    data = dataclasses.replace(
+        config.data, kind=task.kind, labels=task.labels, answers=answers, metric=task.metric, pairs=pairs
+    )
     resolved = dataclasses.replace(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
     )
-    spec = SlotSpec(resolved.method, _make_head(task, train))
+    spec = SlotSpec(resolved.method, _make_head(task, train, pairs))
     if backbone.writes:
         _check_texts(task, spec.head.texts, backbone)
     spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
@@ -205,7 +209,40 @@ def make_part(
     return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone), notes=notes)
 
 
-def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
+def _resolve_pairs(
+    task: Task, config: RunConfig, backbone: Backbone, sources: Sequence[Source], *, is_trained: bool
+) -> str:
+    """How the task's pairs are read: as asked for, if it can be; else as what it starts from, and in doubt joined."""
+    asked = config.data.pairs
+    obstacle = _find_towers_obstacle(task, config.train, backbone)
+    if asked == TOWERS and obstacle is not None:
+        raise BadConfig(
+            f"`data.pairs` is `towers` for the `{task.kind}` task `{task.name}`: {obstacle[0]}", obstacle[1]
+        )
+    if asked != "auto":
+        return asked
+    if is_trained or obstacle is not None:  # runs from before there was a choice have `auto`, and read pairs joined
+        return JOINED
+    return TOWERS if sources and all(source.spec.head.has_towers for source in sources) else JOINED
+
+
+def _find_towers_obstacle(task: Task, train: TrainConfig, backbone: Backbone) -> tuple[str, str] | None:
+    """Why the texts of the task's rows cannot be read apart, and what to do instead; None if they can."""
+    leave_out = "leave out `data.pairs`"
+    if backbone.writes:
+        return f"`{backbone.name}` writes its answers to one text", f"use an encoder, or {leave_out}"
+    if find_head(task.kind).reads != "pooled":
+        known = ", ".join(kind for kind, head in HEADS.items() if head.reads == "pooled")
+        return "its head reads tokens, not a vector of each text", f"{leave_out}; towers are for {known}"
+    if task.train.pairs is None:
+        return "its rows have no second text", f"name its column with `--pair`, or {leave_out}"
+    if train.hidden != "none":
+        reason = f"`train.hidden` is `{train.hidden}`, and a head with towers has no layer before its own"
+        return reason, f"leave out `train.hidden`, or {leave_out}"
+    return None
+
+
+def _make_head(task: Task, train: TrainConfig, pairs: str) -> HeadSpec:
     entry = find_head(task.kind)
     num_outputs = entry.num_outputs(len(task.labels))
     assert task.train.targets is not None
@@ -216,7 +253,7 @@ def _make_head(task: Task, train: TrainConfig) -> HeadSpec:
         return HeadSpec(task.kind, len(texts), WRITTEN, **written)
     pooling = train.pooling if entry.reads == "pooled" else entry.reads
     known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
-    return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, **known)
+    return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, pairs=pairs, **known)
 
 
 # Kind -> what of its head the training targets decide: a number's scale, whether there may be no answer.

@@ -26,6 +26,7 @@ from inlay.store import Manifest, Store, Version
 _DIGITS = 12
 _SCALE = ("target_mean", "target_std", "temperature", "null_threshold")  # what of a head its own data decided
 _FREE = ("init_std",)  # what of a method may differ: with any other setting the same numbers would mean something else
+_OUTPUTS = {"head.weight", "head.pair_weight"}  # matrices of a head with a row for each output
 _INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of training
 
 
@@ -142,7 +143,7 @@ def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[st
     if not is_known or "head.weight" not in own:
         return {}
     rows = [known.index(text) for text in task.written]
-    by_label = ("head.weight", "head.bias")
+    by_label = {*_OUTPUTS, "head.bias"}
     return {
         name: tensor[rows].clone() if name in by_label else tensor
         for name, tensor in own.items()
@@ -220,7 +221,8 @@ def _rescaled(source: Source, head: HeadSpec) -> dict[str, Tensor]:
     """The source's tensors, its head giving numbers on this task's scale: the same answers as before."""
     own, tensors = source.spec.head, dict(source.tensors)
     if own.kind == "regress" and head.kind == "regress" and not head.is_written:
-        tensors["head.weight"] = tensors["head.weight"] * (own.target_std / head.target_std)
+        for name in _OUTPUTS & tensors.keys():
+            tensors[name] = tensors[name] * (own.target_std / head.target_std)
         shift = own.target_mean - head.target_mean
         tensors["head.bias"] = (tensors["head.bias"] * own.target_std + shift) / head.target_std
     return tensors

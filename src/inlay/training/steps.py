@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inlay.model import launch
 from inlay.model.bank import Bank
-from inlay.model.inference import batches_by_length
+from inlay.model.inference import batch_rows
 from inlay.model.parcel import send
 from inlay.model.route import Batch, Row
 from inlay.training.member import Member
@@ -127,16 +127,16 @@ class Stepper:
         budget, spec = self.token_budget, self._bank.specs[rows[0].slot]
         assert spec is not None
         if spec.method.inner_norm != "batch":
-            lengths = [row.num_tokens for row in rows]
-            yield from batches_by_length(lengths, budget, packs=self._bank.backbone.packs)
+            yield from batch_rows(rows, budget, packs=self._bank.backbone.packs)
             return
         chunk: list[int] = []
-        longest = 0
+        longest = num_texts = 0
         for _, group in itertools.groupby(range(len(rows)), key=lambda position: rows[position].slot):
             own = list(group)
-            widest = max(rows[position].num_tokens for position in own)
-            if chunk and max(longest, widest) * (len(chunk) + len(own)) > budget:
+            widest = max(rows[position].width for position in own)
+            own_texts = sum(len(rows[position].texts) for position in own)
+            if chunk and max(longest, widest) * (num_texts + own_texts) > budget:
                 yield chunk
-                chunk, longest = [], 0
-            chunk, longest = chunk + own, max(longest, widest)
+                chunk, longest, num_texts = [], 0, 0
+            chunk, longest, num_texts = chunk + own, max(longest, widest), num_texts + own_texts
         yield chunk

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from inlay.config import MethodConfig
-from inlay.data.encode import encode
+from inlay.data.encode import encode, encode_apart
+from inlay.data.tasks import Split
+from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
 from inlay.exchange import onnx
 from inlay.exchange.gathered import TaskGraph
@@ -71,18 +73,26 @@ class Filled(NamedTuple):
     specs: dict[str, SlotSpec]
 
     def rows(self, num_rows: int, longest: int, seed: int = 0) -> list[Row]:
-        """Random rows of random tasks, with token types where the tokenizer makes them."""
+        """Random rows of random tasks, with token types where the tokenizer makes them; two texts for towers."""
         tokenizer, generator = self.bank.backbone.tokenizer, np.random.default_rng(seed)
         has_types = "token_type_ids" in tokenizer.model_input_names
         lengths = [longest, *generator.integers(2, longest + 1, num_rows - 1)]
         slots = generator.integers(len(self.specs), size=num_rows)
-        return [
+        rows = [
             Row(
                 generator.integers(5, len(tokenizer), length),
                 int(slot),
                 generator.integers(2, size=length) if has_types else None,
             )
             for length, slot in zip(lengths, slots, strict=True)
+        ]
+        pairs = {place for place, spec in enumerate(self.specs.values()) if spec.head.has_towers}
+        seconds = (
+            [generator.integers(5, len(tokenizer), generator.integers(2, longest + 1)) for _ in rows] if pairs else rows
+        )
+        return [
+            dataclasses.replace(row, other=second) if row.slot in pairs else row
+            for row, second in zip(rows, seconds, strict=True)
         ]
 
     def expected(self, row: Row, logits: torch.Tensor) -> np.ndarray:
@@ -108,9 +118,10 @@ def fill(backbone, folder, specs=SPECS) -> Filled:
 
 
 def publish(backbone, store, name, spec, tensors):
-    """A version of the slot; the task `end` reads pairs."""
-    head, pairs = spec.head, TEXTS[::-1] if name == "end" else None
-    encoded = encode(backbone.tokenizer, TEXTS, pairs, 32)
+    """A version of the slot; the task `end` reads pairs, and so do towers."""
+    head, pairs = spec.head, TEXTS[::-1] if name == "end" or spec.head.has_towers else None
+    reading = Reading(head.kind, 32, pairs=head.pairs)
+    encoded = encode_split(backbone.tokenizer, Split(TEXTS, pairs, None, []), reading)
     answers = infer_canonically(backbone, spec, tensors, make_rows(encoded))
     manifest = Manifest(
         kind=head.kind,
@@ -294,6 +305,55 @@ def test_the_example_in_the_readme_runs_without_torch_and_says_the_same(filled, 
         np.testing.assert_allclose(list(answer.values()), logits.numpy(), atol=TOLERANCE)
 
 
+TOWERS = {
+    "towers": SlotSpec(MethodConfig("houlsby", 5), classify(3, pairs="towers")),
+    "plain": SPECS["plain"],
+    "near": SlotSpec(MethodConfig("lora", 3), dataclasses.replace(NUMBER, pooling="cls", pairs="towers")),
+    "end": SPECS["end"],
+    "mixed": SlotSpec(MethodConfig("head"), classify(6, features="mix", pairs="towers")),
+}
+
+
+def test_towers_are_two_rows_of_a_graph_that_mixes_them_with_others(short_bert, tmp_path):
+    filled = fill(short_bert, tmp_path / "store", TOWERS)
+    exported = onnx.export_onnx(filled.store, list(TOWERS), short_bert, tmp_path / "onnx")
+    assert (exported.num_probes, exported.difference < TOLERANCE) == (len(TEXTS) * len(TOWERS), True)
+    session = onnx.open_session(exported.folder)
+    for num_rows, longest in ((3, 9), (1, 2), (40, 33), (2, 64)):
+        check_parity(filled, session, num_rows, longest)
+    about = json.loads((exported.folder / "tasks.json").read_text())
+    assert list(about["inputs"]) == ["input_ids", "attention_mask", "token_type_ids", "task", "second"]
+    assert [task["towers"] for task in about["tasks"]] == [True, False, True, False, True]
+    assert [task["pairs"] for task in about["tasks"]] == [True, False, True, True, True]
+    # The example of the folder's README asks the first task, whose pairs are two rows.
+    readme = (exported.folder / "README.txt").read_text()
+    program = readme[readme.index("import json") :]
+    done = subprocess.run([sys.executable, "-c", program], cwd=exported.folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    asked = [text for text, _ in lines]
+    encoded = encode_apart(short_bert.tokenizer, asked, asked, 32)
+    for (_, shown), logits in zip(lines, infer(filled.bank, make_rows(encoded)), strict=True):
+        np.testing.assert_allclose(list(ast.literal_eval(shown).values()), logits.numpy(), atol=TOLERANCE)
+
+
+def test_nan_in_towers_leaves_rows_that_point_at_them_as_they_were(short_bert, tmp_path):
+    """A row of one text whose `second` is a lost row is answered all the same."""
+    filled = fill(short_bert, tmp_path, TOWERS)
+    tensors = filled.bank.read(0)
+    tensors["head.weight"][:] = torch.nan
+    tensors["norm.embeddings.scale"][:] = torch.nan
+    graph = TaskGraph(filled.bank)
+    batch = collate([Row([2, 9, 3], 0), Row([2, 8, 3], 1)], 0)
+    places = (torch.tensor([0, 1]), None, torch.tensor([1, 0]))
+    with torch.no_grad():
+        before = graph(batch.input_ids_BT, batch.mask_BT, *places)[0]
+        filled.bank.put(0, TOWERS["towers"], tensors)
+        after = TaskGraph(filled.bank)(batch.input_ids_BT, batch.mask_BT, *places)[0]
+    assert after[0, :3].isnan().all()
+    assert torch.equal(after[1], before[1])
+
+
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(filled, short_bert, tiny_bert, tmp_path):
     folder = tmp_path / "onnx"
     with pytest.raises(BadConfig, match="`plain@1` is named twice"):
@@ -323,7 +383,7 @@ def test_what_shares_no_graph_is_refused_by_name():
 
 def test_a_graph_that_answers_otherwise_leaves_no_folder(filled, short_bert, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx, "answer", lambda session, rows, pad_id: np.full((len(rows), 5), 99.0))
-    monkeypatch.setattr(onnx, "_write_graph", lambda graph, backbone, path: 18)
+    monkeypatch.setattr(onnx, "_write_graph", lambda graph, backbone, names, path: 18)
     monkeypatch.setattr(onnx, "open_session", lambda folder: None)
     with pytest.raises(Unsupported, match="probes of `end@1` differ"):
         onnx.export_onnx(filled.store, ["end"], short_bert, tmp_path / "onnx")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from inlay.model.bank import Bank
 from inlay.model.kernels import ACTIVATIONS, NORM_EPS, Bottleneck, Shape
 from inlay.model.methods import resolve_method
+from inlay.model.readout import pair_features
 from inlay.model.route import Batch, Route
 from inlay.model.routed import RoutedBank
 from inlay.model.views import Views, build_views
@@ -158,9 +159,17 @@ class TaskGraph(nn.Module):
             self.register_buffer(_buffer_name(name), _widened(name, stack.detach(), bank.stacks))
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, task: Tensor, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        task: Tensor,
+        token_type_ids: Tensor | None = None,
+        second: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The logits [B, L] of each row by its own task, and how many of them are its own [B]."""
+        """The logits [B, L] of each row by its own task, and how many of them are its own [B].
+
+        A pair that is read apart is two rows; `second` has the place of the second text [B] at the first one's row.
+        """
         stacks = {name: self.get_buffer(_buffer_name(name)) for name in self._names}
         views = build_views(
             self._backbone.anatomy, stacks, [(method, frozenset()) for method in self._methods], is_expanded=True
@@ -172,7 +181,8 @@ class TaskGraph(nn.Module):
             layers = self._backbone.hidden_layers(batch, all_layers=has_mix)
         pooled_BD = self._pool(layers, attention_mask, stacks, choice)
         num_outputs_B = choice.own(torch.tensor([head.num_outputs for head in self._heads]))
-        return self._answer(pooled_BD, stacks, choice), num_outputs_B
+        other_BD = None if second is None else pooled_BD.index_select(0, second)
+        return self._answer(pooled_BD, other_BD, stacks, choice), num_outputs_B
 
     def _pool(self, layers: Sequence[Tensor], mask_BT: Tensor, stacks: Mapping[str, Tensor], choice: Choice) -> Tensor:
         """The vector each row's head reads: its own features, pooling and layer before the head."""
@@ -190,10 +200,19 @@ class TaskGraph(nn.Module):
 
         return choice.pick([head.hidden != "none" for head in self._heads], before_head)
 
-    def _answer(self, pooled_BD: Tensor, stacks: Mapping[str, Tensor], choice: Choice) -> Tensor:
+    def _answer(
+        self, pooled_BD: Tensor, other_BD: Tensor | None, stacks: Mapping[str, Tensor], choice: Choice
+    ) -> Tensor:
         """Logits as wide as the widest head: −∞ beyond a row's own, numbers on their target's scale."""
         weight_BLD, bias_BL = (choice.own(stacks[f"head.{part}"]) for part in ("weight", "bias"))
         logits_BL = (weight_BLD @ pooled_BD.unsqueeze(-1)).squeeze(-1) + bias_BL
+        if other_BD is not None:
+            features_BF1 = pair_features(pooled_BD, other_BD).unsqueeze(-1)
+            paired_BL = logits_BL + (choice.own(stacks["head.pair_weight"]) @ features_BF1).squeeze(-1)
+            plain_BL = logits_BL
+            logits_BL = choice.pick(
+                [head.has_towers for head in self._heads], lambda has_towers: paired_BL if has_towers else plain_BL
+            )
         means, deviations = ([getattr(head, name) for head in self._heads] for name in ("target_mean", "target_std"))
         if set(means) != {0.0} or set(deviations) != {1.0}:
             logits_BL = logits_BL * choice.value(deviations, logits_BL) + choice.value(means, logits_BL)

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.data.encode import encode
+from inlay.data.tasks import Split
+from inlay.data.windows import encode_split
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
 from inlay.exchange.gathered import TaskGraph
 from inlay.model.backbone import Backbone
@@ -36,7 +37,7 @@ from inlay.model.methods import find_method
 from inlay.model.route import Row, collate, make_rows
 from inlay.model.slots import SlotSpec
 from inlay.model.tensors import pals
-from inlay.serving.engine import check_backbone
+from inlay.serving.engine import check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
 from inlay.store.files import DRAFT_PREFIX, sync_directory
 
@@ -85,8 +86,9 @@ def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, fol
     backbone = canonical_backbone(backbone)
     tasks = _load(store, references, backbone)
     graph = TaskGraph(fill_bank(backbone, tasks)).eval()
+    names = input_names(backbone, has_towers=has_towers(tasks))
     with _drafted(folder) as draft:
-        opset = _write_graph(graph, backbone, draft / "model.onnx")
+        opset = _write_graph(graph, backbone, names, draft / "model.onnx")
         _write_tokenizer(backbone, draft)
         about = describe(tasks, backbone, opset)
         (draft / "tasks.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
@@ -159,16 +161,27 @@ def fill_bank(backbone: Backbone, tasks: Sequence[Leaving]) -> Bank:
     return bank
 
 
-def input_names(backbone: Backbone) -> tuple[str, ...]:
+def has_towers(tasks: Sequence[Leaving]) -> bool:
+    """Whether a task reads the two texts of a pair apart."""
+    return any(task.spec.head.has_towers for task in tasks)
+
+
+def input_names(backbone: Backbone, *, has_towers: bool = False) -> tuple[str, ...]:
     """The graph's inputs; token types are one where the tokenizer makes them and the backbone reads them."""
     has_types = backbone.takes_token_types and "token_type_ids" in backbone.tokenizer.model_input_names
-    return ("input_ids", "attention_mask", *(("token_type_ids",) if has_types else ()), "task")
+    types, second = ("token_type_ids",) if has_types else (), ("second",) if has_towers else ()
+    return ("input_ids", "attention_mask", *types, "task", *second)
 
 
 def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[str, Any]:
     """The content of `tasks.json`: what a program needs to ask the graph and to read its answers."""
-    inputs = dict.fromkeys(input_names(backbone), "[batch, tokens] int64")
+    inputs = dict.fromkeys(input_names(backbone, has_towers=has_towers(tasks)), "[batch, tokens] int64")
     inputs["task"] = "[batch] int64: each row's task id"
+    if "second" in inputs:
+        inputs["second"] = (
+            "[batch] int64: of a task with towers a pair is two rows; at the first text's row stands the number of the "
+            "second's, from 0, and its logits are the pair's; at every other row its own number"
+        )
     return {
         "format": 1,
         "opset": opset,
@@ -195,15 +208,15 @@ def _describe_task(task: Leaving) -> dict[str, Any]:
         "labels": list(manifest.labels),
         "num_outputs": head.num_outputs,
         "pairs": bool(manifest.extra.get("pairs")),
+        "towers": head.has_towers,
         "max_length": manifest.max_length,
         "pooling": head.pooling,
         "temperature": head.temperature,
     }
 
 
-def _write_graph(graph: TaskGraph, backbone: Backbone, path: Path) -> int:
-    """Trace and write the graph; the opset it is in."""
-    names = input_names(backbone)
+def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], path: Path) -> int:
+    """Trace and write the graph with these inputs; the opset it is in."""
     # Sizes other than 0 and 1, which the exporter takes for constants; one padded row, so that the mask is no constant.
     rows = [Row([backbone.pad_id + 1] * length, 0, [0] * length) for length in (5, 9, 9)]
     batch = collate(rows, backbone.pad_id)
@@ -212,8 +225,9 @@ def _write_graph(graph: TaskGraph, backbone: Backbone, path: Path) -> int:
         "attention_mask": batch.mask_BT,
         "token_type_ids": batch.token_types_BT,
         "task": torch.zeros(len(rows), dtype=torch.int64),
+        "second": torch.tensor([1, 1, 2]),
     }
-    axes = {name: {0: "batch"} if name == "task" else {0: "batch", 1: "tokens"} for name in names}
+    axes = {name: {0: "batch"} if name in ("task", "second") else {0: "batch", 1: "tokens"} for name in names}
     with _quiet(), torch.no_grad():
         program = _trace(graph, {name: values[name] for name in names}, axes)
         _strip(program.model)
@@ -265,7 +279,8 @@ def _check_probes(tasks: Sequence[Leaving], backbone: Backbone, folder: Path) ->
         if not probes:
             continue
         pairs = None if probes[0].pair is None else [probe.pair or "" for probe in probes]
-        encoded = encode(backbone.tokenizer, [probe.text for probe in probes], pairs, task.manifest.max_length)
+        asked = Split([probe.text for probe in probes], pairs, None, [])
+        encoded = encode_split(backbone.tokenizer, asked, find_reading(task.manifest))
         logits = answer(session, make_rows(encoded, place), backbone.pad_id)
         wanted = np.array([probe.logits for probe in probes]) * head.target_std + head.target_mean
         difference = float(np.abs(logits[:, : head.num_outputs] - wanted).max())
@@ -293,16 +308,21 @@ def answer(session: Any, rows: Sequence[Row], pad_id: int) -> np.ndarray:
     batch = collate(rows, pad_id)
     assert batch.mask_BT is not None
     order = np.array(batch.order)
+    num_texts = np.array([len(rows[index].texts) for index in order])
+    firsts = np.cumsum(num_texts) - num_texts
+    second = np.arange(batch.num_texts)
+    second[firsts] += num_texts - 1
     values = {
         "input_ids": batch.input_ids_BT.numpy(),
         "attention_mask": batch.mask_BT.numpy(),
-        "task": np.array([rows[index].slot for index in order], dtype=np.int64),
+        "task": np.repeat(np.array([rows[index].slot for index in order], dtype=np.int64), num_texts),
+        "second": second,
     }
     types = batch.token_types_BT
     values["token_type_ids"] = np.zeros_like(values["input_ids"]) if types is None else types.numpy()
     logits = session.run(["logits"], {item.name: values[item.name] for item in session.get_inputs()})[0]
     back = np.empty_like(order)
-    back[order] = np.arange(len(order))
+    back[order] = firsts
     return logits[back]
 
 
@@ -341,7 +361,9 @@ def _quiet() -> Iterator[None]:
 _README = """\
 Tasks exported by Inlay as one ONNX graph. tasks.json says what the tasks, inputs and outputs are.
 Rows of any tasks may be mixed in one batch: `task` holds the id of each row's task. The tokenizer is in tokenizer.json;
-cut rows to their task's max_length, pad ids with pad_id, mask and token types with 0. This runs in this folder:
+cut rows to their task's max_length, pad ids with pad_id, mask and token types with 0. A pair is one row, both texts
+joined by the tokenizer; of a task with `towers` in tasks.json it is two rows, one for each text, and the input `second`
+has the number of the second text's row where the first text's is. This runs in this folder:
 
 import json
 import numpy as np
@@ -353,9 +375,12 @@ task, texts = about["tasks"][0], ["a first text", "and another, which is a littl
 tokenizer = Tokenizer.from_file("tokenizer.json")
 tokenizer.enable_truncation(task["max_length"])
 tokenizer.enable_padding(pad_id=about["pad_id"])
-rows = tokenizer.encode_batch([(text, text) for text in texts] if task["pairs"] else texts)
+asked = [(text, text) for text in texts] if task["pairs"] else texts
+rows = tokenizer.encode_batch(texts + texts if task["towers"] else asked)
+numbers = list(range(len(rows)))
 inputs = {"input_ids": [row.ids for row in rows], "attention_mask": [row.attention_mask for row in rows]}
 inputs |= {"token_type_ids": [row.type_ids for row in rows], "task": [task["id"]] * len(rows)}
+inputs["second"] = 2 * numbers[len(texts):] if task["towers"] else numbers
 session = onnxruntime.InferenceSession("model.onnx")
 logits, num_outputs = session.run(None, {name: np.array(inputs[name], np.int64) for name in about["inputs"]})
 for text, row, count in zip(texts, logits, num_outputs):

@@ -280,6 +280,9 @@ def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[Obstacle]:
     if form.hidden and head.hidden == "none":
         reason = f"{keeps}, which in the family `{anatomy.family}` has a tanh layer; this one has none"
         found.append(Obstacle(reason, "--set train.hidden=tanh"))
+    if head.has_towers:
+        reason = f"{keeps}, which reads one text, or a pair as one; this one reads its texts apart (towers)"
+        found.append(Obstacle(reason, "--set data.pairs=joined"))
     if head.features != "last":
         reason = f"{keeps}, which reads the last layer; this one has features `{head.features}`"
         found.append(Obstacle(reason, "--set train.features=last"))

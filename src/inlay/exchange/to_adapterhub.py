@@ -131,6 +131,9 @@ def _head_obstacles(head: HeadSpec) -> list[Obstacle]:
         return [Obstacle("AdapterHub has no head that scores or writes texts")]
     if head.pooling == "mean":
         found.append(Obstacle(f"AdapterHub's heads have no pooling `mean`: {reads}", "--pooling cls"))
+    if head.has_towers:
+        reason = "AdapterHub's heads read one text, or a pair as one; this one reads its texts apart (towers)"
+        found.append(Obstacle(reason, "--set data.pairs=joined"))
     if head.features != "last":
         reason = f"AdapterHub's heads have no features `{head.features}`: they read the last layer"
         found.append(Obstacle(reason, "--set train.features=last"))

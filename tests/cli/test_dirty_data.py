@@ -56,3 +56,15 @@ def test_evaluate_merges_spellings_when_asked(inlay: Inlay, mail: Mail, tmp_path
     ended = inlay("evaluate", "mail", "odd.csv", "--json")
     assert "`Spam` (1 row, first on line 2; training has `spam`" in ended.err
     assert inlay("evaluate", "mail", "odd.csv", "--merge-labels", "--json").data["unseen"] == []
+
+
+def test_train_says_that_a_backbone_does_not_know_the_script(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "mail.csv"
+    texts = ("бесплатный приз звони сейчас", "увидимся дома вечером")
+    data.write_text("text,label\n" + "".join(f"{texts[n % 2]} {n},{'ab'[n % 2]}\n" for n in range(20)), encoding="utf8")
+    ended = inlay("train", data, "--backbone", tiny_bert_folder, *SETTINGS, "--json")
+    (note,) = (note for note in ended.data["notes"] if "unknown to" in note)
+    assert "many letters are Cyrillic: use a multilingual backbone" in note
+    assert note in ended.err

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from safetensors import SafetensorError
@@ -23,6 +24,7 @@ from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
 from inlay.config import RunConfig, TrainConfig, read_toml
+from inlay.data.scripts import describe_unknown
 from inlay.data.tasks import Task
 from inlay.data.windows import Reading
 from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBackbone
@@ -205,7 +207,7 @@ def make_part(
     if backbone.writes:
         _check_texts(task, spec.head.texts, backbone)
     spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
-    notes = tuple(_describe_reading(config.train, spec.head, backbone))
+    notes = (*_describe_reading(config.train, spec.head, backbone), *_describe_texts(task, backbone))
     return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone), notes=notes)
 
 
@@ -350,6 +352,18 @@ def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bo
             "it reads the first token: leave out `--pooling`",
         )
     return "cls"
+
+
+# What was said of a task's texts, by the fingerprint of the backbone that reads them: many runs share a task.
+_SAID: WeakKeyDictionary[Task, dict[str, list[str]]] = WeakKeyDictionary()
+
+
+def _describe_texts(task: Task, backbone: Backbone) -> list[str]:
+    """Whether the backbone's tokenizer knows what the training texts are made of."""
+    said = _SAID.setdefault(task, {})
+    if backbone.fingerprint not in said:
+        said[backbone.fingerprint] = describe_unknown(backbone.tokenizer, task.train, backbone.name)
+    return said[backbone.fingerprint]
 
 
 def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -> Iterator[str]:

@@ -68,3 +68,28 @@ def test_train_says_that_a_backbone_does_not_know_the_script(
     (note,) = (note for note in ended.data["notes"] if "unknown to" in note)
     assert "many letters are Cyrillic: use a multilingual backbone" in note
     assert note in ended.err
+
+
+def test_train_names_labels_that_it_never_predicts_and_what_to_try(
+    inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path
+) -> None:
+    data = write_mail(tmp_path / "mail.csv")
+    rare = "".join(f"see the cat {n},pets\n" for n in range(4))
+    data.write_text(data.read_text() + rare)
+    command = ("train", data, "--backbone", tiny_bert_folder, *SETTINGS, "--dev-share", 0.25, "--lr", 1e-5)
+    ended = inlay(*command, "--json")
+    (note,) = (note for note in ended.data["notes"] if note.startswith("never predicted on dev: "))
+    assert "`pets` (1 dev row, 3 in training)" in note
+    assert "; try `--class-weights balanced`, more rows of " in note
+    assert note in ended.err
+    again = inlay(*command)
+    assert note in again.err, "also of a run that was finished before"
+    balanced = inlay(*command, "--class-weights", "balanced", "--lr", 1e-7, "--json")
+    assert not any("--class-weights" in note for note in balanced.data["notes"])
+
+
+def test_nothing_is_said_where_every_label_is_predicted(inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path) -> None:
+    data = write_mail(tmp_path / "mail.csv")
+    ended = inlay("train", data, "--backbone", tiny_bert_folder, *SETTINGS, "--epochs", 6, "--json")
+    assert ended.data["metrics"]["dev"]["accuracy"] > 0.6
+    assert not any("never predicted" in note for note in ended.data["notes"])

@@ -13,7 +13,7 @@ from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import fit, make_run
 from inlay.training.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import judge_split, score_dev, score_split
-from inlay.training.run import DIVERGED
+from inlay.training.run import DIVERGED, read_result
 from joint_runs import make_joint
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
@@ -197,3 +197,31 @@ def test_tags_that_training_never_saw_are_wrong_words(tiny_bert, toy_tags):
     lost = (first == dev.targets[0][0][2]) / num_words
     assert found.scores["token_accuracy"] == pytest.approx(plain.scores["token_accuracy"] - lost)
     assert found.scores["entity_recall"] <= plain.scores["entity_recall"] + 1e-9
+
+
+def test_labels_that_no_dev_row_is_answered_with_are_kept_in_the_history(tiny_bert, toy_task, tmp_path, monkeypatch):
+    runs = make_runs(tiny_bert, [toy_task("classes", num_labels=3), toy_task("sets", kind="multilabel", num_labels=3)])
+    for run in runs:
+        encoded = Cohort([run], tiny_bert, SETTINGS).members[0].dev
+        logits = [torch.tensor([-1.0, 2.0, -1.0]) for _ in encoded.ids]
+        assert score_dev(run, encoded, logits).unpredicted == (run.task.labels[0], run.task.labels[2])
+        logits[0] = torch.tensor([3.0, -1.0, -1.0])
+        assert score_dev(run, encoded, logits).unpredicted == (run.task.labels[2],)
+        absent = run.task.dev.targets.copy()
+        absent[absent == 2] = 1
+        if absent.ndim == 2:
+            absent = run.task.dev.targets * np.array([1, 1, 0], dtype=np.float32)
+        dev = dataclasses.replace(run.task.dev, targets=absent)
+        assert score_dev(with_dev(run, dev), encoded, logits).unpredicted == (), "a label that no dev row has"
+    plain = Cohort.finish_epochs
+
+    def finish(self, *arguments, **settings):
+        if self.is_unscored:
+            with torch.no_grad():
+                self.bank.stacks["head.bias"][0] = torch.tensor([0.0, 1e4, 0.0])
+        return plain(self, *arguments, **settings)
+
+    monkeypatch.setattr(Cohort, "finish_epochs", finish)
+    (result,) = fit(runs[:1], tiny_bert, tmp_path)
+    assert result.unpredicted == (runs[0].task.labels[0], runs[0].task.labels[2])
+    assert read_result(tmp_path / runs[0].id).unpredicted == result.unpredicted

@@ -95,8 +95,11 @@ def train(
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
     version = publish_run(ready, result, name) if publish else None
     report = report_run(ready, result, version)
+    found = _describe_result(ready.run, result)
+    for note in found:
+        screen.note(note)
     if json:
-        notes = [*ready.run.task.notes, *ready.run.start.notes, *ready.run.notes]
+        notes = [*ready.run.task.notes, *ready.run.start.notes, *ready.run.notes, *found]
         more = {"was_finished": was_finished, "notes": notes, "examples": examples}
         screen.put_json({**report, **more})
     else:
@@ -150,6 +153,14 @@ def describe_run(run: Run, backbone: Backbone) -> None:
         f"training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
         f"{train.batch_size} rows each, lr {train.lr:g}, {width}, on {backbone.device}"
     )
+
+
+def _describe_result(run: Run, result: Result) -> list[str]:
+    """What is odd about what a run came to."""
+    from inlay.data.findings import describe_unpredicted
+
+    is_balanced = run.config.train.class_weights == "balanced"
+    return describe_unpredicted(run.task, result.unpredicted, is_balanced=is_balanced)
 
 
 def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from inlay.data.splits import find_repeats, group_keys
 
 if TYPE_CHECKING:
     from inlay.data.rows import Rows
-    from inlay.data.tasks import Split
+    from inlay.data.tasks import Split, Task
 
 MOST_LABELS = 10  # named in a note
 
@@ -86,6 +86,26 @@ def _rows_of(split: Split, scheme: Scheme) -> list[np.ndarray]:
     order = np.argsort(split.targets, kind="stable")
     counts = np.bincount(split.targets, minlength=len(scheme.labels))
     return np.split(order, np.cumsum(counts)[:-1])
+
+
+def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool) -> list[str]:
+    """A note on labels that a trained task never predicts on its dev rows, and what to try."""
+    if not names:
+        return []
+    shown = []
+    counts = []
+    for split in (task.train, task.dev):
+        assert split.targets is not None
+        counts.append(_COUNTS[task.kind](split.targets, len(task.labels)))
+    num_train, num_dev = counts
+    for name in names:
+        label = task.labels.index(name)
+        rows = "row" if num_dev[label] == 1 else "rows"
+        shown.append(f"`{name}` ({num_dev[label]} dev {rows}, {num_train[label]} in training)")
+    advice = f"more rows of {_them(shown)}, or more epochs"
+    if task.kind == "classify" and not is_balanced:
+        advice = f"`--class-weights balanced`, {advice}"
+    return [f"never predicted on dev: {join_some(shown)}; try {advice}"]
 
 
 def _say_rows(own: Split) -> str:

@@ -430,6 +430,7 @@ class Cohort:
             "dev_loss": verdict.loss,
             "head": verdict.fitted,
             "seconds": round(self.seconds - progress.began, 3),
+            **({"unpredicted": list(verdict.unpredicted)} if verdict.unpredicted else {}),
         }
         progress.history.append(record)
         value, dev_loss = verdict.scores[metric], verdict.loss

@@ -21,7 +21,7 @@ from torch import Tensor
 from inlay.data.answers import tune_threshold
 from inlay.data.calibration import calibration_error, fit_temperature
 from inlay.data.encode import Encoded
-from inlay.data.metrics import score_all
+from inlay.data.metrics import decide, score_all
 from inlay.data.once import encode_once
 from inlay.data.tasks import Split
 from inlay.data.windows import IGNORED, Reading, align_targets
@@ -102,6 +102,8 @@ class Verdict:
     fitted: dict[str, Any]
     num_lost: int = 0
     """rows whose outputs are not finite"""
+    unpredicted: tuple[str, ...] = ()
+    """labels that some rows have and no row was answered with"""
 
 
 def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
@@ -115,12 +117,28 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
     decisions = _decisions(head.kind, outputs, split, encoded)
     fitted = _fit_head(head, outputs, split, decisions)
     calibrated = dataclasses.replace(head, **fitted)
-    scores = _score(run.task.kind, run.task.labels, outputs, split, calibrated)
+    predictions = read_outputs(calibrated, run.task.labels, outputs)
+    assert split.targets is not None
+    scores = score_all(run.task.kind, run.task.labels, split.targets, predictions, split.unseen)
     scores |= _score_calibration(head, calibrated, decisions)
+    unpredicted = _find_unpredicted(run.task.kind, run.task.labels, split.targets, predictions)
     if head.kind == "text":  # what was written is right or wrong: there are no logits to be surer by
         return Verdict(scores, 1.0 - scores["exact_match"], fitted)
     known = dataclasses.replace(split, targets=_without_unseen(split, head))
-    return Verdict(scores, _mean_loss(head, Targets(known, encoded, head), logits), fitted)
+    loss = _mean_loss(head, Targets(known, encoded, head), logits)
+    return Verdict(scores, loss, fitted, unpredicted=unpredicted)
+
+
+def _find_unpredicted(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any) -> tuple[str, ...]:
+    """The labels that some rows have and none is predicted with, of classes and sets of labels."""
+    if kind not in ("classify", "multilabel"):
+        return ()
+    predictions = decide(kind, outputs)
+    if kind == "classify":
+        true, predicted = set(targets.tolist()), set(predictions.tolist())
+    else:
+        true, predicted = (set(np.flatnonzero(part.sum(axis=0)).tolist()) for part in (targets, predictions))
+    return tuple(name for label, name in enumerate(labels) if label in true and label not in predicted)
 
 
 def _without_unseen(split: Split, head: HeadSpec) -> np.ndarray:

@@ -136,6 +136,11 @@ class Result:
         """All dev metrics of the best epoch; empty if no epoch was ever finished."""
         return self._best.get("dev", {})
 
+    @property
+    def unpredicted(self) -> tuple[str, ...]:
+        """Labels that dev rows have and none was answered with at the best epoch."""
+        return tuple(self._best.get("unpredicted", ()))
+
     def spec(self, run: Run) -> SlotSpec:
         """What the run trained, with what its head got from the dev rows of the best epoch."""
         return dataclasses.replace(run.spec, head=dataclasses.replace(run.spec.head, **self._best.get("head", {})))

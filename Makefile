@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test mutants interop triton check lint env clean help
+.PHONY: quickstart test mutants interop triton quality-env check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ interop: env ## compare with the `adapters` library itself, in an environment of
 triton: env ## run the Triton kernels in their interpreter, in an environment of its own (.triton/)
 	$(BIN)/python tests/model/make_env.py .triton
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .triton/bin/python -m pytest -q -m triton -n $(JOBS) tests/model tests/bench tests/training/test_compiled.py tests/training/test_written.py tests/serving/test_compiled_engine.py
+
+quality-env: env ## make the environment of SetFit, which bench/quality.py measures beside Inlay
+	$(BIN)/python bench/quality.py --make-env
 
 lint: env ## formatting, lint and types
 	$(BIN)/ruff format --check src tests bench examples results docs

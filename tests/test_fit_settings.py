@@ -18,6 +18,7 @@ from inlay.fit_settings import FitSettings
 BAD = {
     "max_cohort": (0, -3, 1.5, "4", True),
     "token_budget": (0, -7, 2048.0),
+    "threads": (0, -2, 1.5, "2", True),
     "checkpointing": (None, 1, "yes"),
     "save_every": (0, -1, None, 2.5),
     "save_seconds": (-1, float("nan"), None, "60"),

@@ -154,6 +154,13 @@ class TrainConfig:
         "(that of the task it is like) where nothing else tells the tasks of a run apart (full-multi)",
         is_later=True,
     )
+    thresholds: str = setting(
+        "none",
+        "where sets of labels, and two classes, are cut: none (at one half), or dev (where the metric is best on dev "
+        "rows, if that gains beyond chance)",
+        choices=("none", "dev"),
+        is_later=True,
+    )
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
 
     def __post_init__(self) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from inlay.config import MethodConfig
+from inlay.model.heads import HeadSpec
+from inlay.model.slots import SlotSpec
+from inlay.store import Store
 
 from .conftest import Inlay, Mail
 
@@ -156,3 +163,15 @@ def test_error_is_a_json_line_on_stderr_where_data_would_be_json(inlay: Inlay, m
     ended = inlay("show", "mial", "--json")
     assert (ended.status, ended.out) == (3, "")
     assert json.loads(ended.err)["error"]["code"] == "unknown-name"
+
+
+def test_show_says_where_labels_are_cut(
+    inlay: Inlay, mail: Mail, tiny_bert: Any, publish_random: Callable[..., Any]
+) -> None:
+    for name, kind, cuts in (("sets", "multilabel", (-0.25, 0.5)), ("classes", "classify", (0.125,))):
+        spec = SlotSpec(MethodConfig("lora", 4), HeadSpec(kind, 2, "cls", thresholds=cuts))
+        publish_random(Store(mail.store), name, tiny_bert, spec)
+    assert "logits from label-0 -0.25, label-1 +0.5 on, tuned on dev" in " ".join(inlay("show", "sets").out.split())
+    said = "label-1 from a logit +0.125 above that of label-0 on, tuned on dev"
+    assert said in " ".join(inlay("show", "classes").out.split())
+    assert "thresholds" not in inlay("show", "mail").out

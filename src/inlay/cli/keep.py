@@ -158,6 +158,16 @@ def _describe_version(info: VersionInfo) -> dict[str, Any]:
     return {**about, **scores, **size, "method": summary.method, "backbone": summary.backbone["name"]}
 
 
+def _describe_thresholds(labels: Sequence[str], thresholds: Sequence[float] | None) -> str:
+    """Where labels are cut, in words; nothing where they are cut at one half."""
+    if thresholds is None:
+        return ""
+    if len(thresholds) < len(labels):
+        return f"{labels[1]} from a logit {thresholds[0]:+.3g} above that of {labels[0]} on, tuned on dev"
+    cuts = (f"{label} {cut:+.3g}" for label, cut in zip(labels, thresholds, strict=True))
+    return f"logits from {', '.join(cuts)} on, tuned on dev"
+
+
 def _describe_start(manifest: Manifest) -> dict[str, str]:
     """The versions it was started from, by reference and the first digits of the digest."""
     sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
@@ -198,6 +208,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "head": screen.describe_settings(
             {name: head.get(name, usual) for name, usual in _USUAL_HEAD.items()}, _USUAL_HEAD
         ),
+        "thresholds": _describe_thresholds(manifest.labels, head.get("thresholds")),
         "longest row": f"{manifest.max_length} tokens",
         "settings": ", ".join(f"{title} {config[name]}" for name, title in shown.items() if name in config),
         **_describe_start(manifest),

@@ -157,6 +157,7 @@ _OWN_TYPES: dict[str, type] = {
     "backbone": str,
     "fingerprint": str,
     "temperature": float,
+    "thresholds": list,
 }
 
 
@@ -171,13 +172,27 @@ def _read_own(path: Path) -> dict[str, Any]:
     return {**own, "labels": [str(label) for label in own.get("labels", ())]}
 
 
+def _read_thresholds(own: dict[str, Any], kind: str, num_outputs: int) -> tuple[float, ...] | None:
+    """Where Inlay's own export cut labels; None where it did not, or where the task is another kind now."""
+    cuts, is_same = own.get("thresholds"), kind == own.get("kind")
+    if cuts is None or not is_same:
+        return None
+    expected = num_outputs if kind == "multilabel" else 1
+    if len(cuts) != expected or not all(isinstance(cut, int | float) and math.isfinite(cut) for cut in cuts):
+        raise BadData(f"`thresholds` are `{cuts}`", f"they must be {expected} numbers, or left out")
+    return tuple(map(float, cuts))
+
+
 def _describe(
     foreign: Foreign, own: dict[str, Any], backbone: Backbone, wishes: Wishes
 ) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest of an imported version, and what had to be guessed."""
     kind = wishes.kind or own.get("kind") or foreign.head.kind
     head = dataclasses.replace(
-        foreign.head, kind=_check_kind(kind, foreign), temperature=own.get("temperature", foreign.head.temperature)
+        foreign.head,
+        kind=_check_kind(kind, foreign),
+        temperature=own.get("temperature", foreign.head.temperature),
+        thresholds=_read_thresholds(own, kind, foreign.head.num_outputs),
     )
     labels, notes = _choose_labels(foreign, own, wishes, kind)
     length = wishes.max_length or own.get("max_length") or find_head(kind).max_length
@@ -189,7 +204,7 @@ def _describe(
         metric=metric,
         higher_is_better=METRICS[metric].higher_is_better,
         method=dataclasses.asdict(spec.method),
-        head=dataclasses.asdict(spec.head),
+        head=spec.head.to_stored(),
         max_length=length,
         metrics={},
         data_digest="",
@@ -269,6 +284,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
         "pairs": bool(manifest.extra.get("pairs")),
         "max_length": manifest.max_length,
         "temperature": spec.head.temperature,
+        **({} if spec.head.thresholds is None else {"thresholds": list(spec.head.thresholds)}),
         "backbone": backbone.name,
         "fingerprint": backbone.fingerprint,
         "digest": version.digest,

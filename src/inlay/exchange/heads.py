@@ -110,9 +110,16 @@ def fold_targets(task: Leaving) -> Linear:
     return task.tensors["head.weight"] * std, task.tensors["head.bias"] * std + mean
 
 
-def describe_temperature(head: HeadSpec) -> str:
-    """What a README says of probabilities; nothing where they are those of the logits as they are."""
-    if head.temperature == 1:
-        return ""
-    divided = f"For probabilities Inlay divides the logits by its temperature, {head.temperature:.6g}"
-    return f"\n{divided}; this format has no place for it.\n"
+def describe_decisions(head: HeadSpec) -> str:
+    """What a README says of how logits become answers; nothing where that is the usual way."""
+    said = ""
+    if head.temperature != 1:
+        divided = f"For probabilities Inlay divides the logits by its temperature, {head.temperature:.6g}"
+        said += f"\n{divided}; this format has no place for it.\n"
+    if head.thresholds is not None:
+        cuts = ", ".join(f"{cut:.6g}" for cut in head.thresholds)
+        applies = "A label applies from these logits on, label by label"
+        if head.kind != "multilabel":
+            applies = "The second label is the answer if its logit exceeds the first one's by more than"
+        said += f"\n{applies}: {cuts} (tuned on dev rows; this format has no place for it).\n"
+    return said

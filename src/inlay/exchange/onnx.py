@@ -48,8 +48,10 @@ INLINE_LIMIT_BYTES = 1536 * 1024**2
 TOLERANCE = 1e-4
 """of the largest logit, or of 1 if that is more: by how much a probe's answer may differ in onnxruntime"""
 READINGS = {
-    "classify": "the label of the largest logit; probabilities are softmax(logits / temperature)",
-    "multilabel": "a label applies if its logit is at least 0; its probability is sigmoid(logit / temperature)",
+    "classify": "the label of the largest logit; probabilities are softmax(logits / temperature). Where a task has "
+    "thresholds, its second label is the answer if its logit exceeds the first one's by more than that number",
+    "multilabel": "a label applies if its logit is at least 0, or its own number in the task's thresholds where there "
+    "are some; its probability is sigmoid(logit / temperature)",
     "regress": "the first logit is the number, on the scale of the task's own targets",
 }
 
@@ -212,6 +214,7 @@ def _describe_task(task: Leaving) -> dict[str, Any]:
         "max_length": manifest.max_length,
         "pooling": head.pooling,
         "temperature": head.temperature,
+        **({} if head.thresholds is None else {"thresholds": list(head.thresholds)}),
     }
 
 
@@ -359,7 +362,8 @@ def _quiet() -> Iterator[None]:
 
 
 _README = """\
-Tasks exported by Inlay as one ONNX graph. tasks.json says what the tasks, inputs and outputs are.
+Tasks exported by Inlay as one ONNX graph. tasks.json says what the tasks, inputs and outputs are, and under `reading`
+how logits become answers: where a task has `thresholds`, its labels are cut there and not at 0.
 Rows of any tasks may be mixed in one batch: `task` holds the id of each row's task. The tokenizer is in tokenizer.json;
 cut rows to their task's max_length, pad ids with pad_id, mask and token types with 0. A pair is one row, both texts
 joined by the tokenizer; of a task with `towers` in tasks.json it is two rows, one for each text, and the input `second`

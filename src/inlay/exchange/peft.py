@@ -20,7 +20,7 @@ from inlay.config import MethodConfig
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_number, read_weights
-from inlay.exchange.heads import check_classifier, describe_temperature, fold_targets, take_classifier
+from inlay.exchange.heads import check_classifier, describe_decisions, fold_targets, take_classifier
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
 from inlay.model.backbone import Backbone
@@ -237,7 +237,7 @@ def write(task: Leaving, anatomy: Anatomy) -> Folder:
 
     plain = {f"{ROOT}{name}": tensor.contiguous().clone() for name, tensor in {**weights, **head}.items()}
     labels = ", ".join(task.labels) or "none: it gives a number"
-    temperature = describe_temperature(task.head)
+    temperature = describe_decisions(task.head)
     readme = _README.format(base=task.base, num_labels=task.head.num_outputs, labels=labels, temperature=temperature)
     files = {CONFIG: dump_json({**config, **about}), WEIGHTS[0]: save(plain, {"format": "pt"}), "README.md": readme}
     return Folder({name: text.encode() if isinstance(text, str) else text for name, text in files.items()})

@@ -16,7 +16,7 @@ from torch import Tensor
 from inlay.config import MethodConfig
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Leaving, dump_json
-from inlay.exchange.heads import HEAD_KINDS, describe_temperature, fold_targets
+from inlay.exchange.heads import HEAD_KINDS, describe_decisions, fold_targets
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.model.families import find_family
 from inlay.model.heads import HeadSpec
@@ -70,7 +70,7 @@ def write(task: Leaving, anatomy: Anatomy) -> Folder:
         notes.append(f"the adapter is called {name}: the library's names have no dots")
     head_config, head_weights = _write_head(task, name)
     about = _describe(task, anatomy, name)
-    readme = _README.format(name=name, base=task.base, temperature=describe_temperature(task.head))
+    readme = _README.format(name=name, base=task.base, temperature=describe_decisions(task.head))
     files = {
         adapterhub.CONFIG: dump_json({**about, "config": config}),
         adapterhub.WEIGHTS[1]: _save(weights),

@@ -3,7 +3,8 @@
 A head is a linear layer, on the pooled vector of a row or on every token. Its kind says how logits become a loss in
 training and an answer in use. On a backbone that writes, a head has no layer: its kind says which texts are scored, or
 that a free one is written. What training finds out besides weights travels with the head: the scale of regression
-targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing.
+targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing,
+the thresholds of labels.
 
 What always holds: outputs that are NaN or infinite are no answer. The argmax of NaN would be the first class.
 """
@@ -11,7 +12,7 @@ What always holds: outputs that are NaN or infinite are no answer. The argmax of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -43,6 +44,9 @@ class HeadSpec:
     """what logits are divided by before they become probabilities; it changes no label"""
     null_threshold: float | None = None
     """span: there is no answer if the null score is above the best answer's by more than this; None: there always is"""
+    thresholds: tuple[float, ...] | None = None
+    """multilabel: what each label's logit must reach; of two classes, what the second's must exceed the first's by;
+    None: 0. Probabilities are the same with them"""
     hidden: str = "none"
     """the layer before it: none, tanh, or pooler (a trained copy of the backbone's)"""
     features: str = "last"
@@ -60,6 +64,22 @@ class HeadSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "texts", tuple(self.texts))  # a manifest's JSON has lists
+        if self.thresholds is not None:
+            object.__setattr__(self, "thresholds", tuple(self.thresholds))
+
+    def to_stored(self) -> dict[str, Any]:
+        """As a manifest has it. Thresholds that nobody tuned are left out, as versions before them have none."""
+        fields = asdict(self)
+        if self.thresholds is None:
+            del fields["thresholds"]
+        return fields
+
+    def shift(self, logits_L: Tensor) -> Tensor:
+        """Logits of which a label applies from 0 on, or of classes the largest is the answer."""
+        if self.thresholds is None:
+            return logits_L
+        cuts = self.thresholds if self.kind == "multilabel" else (0.0, *self.thresholds)
+        return logits_L.double() - torch.tensor(cuts, dtype=torch.float64)
 
     @property
     def layout(self) -> str:
@@ -219,15 +239,21 @@ class Head:
 def _answer_class(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
     logits_L = output.logits[0]
     probabilities = torch.softmax(logits_L.double() / spec.temperature, -1).tolist()
-    best = int(logits_L.argmax())
+    best = int(spec.shift(logits_L).argmax())
     return Outcome(label=labels[best], probabilities=dict(zip(labels, probabilities, strict=True)))
 
 
 def _answer_labels(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
     logits_L = output.logits[0]
     probabilities = torch.sigmoid(logits_L.double() / spec.temperature).tolist()
-    chosen = tuple(label for label, logit in zip(labels, logits_L.tolist(), strict=True) if logit >= 0)
+    chosen = tuple(label for label, logit in zip(labels, spec.shift(logits_L).tolist(), strict=True) if logit >= 0)
     return Outcome(labels=chosen, probabilities=dict(zip(labels, probabilities, strict=True)))
+
+
+def _confidence_of_set(outcome: Outcome) -> float:
+    """A set is as sure as the least sure decision about one of its labels."""
+    given = outcome.labels or ()
+    return min(p if label in given else 1 - p for label, p in (outcome.probabilities or {}).items())
 
 
 def _answer_number(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
@@ -241,7 +267,7 @@ def _predict_number(output: Output, spec: HeadSpec, labels: Sequence[str]) -> fl
 
 
 def _predict_logits(output: Output, spec: HeadSpec, labels: Sequence[str]) -> np.ndarray:
-    return output.logits[0].double().numpy()
+    return spec.shift(output.logits[0]).double().numpy()
 
 
 def _answer_words(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
@@ -319,7 +345,7 @@ HEADS: dict[str, Head] = {
         row_losses=lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"),
         read_answer=_answer_class,
         read_prediction=_predict_logits,
-        confidence=lambda outcome: max((outcome.probabilities or {}).values()),
+        confidence=lambda outcome: (outcome.probabilities or {})[outcome.label or ""],
         calibrates=True,
     ),
     "multilabel": Head(
@@ -329,8 +355,7 @@ HEADS: dict[str, Head] = {
         ),
         read_answer=_answer_labels,
         read_prediction=_predict_logits,
-        # A set is as sure as the least sure decision about one of its labels.
-        confidence=lambda outcome: min(max(p, 1 - p) for p in (outcome.probabilities or {}).values()),
+        confidence=_confidence_of_set,
         calibrates=True,
     ),
     "regress": Head(

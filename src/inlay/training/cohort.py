@@ -430,7 +430,7 @@ class Cohort:
             "dev_loss": verdict.loss,
             "head": verdict.fitted,
             "seconds": round(self.seconds - progress.began, 3),
-            **({"unpredicted": list(verdict.unpredicted)} if verdict.unpredicted else {}),
+            **verdict.findings,
         }
         progress.history.append(record)
         value, dev_loss = verdict.scores[metric], verdict.loss

@@ -1,7 +1,7 @@
 """Scores: a run on its dev rows, trained tensors on any labelled rows, all through the one inference forward.
 
-What is learned from dev rows besides a score goes into the head: the temperature of its probabilities, and the margin
-above which a question has no answer.
+What is learned from dev rows besides a score goes into the head: the temperature of its probabilities, the margin above
+which a question has no answer, and, if a run asks for it, the thresholds of its labels.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from inlay.data.encode import Encoded
 from inlay.data.metrics import decide, score_all
 from inlay.data.once import encode_once
 from inlay.data.tasks import Split
+from inlay.data.thresholds import tune_thresholds
 from inlay.data.windows import IGNORED, Reading, align_targets
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
@@ -104,6 +105,14 @@ class Verdict:
     """rows whose outputs are not finite"""
     unpredicted: tuple[str, ...] = ()
     """labels that some rows have and no row was answered with"""
+    untuned: dict[str, float] = dataclasses.field(default_factory=dict)
+    """the scores without thresholds, where some were tuned: on the rows they were tuned on `scores` are too good"""
+
+    @property
+    def findings(self) -> dict[str, Any]:
+        """What a history keeps of it only where there is something to keep."""
+        found = {"unpredicted": list(self.unpredicted), "dev_untuned": self.untuned}
+        return {name: value for name, value in found.items() if value}
 
 
 def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
@@ -117,6 +126,10 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
     decisions = _decisions(head.kind, outputs, split, encoded)
     fitted = _fit_head(head, outputs, split, decisions)
     calibrated = dataclasses.replace(head, **fitted)
+    untuned: dict[str, float] = {}
+    if run.config.train.thresholds == "dev" and (cuts := _tune_cuts(run.task.metric, head, decisions)) is not None:
+        untuned = _score(run.task.kind, run.task.labels, outputs, split, calibrated)
+        fitted["thresholds"], calibrated = list(cuts), dataclasses.replace(calibrated, thresholds=cuts)
     predictions = read_outputs(calibrated, run.task.labels, outputs)
     assert split.targets is not None
     scores = score_all(run.task.kind, run.task.labels, split.targets, predictions, split.unseen)
@@ -126,7 +139,7 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
         return Verdict(scores, 1.0 - scores["exact_match"], fitted)
     known = dataclasses.replace(split, targets=_without_unseen(split, head))
     loss = _mean_loss(head, Targets(known, encoded, head), logits)
-    return Verdict(scores, loss, fitted, unpredicted=unpredicted)
+    return Verdict(scores, loss, fitted, unpredicted=unpredicted, untuned=untuned)
 
 
 def _find_unpredicted(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any) -> tuple[str, ...]:
@@ -176,9 +189,7 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions
     """What of a head is fitted on dev rows: its temperature where it has probabilities, its margin of silence."""
     fitted: dict[str, Any] = {}
     if decisions is not None:
-        logits, targets = decisions
-        is_known = targets < head.num_outputs if targets.ndim == 1 else slice(None)
-        fitted["temperature"] = fit_temperature(logits[is_known], targets[is_known])
+        fitted["temperature"] = fit_temperature(*_take_known(head, decisions))
     if head.null_threshold is not None:
         assert split.targets is not None
         found = [find_output_passages(output, None) for output in outputs]
@@ -186,6 +197,20 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions
             [f.margin for f in found], [f.passage for f in found], list(split.targets)
         )
     return fitted
+
+
+def _tune_cuts(metric: str, head: HeadSpec, decisions: Decisions | None) -> tuple[float, ...] | None:
+    """Thresholds that gain on dev rows, also on those they were not chosen on; None where none do."""
+    if decisions is None or head.kind not in ("classify", "multilabel"):
+        return None
+    return tune_thresholds(metric, *_take_known(head, decisions))
+
+
+def _take_known(head: HeadSpec, decisions: Decisions) -> Decisions:
+    """The decisions whose target is a class that training saw."""
+    logits, targets = decisions
+    is_known = targets < head.num_outputs if targets.ndim == 1 else slice(None)
+    return logits[is_known], targets[is_known]
 
 
 def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Encoded) -> Decisions | None:

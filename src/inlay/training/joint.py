@@ -279,7 +279,12 @@ class JointMember:
             scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}
         loss = float(np.mean([verdict.loss for verdict in verdicts]))
         fitted = {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)}
-        return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts))
+        untuned = {
+            f"{name}/{metric}": value
+            for name, verdict in zip(names, verdicts, strict=True)
+            for metric, value in verdict.untuned.items()
+        }
+        return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
 
     def reuse(self, cache: PrefixCache, reach: Reach) -> None:
         """Compute all up to `reach` once and keep it."""

@@ -46,7 +46,7 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
         metric=run.task.metric,
         higher_is_better=METRICS[run.task.metric].higher_is_better,
         method=dataclasses.asdict(spec.method),
-        head=dataclasses.asdict(spec.head),
+        head=spec.head.to_stored(),
         max_length=run.max_length,
         metrics=metrics,
         data_digest=run.task.digest,

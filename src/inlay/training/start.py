@@ -24,7 +24,13 @@ from inlay.model.slots import SlotSpec
 from inlay.store import Manifest, Store, Version
 
 _DIGITS = 12
-_SCALE = ("target_mean", "target_std", "temperature", "null_threshold")  # what of a head its own data decided
+_SCALE = (
+    "target_mean",
+    "target_std",
+    "temperature",
+    "null_threshold",
+    "thresholds",
+)  # what of a head its own data decided
 _FREE = ("init_std",)  # what of a method may differ: with any other setting the same numbers would mean something else
 _OUTPUTS = {"head.weight", "head.pair_weight"}  # matrices of a head with a row for each output
 _INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of training

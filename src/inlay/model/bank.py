@@ -282,10 +282,10 @@ class Bank:
     def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        They are [n, L], or [n, T, L] with padding where a head reads tokens. Rows that are two texts are for heads with
-        towers, and only they. Where answers are written they are those
+        They are [n, L], or [n, T, L] with padding where a head reads tokens. Where answers are written they are those
         of every token [n, T, V] if the batch knows them, else what `writing.answer` gives. `dropout` is each slot's
-        rate on the vectors the head's layers read. Call it, and `backward`, inside `routed(batch.route)`.
+        rate on the vectors the head's layers read. Rows are two texts where a head has towers, and nowhere else. Call
+        it, and `backward`, inside `routed(batch.route)`.
         """
         slots = [segment.slot for segment in batch.route.segments]
         is_one_run = len({self.run_of(slot) for slot in slots}) == 1

@@ -29,7 +29,7 @@ _SMALLEST = 1e-12  # of two lengths multiplied that a cosine is divided by
 
 
 @dataclass(frozen=True)
-class Seen:
+class HeadInput:
     """What the head of a segment reads, float32."""
 
     states: Tensor
@@ -40,7 +40,7 @@ class Seen:
 
 def read(
     bank: Bank, batch: Batch, layers: Sequence[Tensor], rates: Sequence[float], weights: Mapping[str, Tensor] | None
-) -> list[Seen]:
+) -> list[HeadInput]:
     """What the layer of each segment's head reads, after dropout at the segment's rate.
 
     `layers` are the last states, or those of all layers; tokens are padded or packed as they lie.
@@ -52,10 +52,11 @@ def read(
         states = layers[-1] if batch.pack is None else layers[-1][0]
         pooled_BD = _pool(bank, batch, Segment(slots[0], 0, batch.num_texts), states, weights)
         if batch.split is None:
-            return [Seen(own) for own in _dropped(pooled_BD, rates[0]).float().split(sizes_of(batch.rows))]
+            return [HeadInput(own) for own in _dropped(pooled_BD, rates[0]).float().split(sizes_of(batch.rows))]
         parts = zip(heads, pooled_BD.split(sizes_of(batch.texts)), strict=True)
         return [
-            _pair_up(own, rates[0]) if head.has_towers else Seen(_dropped(own, rates[0]).float()) for head, own in parts
+            _pair_up(own, rates[0]) if head.has_towers else HeadInput(_dropped(own, rates[0]).float())
+            for head, own in parts
         ]
     # Slices would each fill all states with zeros in the backward pass.
     split = [(layer if batch.pack is None else layer[0]).split(sizes_of(batch.route.segments)) for layer in layers]
@@ -68,15 +69,15 @@ def read(
             continue
         # BERT drops what its pooler gives, not what it reads.
         states = _dropped(states, 0.0 if head.hidden == "pooler" else rate)
-        found.append(Seen(_before_head(bank, texts.slot, states, head, rate)))
+        found.append(HeadInput(_before_head(bank, texts.slot, states, head, rate)))
     return found
 
 
-def _pair_up(vectors: Tensor, rate: float) -> Seen:
+def _pair_up(vectors: Tensor, rate: float) -> HeadInput:
     """What a head reads of pairs whose texts lie side by side, after dropout on each feature by itself."""
     u_BD, v_BD = vectors.float().unflatten(0, (-1, 2)).unbind(1)
     # Not of vectors after dropout: the difference of two texts would be that of what was dropped of each.
-    return Seen(_dropped(u_BD, rate), _dropped(pair_features(u_BD, v_BD), rate))
+    return HeadInput(_dropped(u_BD, rate), _dropped(pair_features(u_BD, v_BD), rate))
 
 
 def pair_features(u_BD: Tensor, v_BD: Tensor) -> Tensor:

@@ -19,13 +19,22 @@ from typing import Any, Self
 from inlay.errors import BadConfig
 from inlay.trees import assign, from_tree, read_tree
 
+_SAME = object()
 
-def setting(default: Any, text: str, choices: Iterable[str] = (), *, is_later: bool = False) -> Any:
+
+def setting(
+    default: Any, text: str, choices: Iterable[str] = (), *, is_later: bool = False, before: Any = _SAME
+) -> Any:
     """A config field with the line `--help` prints for it, and the values it may take.
 
-    One that `is_later` came when runs had ids already: left open, it is no part of them, so that they stay.
+    One that `is_later` came when runs had ids already: left open, it is no part of them, so that they stay. `before` is
+    the value that all runs had until then, where that is not the default: with it, too, ids stay.
     """
-    return field(default=default, metadata={"help": text, "choices": tuple(choices), "is_later": is_later})
+    known = {"help": text, "choices": tuple(choices), "is_later": is_later}
+    return field(default=default, metadata={**known, "before": default if before is _SAME else before})
+
+
+_EPOCHS = 10
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,9 @@ class TrainConfig:
         "peak learning rate; default: the method's own, such as 5e-4 for houlsby, 1e-3 for mahabadi, 1e-4 for "
         "hyperformer, 5e-5 for full; on T5 3e-4 for the last three; 0.03 for hyperformer with joint.trained task",
     )
-    epochs: int = setting(10, "passes over the training rows at most")
+    epochs: int | None = setting(
+        None, "passes over the training rows at most; default: 10, or by the number of rows where the rate is open too"
+    )
     batch_size: int = setting(32, "rows per step")
     steps: str = setting(
         "epochs",
@@ -162,12 +173,50 @@ class TrainConfig:
         is_later=True,
     )
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
+    head_start: str = setting(
+        "auto",
+        "first weights of the head: probe (a linear model fitted to what the backbone gives of the training rows), "
+        "fresh (random); auto: probe where the learning rate is left open, and answers are not written",
+        choices=("auto", "probe", "fresh"),
+        is_later=True,
+        before="fresh",
+    )
+    contrast: int | None = setting(
+        None,
+        "steps before all others that pull texts with one label together and push the rest apart (few rows); 0: none",
+        is_later=True,
+        before=0,
+    )
+
+    blend: float | None = setting(
+        None,
+        "share of what a contrastive start changed that is kept (0.6; 1: all of it)",
+        is_later=True,
+    )
+    keep: str = setting(
+        "auto",
+        "which epoch is kept: best (by dev score), or late (the last one whose score is within chance of the best); "
+        "auto: late where the learning rate is left open and dev rows are few",
+        choices=("auto", "best", "late"),
+        is_later=True,
+        before="best",
+    )
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes over the training rows at most, where a recipe says nothing else."""
+        return _EPOCHS if self.epochs is None else self.epochs
 
     def __post_init__(self) -> None:
         _require(self.lr is None or 0 < self.lr < 10, "train.lr", self.lr, "a number above 0, below 10")
         _require(self.bucket is None or self.bucket >= 1, "train.bucket", self.bucket, "at least 1")
-        for name in ("epochs", "batch_size"):
-            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "a whole number of at least 1")
+        _require(self.batch_size >= 1, "train.batch_size", self.batch_size, "a whole number of at least 1")
+        fewest = 0 if self.head_start == "probe" else 1  # a probe is trained before the first step
+        _require(self.num_epochs >= fewest, "train.epochs", self.epochs, f"a whole number of at least {fewest}")
+        fits = self.blend is None or 0 < self.blend <= 1
+        _require(fits, "train.blend", self.blend, "above 0, at most 1")
+        fits = self.contrast is None or self.contrast >= 0
+        _require(fits, "train.contrast", self.contrast, "a whole number of at least 0")
         fits = self.max_length is None or self.max_length >= 4
         _require(fits, "train.max_length", self.max_length, "a whole number of at least 4")
         _require(self.stride >= 0, "train.stride", self.stride, "a whole number of at least 0")
@@ -361,9 +410,12 @@ class RunConfig:
 
 def settled(config: Any) -> dict[str, Any]:
     """The settings that name a run: all but those that came later and are left open."""
-    later = {item.name: item.default for item in dataclasses.fields(config) if item.metadata.get("is_later")}
+    items = {item.name: item for item in dataclasses.fields(config) if item.metadata.get("is_later")}
+    later = {name: (item.default, item.metadata["before"]) for name, item in items.items()}
     settings = dataclasses.asdict(config)
-    return {name: value for name, value in settings.items() if name not in later or value != later[name]}
+    if isinstance(config, TrainConfig):  # left open, ids have what it always was: where it counts it is resolved
+        settings["epochs"] = config.num_epochs
+    return {name: value for name, value in settings.items() if name not in later or value not in later[name]}
 
 
 def digest(value: Any) -> str:

@@ -200,7 +200,7 @@ def test_dropout_is_on_in_training_and_off_in_scoring(tiny_bert, toy_task):
 
 
 def test_ties_on_dev_are_broken_by_the_dev_loss(tiny_bert, toy_task):
-    run = make_run(toy_task(), RunConfig(train=TrainConfig(**QUIET)), tiny_bert)
+    run = make_run(toy_task(), RunConfig(train=TrainConfig(**QUIET, lr=5e-4)), tiny_bert)
     cohort = Cohort([run], tiny_bert, SETTINGS)
     (member,) = cohort.members
     best, gains = [], []
@@ -213,7 +213,7 @@ def test_ties_on_dev_are_broken_by_the_dev_loss(tiny_bert, toy_task):
 
 
 def test_patience_runs_out_though_ties_are_won_by_the_loss(tiny_bert, toy_task):
-    run = make_run(toy_task(), RunConfig(train=TrainConfig(**QUIET, patience=2)), tiny_bert)
+    run = make_run(toy_task(), RunConfig(train=TrainConfig(**QUIET, lr=5e-4, patience=2)), tiny_bert)
     cohort = Cohort([run], tiny_bert, SETTINGS)
     (member,) = cohort.members
     stopped = []

@@ -35,7 +35,7 @@ def test_sigkill_at_twenty_random_moments_changes_nothing(tiny_bert_folder, tmp_
 
 
 def make(backbone, toy_task, **train):
-    settings = {"batch_size": 8, "max_length": 32, "epochs": 2, **train}
+    settings = {"batch_size": 8, "max_length": 32, "epochs": 2, "lr": 5e-4, **train}
     return make_run(toy_task(), RunConfig(method=MethodConfig(size=4), train=TrainConfig(**settings)), backbone)
 
 

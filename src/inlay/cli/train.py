@@ -150,7 +150,7 @@ def describe_run(run: Run, backbone: Backbone) -> None:
     width = f"windows of at most {run.max_length} tokens" if head.pooling == "tokens" else f"{head.pooling} pooling"
     width += " of each text of a pair (towers)" if head.has_towers else ""
     screen.note(
-        f"training: at most {screen.count(train.epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
+        f"training: at most {screen.count(train.num_epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
         f"{train.batch_size} rows each, lr {train.lr:g}, {width}, on {backbone.device}"
     )
 
@@ -233,6 +233,9 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
         from inlay.training.evaluate import score_split
 
         metrics["test"] = score_split(ready.run, result, ready.backbone, task.test)
+    from inlay.training.rising import find_rising
+
+    rising = find_rising(result.history, task.metric, len(task.dev))
     folder = ready.runs_folder / result.run_id
     infos = [] if version is None else ready.store.versions(version.name)
     return {
@@ -248,12 +251,29 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
         "metric": task.metric,
         "metrics": metrics,
         "best_epoch": result.best_epoch,
+        "probe": _score_probe(ready, result, metrics),
+        "still_rising": None if rising is None else dataclasses.asdict(rising),
         "num_parameters": ready.run.spec.count_parameters(ready.backbone.anatomy),
         "backbone_parameters": ready.backbone.num_parameters,
         "seconds": result.seconds,
         "folder": str(folder),
         "curve": str(folder / "curve.png") if (folder / "curve.png").is_file() else None,  # of many runs, none is drawn
     }
+
+
+def _score_probe(ready: Prepared, result: Result, metrics: Mapping[str, Any]) -> dict[str, float] | None:
+    """Split -> score of the linear probe that the run began with; None where it began with a fresh head."""
+    first, metric = next(iter(result.history), {}), ready.run.task.metric
+    if first.get("stage") != "probe":
+        return None
+    from inlay.training.evaluate import score_probe
+    from inlay.training.run import read_probe_head
+
+    found = {"dev": first["dev"][metric]}
+    head, test = read_probe_head(ready.runs_folder / result.run_id), ready.run.task.test
+    if head and "test" in metrics and test is not None:
+        found["test"] = score_probe(ready.run, head, ready.backbone, test)[metric]
+    return found
 
 
 def _find_best(store: Store, version: Version) -> str | None:
@@ -268,7 +288,14 @@ def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -
     """What a trained run came to, for people, with the command to use it next."""
     put_metrics(report["metrics"], report["metric"])
     screen.put()
-    pairs = {"trained": f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"}
+    pairs = {}
+    if report["probe"] is not None and ready.run.num_steps:
+        scores = ", ".join(f"{split} {screen.score(value)}" for split, value in report["probe"].items())
+        pairs["probe"] = f"{scores}: {report['metric']} of a linear model on the frozen backbone, where it began"
+    pairs["trained"] = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
+    if (rising := report["still_rising"]) is not None:
+        took = screen.duration(rising["seconds"])
+        pairs["rising"] = f"dev was still rising: `--epochs {rising['epochs']}` would take about {took}"
     if report["reference"] is not None:
         name = report["reference"].partition("@")[0]
         pairs["published"] = f"{report['reference']} ({screen.size(report['size_bytes'])})"

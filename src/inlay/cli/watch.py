@@ -12,9 +12,10 @@ from typing import Any
 from inlay.cli import screen
 from inlay.training.cohort import Cohort, Watcher
 from inlay.training.joint import AnyMember
-from inlay.training.member import Member
+from inlay.training.member import CONTRAST, PROBE, Member
 from inlay.training.run import DIVERGED, STOPPED_EARLY
 
+_STAGES = {PROBE: "linear probe", CONTRAST: " of the contrastive start"}
 _MANY_TEXTS = 500  # fewer go through the backbone's lower layers before a bar could be read
 _LONG_SECONDS = 1.0  # less is no news
 _MANY_ROWS = 10_000  # fewer are tokenised before a bar could be read
@@ -78,14 +79,17 @@ class ScreenWatcher(Watcher):
         self._draw(cohort)
 
     def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
-        metric, epochs = member.run.metric, member.run.config.train.epochs
+        metric, epochs = member.run.metric, member.run.config.train.num_epochs
         value = record["dev"][metric]
         self._best = f"dev {member.progress.best_metric:.4f}"
         if self._is_alone:
             digits = len(str(epochs))
             is_best = " *" if member.progress.best_epoch == record["epoch"] else ""
+            loss = _STAGES.get(record.get("stage", ""), "")
+            if record["train_loss"] is not None:
+                loss = f"loss {record['train_loss']:.4f}{loss}"
             self._meter.say(
-                f"epoch {record['epoch']:>{digits}}/{epochs}  loss {record['train_loss']:.4f}  "
+                f"epoch {record['epoch']:>{digits}}/{epochs}  {loss}  "
                 f"dev {metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
             )
 
@@ -111,7 +115,7 @@ class ScreenWatcher(Watcher):
         rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
         text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
         if len(queue.runs) == 1:
-            epoch, epochs = members[0].progress.epoch, members[0].run.config.train.epochs
+            epoch, epochs = members[0].progress.epoch, members[0].run.config.train.num_epochs
             name = "" if self._is_alone else f"{_describe(members[0])}  "
             title = f"{name}epoch {min(epoch + 1, epochs)}/{epochs}"
         else:

@@ -17,20 +17,26 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
 
     Also 1 where the likelier probabilities would be worse calibrated, as those of a model that says one class only.
     """
-    from scipy.optimize import minimize_scalar
-
     logits = np.asarray(logits, dtype=np.float64)
     # Without a mistake the likeliest temperature is the coldest: that is no finding.
     if not len(logits) or not np.isfinite(logits).all() or _is_right(logits, targets).all():
         return 1.0
+    temperature = likeliest_temperature(logits, targets)
+    likelihood = negative_log_likelihood(logits, targets, temperature)
+    is_likelier = likelihood < negative_log_likelihood(logits, targets)
+    is_nearer = calibration_error(logits, targets, temperature) < calibration_error(logits, targets)
+    return temperature if is_likelier and is_nearer else 1.0
+
+
+def likeliest_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
+    """The temperature with the least negative log-likelihood, whatever else it does."""
+    from scipy.optimize import minimize_scalar
+
     bounds = (np.log(_RANGE[0]), np.log(_RANGE[1]))
     found = minimize_scalar(
         lambda log: negative_log_likelihood(logits, targets, np.exp(log)), bounds=bounds, method="bounded"
     )
-    temperature = float(np.exp(found.x))
-    is_likelier = found.fun < negative_log_likelihood(logits, targets)
-    is_nearer = calibration_error(logits, targets, temperature) < calibration_error(logits, targets)
-    return temperature if is_likelier and is_nearer else 1.0
+    return float(np.exp(found.x))
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, temperature: float = 1.0) -> float:

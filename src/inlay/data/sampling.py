@@ -13,6 +13,7 @@ import numpy as np
 
 from inlay.config import JointConfig
 
+_ROWS_OF_A_LABEL = 4  # of a batch that contrasts labels, at least
 _ANNEALED = 0.8  # how far PALs' exponent falls from 1 over the epochs
 
 
@@ -23,6 +24,21 @@ def task_shares(sizes: Sequence[int], config: JointConfig, epoch: int = 0, num_e
     logs = exponent * np.log(np.asarray(sizes, dtype=float))
     shares = np.exp(logs - logs.max())
     return shares / shares.sum()
+
+
+def draw_by_label(targets: np.ndarray, batch_size: int, seed: int, step: int) -> np.ndarray:
+    """Rows of a step that is to have several of each label: labels by chance, as many rows of each, none twice.
+
+    A label with a single row is left out while others have more.
+    """
+    random = np.random.default_rng([seed, step])
+    labels, counts = np.unique(targets, return_counts=True)
+    several = labels[counts > 1] if (counts > 1).sum() > 1 else labels
+    most = max(2, batch_size // _ROWS_OF_A_LABEL)
+    drawn = random.choice(several, min(len(several), most), replace=False)
+    per_label = max(2, batch_size // len(drawn))
+    rows = [random.permutation(np.flatnonzero(targets == label))[:per_label] for label in drawn]
+    return np.concatenate(rows)
 
 
 _EXPONENTS: dict[str, Callable[[JointConfig, float], float]] = {

@@ -19,7 +19,7 @@ bf16), and no operation on one slot touches another.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -279,13 +279,16 @@ class Bank:
         width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
         return route.tiled(num_slots, width, self.backbone.device)
 
-    def logits(self, batch: Batch, *, dropout: Mapping[int, float] | None = None) -> list[Tensor]:
+    def logits(
+        self, batch: Batch, *, dropout: Mapping[int, float] | None = None, as_vectors: Collection[int] = frozenset()
+    ) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
         They are [n, L], or [n, T, L] with padding where a head reads tokens. Where answers are written they are those
         of every token [n, T, V] if the batch knows them, else what `writing.answer` gives. `dropout` is each slot's
-        rate on the vectors the head's layers read. Rows are two texts where a head has towers, and nowhere else. Call
-        it, and `backward`, inside `routed(batch.route)`.
+        rate on the vectors the head's layers read; of the slots `as_vectors` these vectors are given in place of
+        logits. Rows are two texts where a head has towers, and nowhere else. Call it, and `backward`, inside
+        `routed(batch.route)`.
         """
         slots = [segment.slot for segment in batch.route.segments]
         is_one_run = len({self.run_of(slot) for slot in slots}) == 1
@@ -304,6 +307,8 @@ class Bank:
         rates = [dropout[slot] if dropout else 0.0 for slot in slots]
         _check_texts(batch, heads)
         read = readout.read(self, batch, layers, rates, weights)
+        if as_vectors and all(slot in as_vectors for slot in slots):
+            return [seen.vectors for seen in read]
         stops = list(itertools.accumulate(seen.states[..., 0].numel() for seen in read))
         segments = tuple(map(Segment, slots, [0, *stops[:-1]], stops))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
@@ -316,9 +321,12 @@ class Bank:
         if any(head.has_towers for head in heads):
             pairs = [(slot, seen.pairs_BF) for slot, seen in zip(slots, read, strict=True)]
             logits = kernels.add_pairs(logits, self.stacks["head.pair_weight"], pairs)
-        return [
+        found = [
             part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
             for part, seen, head, texts in zip(logits, read, heads, batch.texts, strict=True)
+        ]
+        return [
+            seen.vectors if slot in as_vectors else part for slot, seen, part in zip(slots, read, found, strict=True)
         ]
 
     def head_of(self, slot: int) -> HeadSpec:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,6 +52,20 @@ def infer(
         if on_batch is not None:
             on_batch(len(indices))
     return [answer for answer in answers if answer is not None]
+
+
+def infer_vectors(bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> np.ndarray:
+    """What the head of each row's slot reads of it, without dropout, in order: [n, D], float64."""
+    backbone = bank.backbone
+    found: list[np.ndarray | None] = [None] * len(rows)
+    for indices in _batches(bank, rows, token_budget or TOKEN_BUDGET[backbone.device.type]):
+        batch = backbone.collate([rows[index] for index in indices])
+        with torch.inference_mode(), bank.routed(batch.route):
+            read = bank.logits(batch, as_vectors={segment.slot for segment in batch.rows})
+        vectors = torch.cat(read).double().cpu().numpy()
+        for position, vector in zip(batch.order, vectors, strict=True):
+            found[indices[position]] = vector
+    return np.stack([vector for vector in found if vector is not None])
 
 
 def _to_cpu(segments: Sequence[Tensor]) -> list[Tensor]:

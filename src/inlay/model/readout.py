@@ -37,6 +37,11 @@ class HeadInput:
     pairs_BF: Tensor | None = None
     """of such pairs v, |u − v|, u · v (element by element) and the cosine of u and v, side by side"""
 
+    @property
+    def vectors(self) -> Tensor:
+        """All that is read of each row, side by side."""
+        return self.states if self.pairs_BF is None else torch.cat([self.states, self.pairs_BF], -1)
+
 
 def read(
     bank: Bank, batch: Batch, layers: Sequence[Tensor], rates: Sequence[float], weights: Mapping[str, Tensor] | None

@@ -83,7 +83,7 @@ class Item:
         if isinstance(self.run, JointRun):
             return self.run.config.train.batch_size * self.run.num_steps
         tasks = [self.run.task] if self.run is not None else list(self.sequence)
-        return sum(len(task.train) for task in tasks) * self.config.train.epochs
+        return sum(len(task.train) for task in tasks) * self.config.train.num_epochs
 
     @cached_property
     def cost(self) -> float:
@@ -91,7 +91,7 @@ class Item:
 
         Dev rows, read once an epoch, count by what answering takes of training.
         """
-        epochs = self.config.train.epochs
+        epochs = self.config.train.num_epochs
         if isinstance(self.run, JointRun):
             parts, config = self.run.parts, self.run.config
             shares = task_shares([len(part.task.train) for part in parts], config.joint)

@@ -391,7 +391,8 @@ class _Teller(Watcher):
         self._report = report
 
     def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
-        run, num_epochs = member.run, member.run.config.train.epochs
+        run, num_epochs = member.run, member.run.config.train.num_epochs
         score = f"dev {run.metric} {record['dev'][run.metric]:.4g}"
-        message = f"{run.name}: epoch {record['epoch']} of {num_epochs}, loss {record['train_loss']:.4g}, {score}"
+        loss = "linear probe" if record["train_loss"] is None else f"loss {record['train_loss']:.4g}"
+        message = f"{run.name}: epoch {record['epoch']} of {num_epochs}, {loss}, {score}"
         self._report(Event("epoch", message, task=run.name, details={"run": run.id, **record}))

@@ -8,18 +8,17 @@ from the last state and, on a CPU with as many threads as before, ends with the 
 
 from __future__ import annotations
 
-import math
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from inlay.config import digest
-from inlay.data.metrics import is_better
 from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
@@ -30,20 +29,21 @@ from inlay.model.methods import first_layer, has_frozen_attention
 from inlay.model.route import Reach
 from inlay.training.compiled import CompiledStepper, can_compile
 from inlay.training.encoder import Encoder
+from inlay.training.epochs import close_epoch, has_diverged, loss_limit, rate_of
 from inlay.training.evaluate import Verdict, score_dev
+from inlay.training.head_start import fit_head, keep_part
 from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun
-from inlay.training.member import Member
+from inlay.training.member import PROBE, Member
 from inlay.training.memory import first_line, release_memory
-from inlay.training.movers import JointMover, Mover, Seen
-from inlay.training.optimizer import SlotOptimizer, learning_rate
+from inlay.training.movers import JointMover, Mover
+from inlay.training.optimizer import SlotOptimizer
 from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
 from inlay.training.queue import Parked, Queue
-from inlay.training.run import DIVERGED, FINISHED, STOPPED_EARLY, Run
+from inlay.training.run import Run
 from inlay.training.steps import Rows, Stepper
 from inlay.training.written import WrittenStepper
 
-_EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 _ANSWERED = 4  # times the tokens of a training pass are a pass over dev rows: it keeps nothing for a backward pass
 
 
@@ -370,17 +370,15 @@ class Cohort:
         """
         active = self.active
         parts, batches = self._next_rows()
-        rates = {
-            p.slot: learning_rate(m.run.config.train, m.progress.step, m.num_steps) for m in active for p in m.parts
-        }
-        limits = {part.slot: _loss_limit(member) for member in active for part in member.parts}
+        rates = {part.slot: rate_of(member) for member in active for part in member.parts}
+        limits = {part.slot: loss_limit(member) for member in active for part in member.parts}
         seen = self.attempt(lambda: self.stepper.step(parts, batches, rates, limits, self._look_ahead))
         for member in active:
             progress = member.progress
             found = next(seen[part.slot] for part in member.parts if part.slot in seen)
-            if _has_diverged(member, found, limits[member.slot]):
+            if has_diverged(member, found, limits[member.slot]):
                 continue
-            progress.step, progress.cursor = progress.step + 1, progress.cursor + 1
+            progress.step, progress.cursor = progress.step + (not progress.stage), progress.cursor + 1
             progress.loss_sum += found.loss
             progress.losses.append(round(found.loss, 5))
         self.num_steps += 1
@@ -408,6 +406,10 @@ class Cohort:
         ended = [member for member in self.active if member.progress.cursor == member.steps_of_epoch]
         if not ended:
             return []
+        for member in ended:
+            if member.progress.stage and not member.progress.is_fitted:
+                self.attempt(partial(self._fit_head, member))
+                member.progress.is_fitted = True
         rows = [row for member in ended for part in member.parts for row in part.dev_rows()]
         budget = self.answer_budget
         logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget, heed=heed)))
@@ -417,38 +419,29 @@ class Cohort:
             records.append((member, self._close_epoch(member, member.judge(verdicts))))
         return records
 
+    def _fit_head(self, member: AnyMember) -> None:
+        """Put the linear model of what a run's slot gives now in place of its head; its optimizer begins anew.
+
+        Of what was trained before, the part that `train.blend` says is kept.
+        """
+        for part in member.parts:
+            slot, spec, share = part.slot, part.run.spec, part.run.config.train.blend
+            if share and part.progress.stage != PROBE:
+                self.bank.put(slot, spec, keep_part(self._read_start(part), self.bank.read(slot), share))
+            head = fit_head(self.bank, part, self.answer_budget)
+            self.bank.put(slot, spec, {**self.bank.read(slot), **head})
+            self.optimizer.reset(part.slot, part.run.config.train)
+
+    def _read_start(self, member: Member) -> dict[str, Tensor]:
+        """What the slot of a run of one task began with."""
+        bank = Bank(self.backbone, 1)
+        bank.initialise(0, member.run.spec, member.run.config.train.seed)
+        return bank.read(0) | member.run.start.of(member.run.name)
+
     def _close_epoch(self, member: AnyMember, verdict: Verdict) -> dict[str, Any]:
-        progress, metric, train = member.progress, member.run.metric, member.run.config.train
-        loss, progress.loss_sum = progress.loss_sum / member.steps_of_epoch, 0.0
-        progress.epoch, progress.cursor = progress.epoch + 1, 0
-        record = {
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "train_loss": loss,
-            "lr": learning_rate(train, progress.step - 1, member.num_steps),
-            "dev": verdict.scores,
-            "dev_loss": verdict.loss,
-            "head": verdict.fitted,
-            "seconds": round(self.seconds - progress.began, 3),
-            **verdict.findings,
-        }
-        progress.history.append(record)
-        value, dev_loss = verdict.scores[metric], verdict.loss
-        # On a small dev set epochs tie; the loss still tells a sure answer from a lucky one.
-        wins_tie = value == progress.best_metric and dev_loss < progress.best_loss
-        if is_better(metric, value, progress.best_metric):
-            progress.last_gain = progress.epoch
-        if progress.last_gain == progress.epoch or wins_tie:
-            progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
+        record, is_kept = close_epoch(member, verdict, self.seconds)
+        if is_kept:
             member.best_tensors = member.read(self.bank)
-        if verdict.num_lost:
-            reason = f"the outputs of {verdict.num_lost:,} dev rows are not finite"
-            _end_diverged(member, f"diverged in epoch {progress.epoch}: {reason}")
-        elif progress.step == member.num_steps:
-            progress.status = FINISHED
-        elif train.patience and progress.epoch - progress.last_gain >= train.patience:
-            progress.status = STOPPED_EARLY
-            progress.message = f"no better dev {metric} for {train.patience} epochs"
         return record
 
 
@@ -466,31 +459,6 @@ def _check_budget(run: Run, encoder: Encoder, token_budget: int) -> None:
             f"batch norm sees a run's batch whole, up to {most:,} tokens, but the token budget is {token_budget:,}",
             "use a larger `--token-budget`, a smaller `--batch-size`, or `--set method.inner_norm=layer`",
         )
-
-
-def _loss_limit(member: AnyMember) -> float:
-    """A loss above this will not come back."""
-    first = member.progress.first_loss
-    return math.inf if first is None else _EXPLODED * max(1.0, first)
-
-
-def _has_diverged(member: AnyMember, seen: Seen, limit: float) -> bool:
-    progress = member.progress
-    if progress.first_loss is None and math.isfinite(seen.loss):
-        progress.first_loss = seen.loss
-    if seen.is_sound(limit):
-        return False
-    reason = f"loss {seen.loss:g}, gradient norm {seen.norm:g}"
-    if math.isfinite(seen.loss) and math.isfinite(seen.norm):
-        reason = f"loss {seen.loss:g} after a first loss of {progress.first_loss:g}"
-    _end_diverged(member, f"diverged at step {progress.step + 1}: {reason}")
-    return True
-
-
-def _end_diverged(member: AnyMember, reason: str) -> None:
-    """End a run that has diverged; the weights of its best epoch before stay."""
-    member.progress.status = DIVERGED
-    member.progress.message = f"{reason}; try a smaller learning rate than {member.run.config.train.lr:g}"
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -33,7 +33,7 @@ from inlay.model.readout import read_deeper
 from inlay.model.route import Prefix, Reach
 from inlay.model.rung import Capacity, Laid, Rung, bound_length, climb
 from inlay.model.tiles import Tiles
-from inlay.training.member import Member
+from inlay.training.member import CONTRAST, Member
 from inlay.training.memory import first_line
 from inlay.training.movers import Mover, Seen
 from inlay.training.objectives import (
@@ -64,6 +64,8 @@ def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     """Whether programs can step these runs, which have one structure."""
     specs = [member.run.spec for member in members]
     are_known = bank.backbone.writes or all(can_lose(spec.head) for spec in specs)
+    if any(member.progress.stage == CONTRAST for member in members):  # rows that are held against each other
+        return False
     return are_known and has_programs(bank.backbone, specs[0].method)
 
 

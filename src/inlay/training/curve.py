@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 from inlay.store import write_atomically
 from inlay.training.joint import AnyRun
-from inlay.training.member import Progress
+from inlay.training.member import PROBE, Progress
 
 
 def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
@@ -20,8 +21,11 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
         range(1, len(progress.losses) + 1), progress.losses, color="#9bb8d3", linewidth=0.8, label="loss per step"
     )
     if progress.history:
-        steps = [line["step"] for line in progress.history]
-        axes.plot(steps, [line["train_loss"] for line in progress.history], color="#1f4e79", label="loss per epoch")
+        shift = run.config.train.contrast or 0  # of steps before the first of training
+        steps = [_place(line, shift) for line in progress.history]
+        known = [line for line in progress.history if line["train_loss"] is not None]
+        losses = [line["train_loss"] for line in known]
+        axes.plot([_place(line, shift) for line in known], losses, color="#1f4e79", label="loss per epoch")
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     axes.set_ylim(bottom=0)
@@ -30,8 +34,8 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
         metric = run.metric
         scores = axes.twinx()
         (line,) = scores.plot(steps, [item["dev"][metric] for item in progress.history], "o-", color="#c0504d")
-        best = progress.history[progress.best_epoch - 1]
-        scores.plot(best["step"], best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
+        best = next((line for line in progress.history if line["epoch"] == progress.best_epoch), progress.history[-1])
+        scores.plot(_place(best, shift), best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
         scores.set_ylabel(f"dev {metric} (best: {best['dev'][metric]:.4f}, epoch {best['epoch']})", color="#c0504d")
         lines, names = [*lines, line], [*names, f"dev {metric}"]
     figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
@@ -40,3 +44,8 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())
+
+
+def _place(line: dict[str, Any], shift: int) -> int:
+    """Where an epoch stands on the axis of steps, those before training included."""
+    return int(line["step"]) + (0 if line.get("stage") == PROBE else shift)

@@ -246,6 +246,15 @@ def score_split(run: Run, result: Result, backbone: Backbone, split: Split) -> d
     return scores | ({} if judged.ece is None else {"ece": judged.ece})
 
 
+def score_probe(run: Run, head: Mapping[str, Tensor], backbone: Backbone, split: Split) -> dict[str, float]:
+    """Every metric on labelled rows of the linear probe that a run began with: its head, its slot as it was then."""
+    bank = Bank(backbone, 1)
+    bank.initialise(0, run.spec, run.config.train.seed)
+    tensors = {**bank.read(0), **run.start.of(run.name), **head}
+    judged = judge_split(run.spec, tensors, backbone, split, run.reading)
+    return _score(run.task.kind, run.task.labels, judged.outputs, split, judged.head)
+
+
 @dataclass(frozen=True)
 class Judged:
     """A head's outputs on labelled rows."""

@@ -62,7 +62,7 @@ class _Ways:
     def find_prefixes(self, runs: Sequence[AnyRun], backbone: Backbone) -> PrefixCache | None:
         """Where the frozen layers of these runs' texts are kept: if there are such layers, and texts are read again."""
         has_frozen = first_layer(backbone.anatomy, runs[0].config.method) > 0
-        is_read_again = sum(run.config.train.epochs for run in runs) > 1
+        is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
         return self.prefixes if self.settings.reuse_prefix and has_frozen and is_read_again else None
 
 
@@ -119,7 +119,7 @@ def structure_of(run: AnyRun) -> tuple[Any, ...]:
 
 def has_known_heads(run: AnyRun) -> bool:
     """Whether its steps are compiled where any are; if not, it would hold up those beside it."""
-    return all(can_lose(part.spec.head) for part in run.parts)
+    return all(can_lose(part.spec.head) and not part.config.train.contrast for part in run.parts)
 
 
 def trains_apart(run: AnyRun, backbone: Backbone) -> bool:

@@ -86,7 +86,7 @@ def identify_joint(parts: Sequence[tuple[str, str]], joint: JointConfig, lineage
 
 def count_joint_steps(num_rows: int, config: RunConfig) -> int:
     """The steps of a run over so many rows (or windows) of all its tasks together."""
-    return config.joint.steps or -(-num_rows // config.train.batch_size) * config.train.epochs
+    return config.joint.steps or -(-num_rows // config.train.batch_size) * config.train.num_epochs
 
 
 def make_joint_run(
@@ -225,12 +225,17 @@ class JointMember:
         return not self.progress.status
 
     @property
+    def leeway(self) -> float:
+        """The best epoch is the one with the best mean."""
+        return 0.0
+
+    @property
     def num_steps(self) -> int:
         return count_joint_steps(sum(len(part.train) for part in self.parts), self.run.config)
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.num_steps // self.run.config.train.epochs)
+        return -(-self.num_steps // self.run.config.train.num_epochs)
 
     @property
     def steps_of_epoch(self) -> int:
@@ -253,7 +258,7 @@ class JointMember:
         train = self.run.config.train
         sizes = tuple(len(part.train) for part in self.parts)
         return TaskSampler(
-            sizes, self.run.config.joint, train.batch_size, self.steps_per_epoch, train.epochs, train.seed
+            sizes, self.run.config.joint, train.batch_size, self.steps_per_epoch, train.num_epochs, train.seed
         )
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:

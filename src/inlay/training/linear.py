@@ -8,16 +8,19 @@ predicted.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from inlay.data.metrics import is_better, score
+
 MAX_STEPS = 1000
+_NARROWEST = 1e-3  # of the middle feature's deviation
 _CERTAIN = 20.0  # the logit of a label that every training row has, or none
 
 
@@ -85,6 +88,9 @@ _FITTERS: dict[str, Callable[[Any, np.ndarray, float, int], Linear]] = {
     "regress": _fit_number,
 }
 
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""inverse regularisation, on standardised rows"""
+FOLDS = 5
 KINDS = tuple(_FITTERS)
 """kinds of tasks that have a linear model"""
 
@@ -92,3 +98,67 @@ KINDS = tuple(_FITTERS)
 def fit_linear(kind: str, rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
     """The linear model of a task's kind; `strength` is inverse regularisation: C, or 1/alpha of a ridge regression."""
     return _FITTERS[kind](rows, targets, strength, num_labels)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Rows as numbers of mean 0 and deviation 1, feature by feature.
+
+    A feature that hardly varies beside the others is rounding and no signal: made as wide as the others it would get a
+    weight that no new row can bear.
+    """
+
+    means: np.ndarray
+    widths: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> Self:
+        """That of some rows."""
+        widths = rows.std(axis=0)
+        return cls(rows.mean(axis=0), np.maximum(widths, _NARROWEST * float(np.median(widths)) or 1.0))
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """The rows on this scale."""
+        return (rows - self.means) / self.widths
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What cross-validation says of one strength: the score on rows that were left out, and the outputs for them."""
+
+    strength: float
+    score: float
+    outputs: np.ndarray
+
+
+def cross_validate(
+    kind: str, metric: str, rows: np.ndarray, targets: np.ndarray, num_labels: int
+) -> dict[float, Validated]:
+    """Strength -> what predictions are worth for rows that were left out, each in one of a few folds."""
+    folds = np.random.default_rng(0).permutation(len(rows)) % min(FOLDS, len(rows))
+    outputs = {strength: np.zeros((len(rows), max(num_labels, 1))) for strength in STRENGTHS}
+    for fold in np.unique(folds):
+        kept, left = folds != fold, folds == fold
+        scale = Scale.of(rows[kept])
+        inside, outside = scale.apply(rows[kept]), scale.apply(rows[left])
+        for strength in STRENGTHS:
+            model = fit_linear(kind, inside, targets[kept], strength, num_labels)
+            outputs[strength][left] = model.outputs(outside)
+    return {s: Validated(s, score(metric, found, targets), found) for s, found in outputs.items()}
+
+
+def choose_strength(metric: str, tried: Mapping[float, Validated]) -> Validated:
+    """The best; of equal ones the first, which is the simplest."""
+    first, *others = tried.values()
+    for found in others:
+        if is_better(metric, found.score, first.score):
+            first = found
+    return first
+
+
+def fit_raw(kind: str, rows: np.ndarray, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
+    """A linear model fitted to standardised rows, for rows as they are."""
+    scale = Scale.of(rows)
+    model = fit_linear(kind, scale.apply(rows), targets, strength, num_labels)
+    weights = model.weights / scale.widths
+    return Linear(weights, model.bias - weights @ scale.means, model.has_converged)

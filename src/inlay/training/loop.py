@@ -22,10 +22,19 @@ from inlay.threads import Threads
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
 from inlay.training.joint import AnyMember, AnyRun
+from inlay.training.member import PROBE
 from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
 from inlay.training.resume import drop_state, save_state, write_membership
-from inlay.training.run import Result, is_finished, write_history, write_result, write_start, write_tensors
+from inlay.training.run import (
+    PROBE_HEAD,
+    Result,
+    is_finished,
+    write_history,
+    write_result,
+    write_start,
+    write_tensors,
+)
 
 # A state of many large slots is gigabytes: written at every epoch's end it would take longer than the epochs. So a save
 # that takes more than a second is not repeated before training had twenty times as long.
@@ -88,6 +97,12 @@ class Desk:
         if self.world.is_first:
             write_history(self.folder / member.run.id, member.progress.history)
 
+    def write_probe(self, member: AnyMember, cohort: Cohort) -> None:
+        """The head that a run begins with, so that what adapters are worth can be told from it."""
+        if self.world.is_first:
+            head = {name: tensor for name, tensor in member.read(cohort.bank).items() if name.startswith("head.")}
+            write_tensors(self.folder / member.run.id / PROBE_HEAD, head)
+
     def save(self, cohort: Cohort) -> None:
         """The resume state. It holds the first process's generators; the others' begin anew with every state."""
         began = time.monotonic()
@@ -145,6 +160,8 @@ def train(cohort: Cohort, desk: Desk) -> None:
             cohort.seconds += time.perf_counter() - began
             watch.on_step(cohort, num_rows)
             for member, record in records:
+                if record.get("stage") == PROBE:
+                    desk.write_probe(member, cohort)
                 desk.write_history(member)
                 watch.on_epoch(member, record)
             ended, is_stopping = [member for member in before if not member.is_active], desk.world.is_stopping

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,14 +12,21 @@ import numpy as np
 from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
+from inlay.data.metrics import METRICS
+from inlay.data.sampling import draw_by_label
 from inlay.model.heads import find_head, lose_texts
 from inlay.model.route import Prefix, Reach, Row
+from inlay.training.contrast import lose_contrast
 from inlay.training.evaluate import Targets, Verdict
 from inlay.training.run import Run, count_steps
 
 if TYPE_CHECKING:
     from inlay.model.bank import Bank
     from inlay.training.prefix import Kept, PrefixCache
+
+
+PROBE, CONTRAST = "probe", "contrast"
+"""Stages before the first step of training: a head to be fitted, and steps that pull rows of a label together."""
 
 
 @dataclass
@@ -28,6 +36,10 @@ class Progress:
     epoch: int = 0
     cursor: int = 0
     """batches of this epoch already taken"""
+    stage: str = ""
+    """what comes before training, while it is not done: `PROBE`, then perhaps `CONTRAST`"""
+    is_fitted: bool = False
+    """whether the head of this stage is fitted, and only its score is missing"""
     step: int = 0
     loss_sum: float = 0.0
     """over this epoch's steps"""
@@ -35,6 +47,8 @@ class Progress:
     best_epoch: int = 0
     best_metric: float | None = None
     best_loss: float = 0.0
+    top_metric: float | None = None
+    """the best score so far, where a later epoch within chance of it is kept instead"""
     last_gain: int = 0
     """the last epoch with a better score than any before, which patience counts from; a tie is no gain"""
     status: str = ""
@@ -61,7 +75,7 @@ class Member:
 
     def __init__(self, run: Run, slot: int, rows: MemberRows) -> None:
         self.run, self.slot, self.train, self.dev = run, slot, rows.train, rows.dev
-        self.progress = Progress()
+        self.progress = Progress(stage=PROBE if run.config.train.head_start == "probe" else "")
         self.best_tensors: dict[str, Tensor] = {}
         self._batches: tuple[int, list[np.ndarray]] = (-1, [])
         self._written, self.num_unwritable = rows.written, rows.num_unwritable
@@ -95,14 +109,20 @@ class Member:
     @property
     def steps_of_epoch(self) -> int:
         """Of the epoch it is in: the last one may end before all rows were seen."""
+        if self.progress.stage:
+            return self.run.config.train.contrast or 0 if self.progress.stage == CONTRAST else 0
         before = self.progress.step - self.progress.cursor
         return min(self.steps_per_epoch, self.num_steps - before)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether its rows must be in one forward pass: batch norm and the contrast between rows see a batch whole."""
+        return self.run.config.method.inner_norm == "batch" or self.progress.stage == CONTRAST
+
+    @property
     def fewest_tokens(self) -> int:
-        """Of a forward pass that its rows fit in: the longest row, or with batch norm, which sees it whole, a batch."""
-        train, longest = self.run.config.train, self.longest
-        return longest * (train.batch_size if self.run.config.method.inner_norm == "batch" else 1)
+        """Of a forward pass that its rows fit in: the longest row, or a batch where it must be whole."""
+        return self.longest * (self.run.config.train.batch_size if self.is_whole else 1)
 
     @property
     def most_tokens(self) -> int:
@@ -128,9 +148,17 @@ class Member:
     def is_active(self) -> bool:
         return not self.progress.status
 
+    @property
+    def leeway(self) -> float:
+        """How far below the best dev score a later epoch may be and still be kept: what is chance on so few rows."""
+        is_late = self.run.config.train.keep == "late" and METRICS[self.run.metric].higher_is_better
+        return 0.5 / math.sqrt(len(self.run.task.dev)) if is_late else 0.0
+
     def next_batch(self) -> np.ndarray:
         """Row numbers of the step to come. The order is a function of seed and epoch, so a cursor is all its state."""
         train, progress = self.run.config.train, self.progress
+        if progress.stage == CONTRAST:
+            return self._contrast_batch(progress.cursor)
         if self._batches[0] != progress.epoch:
             batches = epoch_batches(
                 self.train.lengths, train.batch_size, train.seed, progress.epoch, bucket=train.bucket or 1
@@ -140,8 +168,15 @@ class Member:
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
         """The same by slot; or of a step so many later, which must be of the same epoch."""
+        if self.progress.stage == CONTRAST:
+            return {self.slot: self._contrast_batch(self.progress.cursor + ahead)}
         self.next_batch()
         return {self.slot: self._batches[1][self.progress.cursor + ahead]}
+
+    def _contrast_batch(self, step: int) -> np.ndarray:
+        train, targets = self.run.config.train, self.run.task.train.targets
+        assert targets is not None
+        return draw_by_label(targets, train.batch_size, train.seed, step)
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
         """All that it has trained."""
@@ -207,6 +242,8 @@ class Member:
 
         Where no row has a labelled token there is nothing to learn: all count 0.
         """
+        if self.progress.stage == CONTRAST:
+            return self.targets_of(np.asarray(windows)), np.full(len(windows), 1 / len(batch), dtype=np.float32)
         counts = self._row_weights[list(windows)] / self._total_weight(batch)
         return self._targets.take(windows, width).numpy(), counts
 
@@ -215,8 +252,8 @@ class Member:
         return float(self._row_weights[batch].sum()) or 1.0
 
     def row_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each row."""
-        return self._row_losses(logits, targets)
+        """The loss of each row, from its logits; while rows are contrasted, from the vectors that the head reads."""
+        return lose_contrast(logits, targets) if self.progress.stage == CONTRAST else self._row_losses(logits, targets)
 
 
 def _class_weights(run: Run) -> np.ndarray:

@@ -271,7 +271,7 @@ def deal(runs: Sequence[AnyRun], place: Place) -> list[AnyRun]:
 
 
 def _cost(run: AnyRun) -> int:
-    return run.num_rows * run.config.train.epochs
+    return run.num_rows * run.config.train.num_epochs
 
 
 @contextmanager

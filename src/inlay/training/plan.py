@@ -136,7 +136,7 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> P
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member)
         full_seconds = steps.estimate(_full_step(member, backbone))
-    epochs = run.config.train.epochs
+    epochs = run.config.train.num_epochs
     dev_once_seconds = once_seconds * float(member.dev.lengths.sum() / member.train.lengths.sum())
     upper_seconds = max(0.0, epoch_seconds - once_seconds) + max(0.0, dev_seconds - dev_once_seconds)
     inlay_seconds = once_seconds + dev_once_seconds + epochs * upper_seconds
@@ -255,14 +255,14 @@ def count_joint(run: JointRun, backbone: Backbone) -> JointPlan:
 
 def _drawn_shares(run: JointRun) -> list[float]:
     """How often each task is drawn, over all epochs."""
-    sizes, epochs = [part.num_rows for part in run.parts], run.config.train.epochs
+    sizes, epochs = [part.num_rows for part in run.parts], run.config.train.num_epochs
     shares = [task_shares(sizes, run.config.joint, epoch, epochs) for epoch in range(epochs)]
     return [float(share) for share in np.mean(shares, axis=0)]
 
 
 def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False) -> JointPlan:
     """Count, measure a step or two, and estimate. The backbone is as before afterwards."""
-    counted, epochs = count_joint(run, backbone), run.config.train.epochs
+    counted, epochs = count_joint(run, backbone), run.config.train.num_epochs
     pace = measure_pace(run, backbone, checkpointing=checkpointing)
     lengths = [_count_characters(part) / part.num_rows for part in run.parts]
     shares = [task.drawn_share for task in counted.tasks]

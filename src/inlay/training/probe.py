@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.preprocessing import StandardScaler
 
 from inlay.data.metrics import is_better, list_metrics, score
 from inlay.data.once import encode_once
@@ -28,11 +27,8 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET, batches_by_length
 from inlay.model.route import Row, make_rows
-from inlay.training.linear import KINDS, fit_linear
+from inlay.training.linear import KINDS, choose_strength, cross_validate, fit_raw
 
-STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""inverse regularisation, on standardised vectors"""
-FOLDS = 5
 _SINGLE, _JOINED, _TOWERS = "single", "joined", "towers"
 
 
@@ -78,13 +74,21 @@ def fit_probe(
     readings = (_SINGLE,) if task.train.pairs is None else (_JOINED, _TOWERS)
     features = {name: {side: reader.read(split, name) for side, split in splits.items()} for name in readings}
     # 2. strength and reading by cross-validation on the training rows
-    tried = {name: _cross_validate(task, sides["train"]) for name, sides in features.items()}
-    reading, strength = _choose(task.metric, tried)
+    targets, num_labels = _targets(task.train), len(task.labels)
+    tried = {
+        name: cross_validate(task.kind, task.metric, sides["train"], targets, num_labels)
+        for name, sides in features.items()
+    }
+    best = {name: choose_strength(task.metric, found) for name, found in tried.items()}
+    reading = readings[0]
+    for name in readings[1:]:
+        if is_better(task.metric, best[name].score, best[reading].score):
+            reading = name
+    strength = best[reading].strength
     # 3. fitted on all training rows, scored by every metric of the kind
     chosen = features[reading]
-    scaler = StandardScaler().fit(chosen["train"])
-    model = fit_linear(task.kind, scaler.transform(chosen["train"]), _targets(task.train), strength, len(task.labels))
-    outputs = {side: model.outputs(scaler.transform(rows)) for side, rows in chosen.items() if side != "train"}
+    model = fit_raw(task.kind, chosen["train"], targets, strength, num_labels)
+    outputs = {side: model.outputs(rows) for side, rows in chosen.items() if side != "train"}
     names = list_metrics(task.kind, len(task.labels))
     return Probe(
         task=task.name,
@@ -94,7 +98,7 @@ def fit_probe(
         pooling=reader.pooling,
         reading=reading,
         strength=strength,
-        tried={name: {f"{key:g}": value for key, value in found.items()} for name, found in tried.items()},
+        tried={name: {f"{key:g}": value.score for key, value in found.items()} for name, found in tried.items()},
         metrics={side: {name: score(name, found, _targets(splits[side])) for name in names}
                  for side, found in outputs.items()},
         cosine=_score_cosine(task, features[_TOWERS], splits) if _TOWERS in features else None,
@@ -149,32 +153,6 @@ class _Reader:
 def _cosine(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1)
     return np.asarray((u * v).sum(axis=1) / np.maximum(lengths, 1e-12))
-
-
-def _cross_validate(task: Task, rows: np.ndarray) -> dict[float, float]:
-    """Strength -> score of predictions for rows that were left out, each in one of a few folds."""
-    targets = _targets(task.train)
-    folds = np.random.default_rng(0).permutation(len(rows)) % min(FOLDS, len(rows))
-    found = {}
-    for strength in STRENGTHS:
-        outputs = np.zeros((len(rows), max(len(task.labels), 1)))
-        for fold in np.unique(folds):
-            kept, left = folds != fold, folds == fold
-            scaler = StandardScaler().fit(rows[kept])
-            model = fit_linear(task.kind, scaler.transform(rows[kept]), targets[kept], strength, len(task.labels))
-            outputs[left] = model.outputs(scaler.transform(rows[left]))
-        found[strength] = score(task.metric, outputs, targets)
-    return found
-
-
-def _choose(metric: str, tried: Mapping[str, Mapping[float, float]]) -> tuple[str, float]:
-    """The best reading and strength; of equal ones the first, which is the simpler and the weaker."""
-    pairs = [(name, strength) for name, found in tried.items() for strength in found]
-    best = pairs[0]
-    for name, strength in pairs[1:]:
-        if is_better(metric, tried[name][strength], tried[best[0]][best[1]]):
-            best = (name, strength)
-    return best
 
 
 def _score_cosine(task: Task, towers: Mapping[str, np.ndarray], splits: Mapping[str, Split]) -> dict[str, Any] | None:

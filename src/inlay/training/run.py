@@ -1,7 +1,8 @@
 """A run: one task trained once, with its settings, its folder and its result.
 
 A run's folder is `runs/<id>/`: `config.toml`, `fingerprint` (of the backbone), `metrics.jsonl` (a line per epoch),
-`curve.png`, `best.safetensors`, `last.safetensors`, and `result.json`, which is written last: a folder that has one is
+`curve.png`, `best.safetensors`, `last.safetensors`, `probe.safetensors` (the head it began with, if that is a linear
+probe), and `result.json`, which is written last: a folder that has one is
 a finished run. Of several tasks `tasks/` has the settings of each and the digest of its rows.
 """
 
@@ -34,6 +35,7 @@ from inlay.model.methods import find_method, resolve_method
 from inlay.model.pooling import POOLED
 from inlay.model.slots import SlotSpec
 from inlay.store import Store, write_atomically
+from inlay.training.recipe import find_recipe
 from inlay.training.start import Source, Start, load_sources, make_start
 from inlay.trees import write_toml
 
@@ -46,6 +48,8 @@ JOINT_TASKS = "tasks"
 DIGEST = ".digest"
 """How the file beside such settings is called that says which rows the task had."""
 WEIGHTS = "best.safetensors"
+PROBE_HEAD = "probe.safetensors"
+"""The head that a run began with, where that is a linear probe."""
 _FINGERPRINT = "fingerprint"
 
 
@@ -111,8 +115,8 @@ class Run:
 def count_steps(num_rows: int, train: TrainConfig) -> int:
     """The steps of a run over so many rows (or windows), by the rule of `train.steps`."""
     if train.steps == "bert":  # whose batches go on across epochs: none is smaller than the others
-        return max(1, num_rows * train.epochs // train.batch_size)
-    return -(-num_rows // train.batch_size) * train.epochs
+        return max(1, num_rows * train.num_epochs // train.batch_size)
+    return -(-num_rows // train.batch_size) * train.num_epochs
 
 
 @dataclass(frozen=True)
@@ -192,10 +196,9 @@ def make_part(
             "it is for `classify` tasks",
         )
     start = tuple(source.label for source in sources)
-    is_alone = config.joint.trained == "task"
-    lr = config.train.lr or find_method(config.method.name).find_lr(writes=backbone.writes, is_alone=is_alone)
     bucket = config.train.bucket or (1 if backbone.packs else 4)
-    known: dict[str, Any] = {"lr": lr, "pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
+    known: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
+    known |= find_recipe(task, config, backbone, has_sources=bool(sources))
     writing = _resolve_writing(task, config.train, backbone)
     if backbone.writes and config.train.prompt is None and find_method(config.method.name).shares_all:
         writing["prompt"] = f"{config.joint.resemblances().get(task.name, task.name)}: "
@@ -427,6 +430,15 @@ def write_result(folder: Path, result: Result) -> None:
         "history": result.history,
     }
     write_atomically(folder / "result.json", json.dumps(content, indent=1).encode())
+
+
+def read_probe_head(folder: Path) -> dict[str, Tensor]:
+    """The head that a run began with as a linear probe; nothing where it began fresh."""
+    path = folder / PROBE_HEAD
+    try:
+        return decode_tensors(path.read_bytes()) if path.is_file() else {}
+    except SafetensorError as error:
+        raise damaged(path, f"not a safetensors file: {error}") from None
 
 
 def is_finished(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from inlay.model.bank import Bank
 from inlay.model.inference import batch_rows
 from inlay.model.parcel import send
 from inlay.model.route import Batch, Row
-from inlay.training.member import Member
+from inlay.training.member import CONTRAST, Member
 from inlay.training.movers import Mover, Seen
 from inlay.training.parallel import World
 
@@ -69,17 +69,18 @@ class Stepper:
         self.drop_grads()
         backbone = self._bank.backbone
         members = {member.slot: member for member in active}
-        shares = {member.slot: self._world.share(batches[member.slot], member.slot) for member in active}
+        shares = {member.slot: self._share(member, batches[member.slot]) for member in active}
         picks = [(member.slot, int(index)) for member in active for index in shares[member.slot]]
         rows = [row for member in active for row in member.rows(shares[member.slot])]
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
         losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
         is_narrow = self._reads_first_tokens(active)
-        for chunk in self._chunks(rows):
+        vectors = frozenset(member.slot for member in active if member.progress.stage == CONTRAST)
+        for chunk in self._chunks(rows, is_whole=any(member.is_whole for member in active)):
             batch = backbone.collate([rows[position] for position in chunk])
             batch = batch.narrowed() if is_narrow and self._has_last_block(batch) else batch
             with self._bank.routed(batch.route):
-                logits = self._bank.logits(batch, dropout=rates)
+                logits = self._bank.logits(batch, dropout=rates, as_vectors=vectors)
                 lessons = []
                 for (slot, start, stop), own in zip(batch.rows, logits, strict=True):
                     windows = [picks[chunk[position]][1] for position in batch.order[start:stop]]
@@ -92,6 +93,12 @@ class Stepper:
         grads_SP = self._mover.take_grads()
         self._world.add_up(losses_S, grads_SP)
         return losses_S, grads_SP
+
+    def _share(self, member: Member, batch: np.ndarray) -> np.ndarray:
+        """The rows of a batch that this process computes; one that must be whole is the first one's."""
+        if member.progress.stage == CONTRAST:
+            return batch if self._world.is_first else batch[:0]
+        return self._world.share(batch, member.slot)
 
     def drop_grads(self) -> None:
         """Forget the gradients."""
@@ -120,13 +127,12 @@ class Stepper:
     def _has_last_block(self, batch: Batch) -> bool:
         return batch.prefix is None or batch.prefix.reach.layer < self._bank.backbone.anatomy.num_layers
 
-    def _chunks(self, rows: Sequence[Row]) -> Iterator[list[int]]:
-        """Positions of the rows of each forward pass. Batch norm sees a run's batch whole, whoever trains beside."""
+    def _chunks(self, rows: Sequence[Row], *, is_whole: bool) -> Iterator[list[int]]:
+        """Positions of the rows of each forward pass; where a run's batch `is_whole`, no pass has a part of it."""
         if not rows:  # a batch of fewer rows than processes
             return
-        budget, spec = self.token_budget, self._bank.specs[rows[0].slot]
-        assert spec is not None
-        if spec.method.inner_norm != "batch":
+        budget = self.token_budget
+        if not is_whole:
             yield from batch_rows(rows, budget, packs=self._bank.backbone.packs)
             return
         chunk: list[int] = []

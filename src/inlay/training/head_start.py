@@ -1,0 +1,76 @@
+"""The head's first weights: the linear model fitted to what a slot gives of the training rows (probe, then tune).
+
+So training begins where logistic regression ends, and adapters learn under a head that already means something (Kumar
+et al. 2022). With few rows a linear model has every training row right, and surely so: nothing would be left to learn
+from. So its outputs are divided by the temperature that makes it honest about rows it was not fitted to, which changes
+no answer.
+
+The same is done after a contrastive start. Few rows are soon learnt by heart, so of what it changed a part is kept, and
+the head fitted to what that gives: weights between the start and the end generalise better than either (Wortsman et al.
+2022), and where labels are noise little is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.data.calibration import likeliest_temperature
+from inlay.data.metrics import is_better
+from inlay.data.tasks import Task
+from inlay.model.bank import Bank
+from inlay.model.inference import infer_vectors
+from inlay.training.linear import Linear, Validated, choose_strength, cross_validate, fit_raw
+from inlay.training.member import Member
+
+
+def fit_head(bank: Bank, member: Member, token_budget: int) -> dict[str, Tensor]:
+    """The tensors of a head for the slot of `member`, fitted to what the slot gives now of its training rows."""
+    run = member.run
+    vectors = infer_vectors(bank, member.rows(range(len(member.train))), token_budget=token_budget)
+    head = run.spec.head
+    model = fit_honest(run.task, vectors, has_towers=head.has_towers)
+    weights, bias = model.weights, model.bias
+    if run.task.kind == "regress":  # heads give numbers on the scale of their targets
+        weights, bias = weights / head.target_std, (bias - head.target_mean) / head.target_std
+    width = bank.backbone.hidden_size
+    found = {"head.weight": weights[:, :width], "head.bias": bias}
+    if head.has_towers:
+        found["head.pair_weight"] = weights[:, width:]
+    return {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
+
+
+def keep_part(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The tensors of a slot between its start and its end, by the share of the change that is kept."""
+    return {name: torch.lerp(start[name], tensor, share) for name, tensor in end.items()}
+
+
+def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> Linear:
+    """The linear model of a task's training rows, no surer than it is right about rows it was not fitted to."""
+    targets = task.train.targets
+    assert targets is not None
+    best = choose_strength(task.metric, cross_validate(task.kind, task.metric, vectors, targets, len(task.labels)))
+    model = fit_raw(task.kind, vectors, targets, best.strength, len(task.labels))
+    if task.kind == "regress":
+        return _or_cosine(task, vectors, best, model) if has_towers else model
+    temperature = likeliest_temperature(best.outputs, targets)
+    return Linear(model.weights / temperature, model.bias / temperature, model.has_converged)
+
+
+def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:
+    """The model, or one of the cosine of both texts alone where that is better on rows left out.
+
+    A backbone that was tuned for similar texts knows more by it than few rows can teach.
+    """
+    targets, cosine = task.train.targets, vectors[:, -1:]
+    assert targets is not None
+    alone = choose_strength(task.metric, cross_validate(task.kind, task.metric, cosine, targets, 0))
+    if not is_better(task.metric, alone.score, best.score):
+        return model
+    found = fit_raw(task.kind, cosine, targets, alone.strength, 0)
+    weights = np.zeros_like(model.weights)
+    weights[:, -1:] = found.weights
+    return Linear(weights, found.bias)

@@ -1,0 +1,299 @@
+"""Where a run begins: the head as a linear probe, a contrastive start, which epoch is kept, and who gets what."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from inlay.config import MethodConfig, RunConfig, TrainConfig, settled
+from inlay.data.sampling import draw_by_label
+from inlay.errors import BadConfig
+from inlay.model.bank import Bank
+from inlay.model.inference import infer_vectors
+from inlay.training import fit, make_run
+from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.contrast import lose_contrast
+from inlay.training.evaluate import Verdict, encode_rows, predict_split
+from inlay.training.head_start import fit_honest
+from inlay.training.linear import fit_raw
+from inlay.training.loop import Interrupted
+from inlay.training.probe import fit_probe
+
+SETTINGS = CohortSettings(token_budget=100_000, num_threads=1, save_every=1000)
+SHORT = {"batch_size": 8, "max_length": 32}
+
+
+def make(backbone, task, method="houlsby", **train):
+    size = {} if method == "head" else {"size": 4}
+    return make_run(task, RunConfig(method=MethodConfig(method, **size), train=TrainConfig(**SHORT | train)), backbone)
+
+
+def vectors_of(backbone, run, split):
+    """What the head reads of each row, through a slot without adapters."""
+    bank = Bank(backbone, 1)
+    plain = make(backbone, run.task, "head")
+    bank.initialise(0, plain.spec, 0)
+    return infer_vectors(bank, encode_rows(backbone, split, run.max_length))
+
+
+def test_the_method_head_is_scikit_learns_logistic_regression(tiny_bert, toy_task, tmp_path):
+    task = toy_task(num_rows=80, num_labels=3)
+    run = make(tiny_bert, task, "head")
+    assert run.num_steps == 0, "a convex head needs no steps"
+    (result,) = fit([run], tiny_bert, tmp_path)
+    train, dev = (vectors_of(tiny_bert, run, split) for split in (task.train, task.dev))
+    scaler, strength = StandardScaler().fit(train), fit_probe(task, tiny_bert, max_length=32).strength
+    model = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(train), task.train.targets)
+    theirs = model.predict_log_proba(scaler.transform(dev))
+    ours = torch.stack(predict_split(run.spec, result.tensors, tiny_bert, task.dev, 32)).double().log_softmax(-1)
+    # Equal but for one temperature: ours is no surer than it was right about rows left out.
+    shares = [(logits - logits.mean(1, keepdims=True)) for logits in (ours.numpy(), theirs)]
+    factor = (shares[0] * shares[1]).sum() / (shares[1] ** 2).sum()
+    np.testing.assert_allclose(shares[0], factor * shares[1], atol=2e-3)
+    assert (ours.argmax(-1).numpy() == theirs.argmax(-1)).all()
+    assert result.best_epoch == 0
+    assert result.dev_metric == model.score(scaler.transform(dev), task.dev.targets)
+
+
+@pytest.mark.parametrize("kind", ["classify", "multilabel", "regress"])
+def test_epoch_0_is_the_probe_and_can_be_the_best(tiny_bert, toy_task, tmp_path, kind):
+    task = toy_task(kind=kind, num_rows=60)
+    run = make(tiny_bert, task, epochs=2, keep="best", contrast=0)
+    assert run.config.train.head_start == "probe"
+    (result,) = fit([run], tiny_bert, tmp_path)
+    first = result.history[0]
+    assert (first["epoch"], first["stage"], first["train_loss"], first["step"]) == (0, "probe", None, 0)
+    assert [line["epoch"] for line in result.history] == [0, 1, 2]
+    expected = fit_probe(task, tiny_bert, max_length=32).metrics["dev"][task.metric]
+    assert first["dev"][task.metric] == pytest.approx(expected, rel=0.05, abs=0.05)  # fresh adapters are nearly nothing
+    scores = [line["dev"][task.metric] for line in result.history]
+    assert result.dev_metric == (min(scores) if task.metric == "rmse" else max(scores))
+
+
+def test_an_honest_head_answers_as_the_probe_and_leaves_something_to_learn(toy_task):
+    task, draw = toy_task(num_rows=40), np.random.default_rng(0)
+    vectors = draw.normal(size=(40, 200)) + 0.2 * task.train.targets[:, None]
+    honest = fit_honest(task, vectors)
+    plain = fit_raw("classify", vectors, task.train.targets, 10.0, 2)
+    assert (honest.outputs(vectors).argmax(1) == task.train.targets).all(), "more features than rows: all are right"
+
+    def loss(model):
+        logits = torch.from_numpy(model.outputs(vectors))
+        return float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(task.train.targets)))
+
+    assert loss(plain) < 0.01 < loss(honest)
+
+
+def test_a_feature_that_hardly_varies_gets_no_weight_that_new_rows_cannot_bear():
+    draw = np.random.default_rng(0)
+    rows, targets = draw.normal(size=(50, 8)), draw.integers(2, size=50)
+    rows[:, 3] = 0.5 + 1e-9 * draw.normal(size=50)
+    model = fit_raw("classify", rows, targets, 10.0, 2)
+    assert np.abs(model.weights[:, 3]).max() < 1e-3
+    constant = fit_raw("classify", np.ones((50, 8)), targets, 1.0, 2)
+    assert np.isfinite(constant.weights).all()
+
+
+def test_who_gives_a_rate_gets_what_it_always_was(tiny_bert, toy_task):
+    given = make(tiny_bert, toy_task(), lr=5e-4).config.train
+    assert (given.head_start, given.contrast, given.keep, given.epochs) == ("fresh", 0, "best", 10)
+    fresh = {"head_start": "fresh", "contrast": 0, "keep": "best"}
+    explicit = make(tiny_bert, toy_task(), lr=5e-4, epochs=10, **fresh)
+    assert make(tiny_bert, toy_task(), lr=5e-4).id == explicit.id
+    assert make(tiny_bert, toy_task(), lr=5e-4, head_start="probe").id != explicit.id
+
+
+def test_settings_that_came_later_are_no_part_of_ids_where_a_rate_is_given(tiny_bert, toy_task):
+    config = make(tiny_bert, toy_task(), lr=5e-4, epochs=3).config
+    assert not {"head_start", "contrast", "blend", "keep"} & set(settled(config.train))
+
+
+def test_pulled_together_and_pushed_apart_as_the_formula_says():
+    draw = np.random.default_rng(0)
+    vectors, labels = draw.normal(size=(7, 5)), np.array([0, 0, 1, 1, 1, 2, 0])
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    same, other = [], []
+    for i in range(7):
+        for j in range(7):
+            if i != j:
+                gap = (unit[i] @ unit[j] - (labels[i] == labels[j])) ** 2
+                (same if labels[i] == labels[j] else other).append(gap)
+    losses = lose_contrast(torch.from_numpy(vectors), torch.from_numpy(labels))
+    assert float(losses.mean()) == pytest.approx((np.mean(same) + np.mean(other)) / 2, rel=1e-5)
+    alone = lose_contrast(torch.from_numpy(vectors[:1]), torch.from_numpy(labels[:1]))
+    assert alone.tolist() == [0.0]
+
+
+def test_batches_to_contrast_have_several_rows_of_each_label_and_follow_from_seed_and_step():
+    targets = np.array([0] * 50 + [1] * 20 + [2] * 3 + [3])
+    rows = [draw_by_label(targets, 16, 0, step) for step in range(30)]
+    for batch in rows:
+        assert len(set(batch.tolist())) == len(batch) <= 16
+        labels, counts = np.unique(targets[batch], return_counts=True)
+        assert 3 not in labels, "a single row has no partner"
+        assert counts.min() > 1
+    assert np.array_equal(rows[3], draw_by_label(targets, 16, 0, 3))
+    assert any(not np.array_equal(rows[0], other) for other in rows[1:])
+    many = draw_by_label(np.repeat(np.arange(40), 5), 32, 0, 0)
+    assert len(many) == 32
+
+
+def test_a_contrastive_start_is_an_epoch_of_its_own_and_gathers_the_rows_of_a_label(tiny_bert, toy_task, tmp_path):
+    task = toy_task(num_rows=40)
+    settings = {"lr": 1e-2, "head_start": "probe", "contrast": 60, "epochs": 1, "keep": "late", "dropout": 0.0}
+    run = make(tiny_bert, task, **settings)
+    (result,) = fit([run], tiny_bert, tmp_path)
+    stages = [(line["epoch"], line.get("stage", ""), line["step"]) for line in result.history]
+    assert stages == [(0, "probe", 0), (1, "contrast", 0), (2, "", 5)]
+    cohort = Cohort([make(tiny_bert, task, **settings | {"batch_size": 40})], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+
+    def gap():
+        vectors = torch.from_numpy(infer_vectors(cohort.bank, member.rows(range(40))))
+        return float(lose_contrast(vectors, torch.from_numpy(task.train.targets)).mean())
+
+    cohort.finish_epochs()
+    before = gap()
+    with cohort.training():
+        for _ in range(60):
+            cohort.step()
+    cohort.backbone.model.eval()
+    assert (member.progress.step, member.progress.cursor) == (0, 60), "steps of training come after it"
+    assert gap() < 0.9 * before
+
+
+def test_of_what_contrast_changed_a_part_is_kept(tiny_bert, toy_task):
+    run = make(tiny_bert, toy_task(), lr=1e-2, head_start="probe", contrast=3, epochs=1, blend=0.25)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    start = cohort.bank.read(0)
+    with cohort.training():
+        cohort.finish_epochs()
+        for _ in range(3):
+            cohort.step()
+        end = cohort.bank.read(0)
+        cohort.finish_epochs()
+    for name, tensor in cohort.bank.read(0).items():
+        if not name.startswith("head."):
+            torch.testing.assert_close(tensor, start[name] + 0.25 * (end[name] - start[name]), msg=name)
+
+
+def test_moments_of_the_contrastive_start_are_forgotten(tiny_bert, toy_task):
+    run = make(tiny_bert, toy_task(), lr=1e-3, head_start="probe", contrast=2, epochs=1)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    with cohort.training():
+        cohort.finish_epochs()
+        cohort.step()
+        assert cohort.optimizer.num_steps == [1]
+        assert cohort.optimizer.first_SP.abs().max() > 0
+        cohort.step()
+        cohort.finish_epochs()
+    assert cohort.optimizer.num_steps == [0]
+    assert cohort.optimizer.first_SP.abs().max() == 0
+
+
+class InterruptAt(Watcher):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, cohort, num_rows):
+        if cohort.num_steps == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("step", [0, 3, 6, 8])
+def test_stopped_before_in_or_after_the_contrastive_start_a_run_ends_the_same(tiny_bert, toy_task, tmp_path, step):
+    run = make(tiny_bert, toy_task(), lr=1e-3, head_start="probe", contrast=6, epochs=1, keep="late")
+    with pytest.raises(Interrupted):
+        fit([run], tiny_bert, tmp_path / "cut", watch=InterruptAt(step))
+    (resumed,) = fit([run], tiny_bert, tmp_path / "cut")
+    (whole,) = fit([run], tiny_bert, tmp_path / "whole")
+    assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
+    assert [line["dev"] for line in resumed.history] == [line["dev"] for line in whole.history]
+
+
+def test_ctrl_c_while_a_stage_is_scored_does_nothing_twice(tiny_bert, toy_task, monkeypatch):
+    run = make(tiny_bert, toy_task(), lr=1e-2, head_start="probe", contrast=2, epochs=1, blend=0.5)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+
+    class Stop(Exception):
+        pass
+
+    def stop(*given, **more):
+        raise Stop
+
+    with cohort.training():
+        cohort.finish_epochs()
+        cohort.step()
+        cohort.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(cohort._world, "infer", stop)
+            with pytest.raises(Stop):
+                cohort.finish_epochs()
+        blended = cohort.bank.read(0)
+        cohort.finish_epochs()
+    assert all(torch.equal(tensor, blended[name]) for name, tensor in cohort.bank.read(0).items())
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_starts_in_a_cohort_equal_those_alone(backbone_of, toy_task, family):
+    backbone, quiet = backbone_of(family), {"dropout": 0.0, "head_dropout": 0.0}
+    runs = [
+        make(backbone, toy_task(), lr=1e-3, epochs=1, **quiet),
+        make(backbone, toy_task("b", seed=1), lr=1e-3, epochs=1, head_start="probe", contrast=4, **quiet),
+        make(backbone, toy_task("c", num_labels=3, seed=2), lr=2e-3, epochs=1, head_start="probe", **quiet),
+    ]
+
+    def train(cohort):
+        with cohort.training():
+            while cohort.active:
+                if not cohort.is_unscored:
+                    cohort.step()
+                cohort.backbone.model.eval()
+                cohort.finish_epochs()
+                cohort.backbone.model.train()
+        return [cohort.bank.read(member.slot) for member in cohort.members]
+
+    together = train(Cohort(runs, backbone, SETTINGS))
+    for slot, run in enumerate(runs):
+        (alone,) = train(Cohort([run], backbone, SETTINGS))
+        for name, tensor in alone.items():
+            torch.testing.assert_close(together[slot][name], tensor, atol=2e-4, rtol=2e-3, msg=f"{slot} {name}")
+
+
+def test_on_few_dev_rows_a_later_epoch_within_chance_is_kept(tiny_bert, toy_task):
+    run = make(tiny_bert, toy_task(num_rows=50), lr=1e-3, keep="late")  # 25 dev rows: chance is 0.1
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    kept = []
+    for accuracy in (0.8, 0.75, 0.92, 0.85, 0.8, 0.83):
+        cohort._close_epoch(member, Verdict({"accuracy": accuracy}, 0.5, {}))
+        kept.append(member.progress.best_epoch)
+    assert kept == [1, 2, 3, 4, 4, 6]
+    assert member.progress.last_gain == 3
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "said"),
+    [
+        ({"head_start": "fresh", "contrast": 5}, "classify", "begins fresh"),
+        ({"contrast": 5, "lr": 1e-3}, "classify", "begins fresh"),
+        ({"contrast": 5}, "regress", "`regress` task"),
+        ({"blend": 0.5, "lr": 1e-3}, "classify", "no contrastive start"),
+        ({"head_start": "probe", "hidden": "tanh"}, "classify", "more than one vector"),
+    ],
+)
+def test_starts_that_cannot_be_are_refused(tiny_bert, toy_task, train, kind, said):
+    with pytest.raises(BadConfig, match=said):
+        make(tiny_bert, toy_task(kind=kind), **train)
+
+
+def test_zero_epochs_are_for_a_probe_alone():
+    with pytest.raises(BadConfig, match="at least 1"):
+        TrainConfig(epochs=0)
+    assert TrainConfig(epochs=0, head_start="probe").num_epochs == 0

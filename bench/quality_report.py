@@ -15,7 +15,20 @@ from typing import Any
 from report import say, write_whole
 
 from inlay.research.bounds import Estimate
-from inlay.research.chart import Mark, draw_series, finish, legend, marks_for, new_figure, paper_style
+from inlay.research.chart import (
+    ADAPTERS,
+    INK,
+    NORMS,
+    PALE_INK,
+    PLUM,
+    TUNED,
+    Mark,
+    draw_series,
+    finish,
+    legend,
+    new_figure,
+    paper_style,
+)
 
 ORDER = ("inlay", "probe", "tfidf", "setfit", "full", "full-5e-5", "best")
 NAMES = {
@@ -26,6 +39,15 @@ NAMES = {
     "full": "full fine-tuning",
     "full-5e-5": "full, 5e-5",
     "best": "Inlay, best known afterwards",
+}
+MARKS = {
+    "inlay": Mark(ADAPTERS, "o"),
+    "probe": Mark(TUNED, "s"),
+    "tfidf": Mark(PALE_INK, "X"),
+    "setfit": Mark(NORMS, "^"),
+    "full": Mark(INK, "D"),
+    "full-5e-5": Mark(INK, "d"),
+    "best": Mark(PLUM, "P"),
 }
 OURS, RIVALS = "inlay", ("probe", "tfidf", "setfit", "full", "full-5e-5")
 MOST_BELOW_PROBE, LEAST_TEST_ROWS = 0.5, 200
@@ -376,13 +398,12 @@ def draw_picture(scores: Scores) -> Any:
     base = "probe"
     if base not in scores.systems:
         return None
-    marks = marks_for([name for name in ORDER if name in scores.systems])
     with paper_style("quality"):
         figure = new_figure(6.6, 3.2)
         left, right = figure.subplots(1, 2)
         for name in scores.systems:
-            _draw_system(left, right, scores, name, marks[name])
-        left.set_ylabel("mean score less the probe's, on the same sets")
+            _draw_system(left, right, scores, name, MARKS[name])
+        left.set_ylabel("points above the linear probe")
         right.set_ylabel("CPU seconds")
         right.set_yscale("log")
         for axes in (left, right):
@@ -390,7 +411,7 @@ def draw_picture(scores: Scores) -> Any:
             axes.set_xticks(scores.sizes, [f"{size:,}" for size in scores.sizes])
             axes.set_xlabel("training rows")
             axes.minorticks_off()
-        legend(figure, [(NAMES[name], marks[name], False) for name in scores.systems])
+        legend(figure, [(NAMES[name], MARKS[name], False) for name in scores.systems])
         return finish(figure, "quality", "Mean scores less the linear probe's, and CPU seconds, by training rows.")
 
 

@@ -279,23 +279,20 @@ def _render_checks(checks: Sequence[Check]) -> list[str]:
 
 
 def _render_means(scores: Scores) -> list[str]:
-    """Systems that share cells, the wider groups first: all, without SetFit, the cheap ones."""
-    groups = [scores.systems]
-    for gone in ({"setfit"}, {"setfit", "full", "full-5e-5"}, {"setfit", "full", "full-5e-5", "best"}):
-        left = [name for name in scores.systems if name not in gone]
-        if len(left) > 1 and left not in groups:
-            groups.append(left)
-    rows, seen = [], set()
-    for systems in groups:
-        for size in scores.sizes:
+    """For every size the systems that share cells: all it has, then without the dearer ones, which have fewer."""
+    rows = []
+    for size in scores.sizes:
+        there = [name for name in scores.systems if scores.cells(size, (name,))]
+        shown_cells: list[list[Cell]] = []
+        for gone in (set(), {"setfit"}, {"setfit", "full", "full-5e-5"}, {"setfit", "full", "full-5e-5", "best"}):
+            systems = [name for name in there if name not in gone]
             cells = scores.cells(size, systems)
-            if not cells or (size, tuple(cells), len(cells)) in seen:
+            if not cells or cells in shown_cells:
                 continue
-            seen.add((size, tuple(cells), len(cells)))
+            shown_cells.append(cells)
             means = {name: scores.mean(name, cells) for name in systems}
-            first = max(value for name, value in means.items() if name != "best")
-            shown = [_bold(means.get(name), first) for name in scores.systems]
-            rows.append([f"{size:,}", _count_sets(cells), *shown])
+            first = max((value for name, value in means.items() if name != "best"), default=100.0)
+            rows.append([f"{size:,}", _count_sets(cells), *(_bold(means.get(name), first) for name in scores.systems)])
     heads = ["rows", "on", *(NAMES[name] for name in scores.systems)]
     told = "Each row has the systems that were measured on the same sets and draws; the first but for `best` is bold."
     return [

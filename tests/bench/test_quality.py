@@ -236,3 +236,20 @@ def test_the_report_shows_means_checks_sets_and_what_has_no_score(tmp_path):
     assert "| SetFit | glue/cola | 50 | 0 | timeout | 10 |" in text
     assert (tmp_path / "quality.png").read_bytes()[:4] == b"\x89PNG"
     assert b"<svg" in (tmp_path / "quality.svg").read_bytes()
+
+
+def test_a_dear_system_is_shown_beside_the_others_on_what_they_share(tmp_path):
+    records = [
+        *(
+            record(name, 70.0, size=size, draw=draw)
+            for name in ("inlay", "probe")
+            for size in (50, 200)
+            for draw in (0, 1)
+        ),
+        record("setfit", 60.0, size=50),
+        record("full", 50.0, size=200),
+    ]
+    text = write_report(records, tmp_path)
+    assert "| 50 | 1 set, 1 draw | **70.0** | **70.0** | 60.0 |  |" in text
+    assert "| 50 | 1 set, 2 draws | **70.0** | **70.0** |  |  |" in text
+    assert "| 200 | 1 set, 1 draw | **70.0** | **70.0** |  | 50.0 |" in text

@@ -135,7 +135,8 @@ def make_environment(folder: Path = ENVIRONMENT) -> Path:
     python, done = folder / "bin" / "python", folder / ".installed"
     wanted = "\n".join(PINNED)
     if not done.is_file() or done.read_text(encoding="utf8") != wanted:
-        venv.create(folder, with_pip=True)
+        if not python.exists():
+            venv.create(folder, with_pip=True, symlinks=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", *PINNED], check=True)
         done.write_text(wanted, encoding="utf8")
     return python

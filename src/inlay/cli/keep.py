@@ -168,6 +168,18 @@ def _describe_thresholds(labels: Sequence[str], thresholds: Sequence[float] | No
     return f"logits from {', '.join(cuts)} on, tuned on dev"
 
 
+def _describe_folds(manifest: Manifest) -> dict[str, str]:
+    """What its cross-validation came to: the mean over folds with its error, by every metric, and all rows together."""
+    about, means = manifest.extra.get("folds"), manifest.metrics.get("folds", {})
+    if not about:
+        return {}
+    from inlay.cli.folds import describe_mean, describe_pooled
+
+    names = sorted(means, key=lambda name: name != manifest.metric)
+    scores = "  ".join(describe_mean(about, means, name) for name in names)
+    return {f"{about['num_folds']} folds": scores, "left out": describe_pooled(about, manifest.metric)}
+
+
 def _describe_start(manifest: Manifest) -> dict[str, str]:
     """The versions it was started from, by reference and the first digits of the digest."""
     sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
@@ -189,6 +201,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
     scores = {
         f"{split} scores": "  ".join(f"{name} {screen.score(value)}" for name, value in values.items())
         for split, values in manifest.metrics.items()
+        if split != "folds"
     }
     part = screen.share(manifest.num_parameters, backbone["num_parameters"])
     origin = manifest.extra.get("origin") or {}  # of an imported version, which has no settings and no data
@@ -199,6 +212,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "labels": screen.shorten(", ".join(manifest.labels), 400) or _ANSWERS.get(manifest.kind, "none"),
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
         **scores,
+        **_describe_folds(manifest),
         "method": screen.describe_method(manifest.method, dataclasses.asdict(MethodConfig())),
         **_describe_origin(manifest),
         "parameters": f"{screen.count(manifest.num_parameters)}, {part} of the backbone",

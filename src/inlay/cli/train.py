@@ -28,6 +28,7 @@ from inlay.fit_settings import FitSettings
 from inlay.store import Store, Version
 
 if TYPE_CHECKING:
+    from inlay.cli.folds import Validated
     from inlay.config import RunConfig
     from inlay.data import Task
     from inlay.model import Backbone
@@ -38,6 +39,10 @@ NameOption = Annotated[str | None, typer.Option("--name", help="publish under th
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
 ResumeOption = Annotated[
     bool, typer.Option("--resume/--restart", help="go on where a stopped run left off, or begin it anew")
+]
+FoldsOption = Annotated[
+    int | None,
+    typer.Option("--folds", metavar="K", min=2, help="cross-validate too: train K times, score the rows left out"),
 ]
 
 
@@ -71,6 +76,7 @@ def train(
     run: RunOptions,
     effort: FitSettings,
     show_examples: Annotated[int, typer.Option("--show-examples", metavar="N", help="print N encoded rows first")] = 0,
+    folds: FoldsOption = None,
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
@@ -81,20 +87,22 @@ def train(
     """Train a task on a frozen backbone and publish it.
 
     Shows what was inferred from the data, trains, and prints the score. A run that was finished before is not trained
-    again; one that was stopped goes on where it was.
+    again; one that was stopped goes on where it was. With --folds the same training is first cross-validated on all
+    rows that are no test rows, which tells more than a few dev rows.
     """
     kept = open_store(store)
     ready = prepare(run.resolve(kept), kept, device, name)
     describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
-    was_finished = is_finished(ready.run, ready)
-    result = fit_runs([ready.run], ready, dataclasses.replace(effort, restart=not resume))[0]
+    was_finished, effort = is_finished(ready.run, ready), dataclasses.replace(effort, restart=not resume)
+    validated = None if folds is None else _cross_validate(ready, folds, effort)
+    result = fit_runs([ready.run], ready, effort)[0]
     if not screen.is_heard():  # the first process has the last word
         return
     if not result.tensors or result.status == "diverged":
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
-    version = publish_run(ready, result, name) if publish else None
-    report = report_run(ready, result, version)
+    version = publish_run(ready, result, name, validated) if publish else None
+    report = report_run(ready, result, version) | ({} if validated is None else {"folds": validated.to_json()})
     found = _describe_result(ready.run, result)
     for note in found:
         screen.note(note)
@@ -153,6 +161,12 @@ def describe_run(run: Run, backbone: Backbone) -> None:
         f"training: at most {screen.count(train.num_epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
         f"{train.batch_size} rows each, lr {train.lr:g}, {width}, on {backbone.device}"
     )
+
+
+def _cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Validated | None:
+    from inlay.cli.folds import cross_validate  # which stands on this module
+
+    return cross_validate(ready, num_folds, settings)
 
 
 def _describe_result(run: Run, result: Result) -> list[str]:
@@ -214,13 +228,14 @@ def _explained() -> Iterator[None]:
         raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
 
 
-def publish_run(ready: Prepared, result: Result, name: str | None) -> Version:
-    """Put a run's best weights in the store."""
+def publish_run(ready: Prepared, result: Result, name: str | None, validated: Validated | None = None) -> Version:
+    """Put a run's best weights in the store, with what its cross-validation came to, if there was one."""
     from inlay.training import publish
 
     tested = "scoring the test rows and " if ready.run.task.test is not None else ""
     with screen.working(f"publishing: {tested}answering the probes"):
-        return publish(ready.run, result, ready.backbone, ready.store, name)
+        folds = None if validated is None else validated.scores
+        return publish(ready.run, result, ready.backbone, ready.store, name, folds=folds)
 
 
 def report_run(ready: Prepared, result: Result, version: Version | None) -> dict[str, Any]:
@@ -293,6 +308,10 @@ def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -
         scores = ", ".join(f"{split} {screen.score(value)}" for split, value in report["probe"].items())
         pairs["probe"] = f"{scores}: {report['metric']} of a linear model on the frozen backbone, where it began"
     pairs["trained"] = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
+    if "folds" in report:
+        from inlay.cli.folds import describe_report
+
+        pairs["folds"] = describe_report(report["folds"], ready.run.task)
     if (rising := report["still_rising"]) is not None:
         took = screen.duration(rising["seconds"])
         pairs["rising"] = f"dev was still rising: `--epochs {rising['epochs']}` would take about {took}"

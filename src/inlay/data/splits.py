@@ -23,6 +23,14 @@ def group_keys(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
     return [f"{_normalise(text)}\0{_normalise(pair)}" for text, pair in zip(texts, pairs, strict=True)]
 
 
+def row_keys(kind: str, texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
+    """What rows of a task must share to stay on one side.
+
+    Questions about one context stay together: a context that was trained on is half known.
+    """
+    return group_keys(pairs, None) if kind == "span" and pairs is not None else group_keys(texts, pairs)
+
+
 def _normalise(text: str) -> str:
     return " ".join(text.casefold().split())
 
@@ -40,6 +48,11 @@ def find_strata(kind: str, targets: np.ndarray) -> np.ndarray:
     return np.searchsorted(edges, targets, side="right")
 
 
+def is_alone(targets: np.ndarray) -> np.ndarray:
+    """Which rows are alone in their class."""
+    return np.bincount(targets)[targets] == 1
+
+
 def assign_sides(
     keys: Sequence[str],
     strata: np.ndarray,
@@ -53,15 +66,7 @@ def assign_sides(
     whose share is above 0 gets at least one group if there are enough different texts, dev before test; it is for the
     caller to see whether it did.
     """
-    groups: dict[str, list[int]] = {}
-    for row, key in enumerate(keys):
-        groups.setdefault(key, []).append(row)
-    by_stratum: dict[int, list[list[int]]] = {}
-    for key in sorted(groups, key=lambda key: _rank(seed, key)):
-        rows = groups[key]
-        if is_kept is not None and is_kept[rows].any():
-            continue
-        by_stratum.setdefault(int(strata[rows[0]]), []).append(rows)
+    by_stratum = _group_by_stratum(keys, strata, seed, is_kept)
     wanted = {
         side: max(1, _round(share * len(keys))) if share else 0 for side, share in zip((DEV, TEST), shares, strict=True)
     }
@@ -82,6 +87,45 @@ def assign_sides(
         if wanted[side] and not num_taken[side]:
             _fill(side, sides, by_stratum)
     return sides
+
+
+def assign_folds(
+    keys: Sequence[str], strata: np.ndarray, num_folds: int, seed: int, is_kept: np.ndarray | None = None
+) -> np.ndarray:
+    """The fold that leaves each row out, 0 to `num_folds` - 1, so that folds have as many rows of each stratum.
+
+    -1 for rows that no fold leaves out: those of a stratum that is one group, since no other row could teach it, and
+    those that `is_kept` marks, with their whole group.
+    """
+    by_stratum = _group_by_stratum(keys, strata, seed, is_kept)
+    folds = np.full(len(keys), -1, dtype=np.int64)
+    num_rows = np.zeros(num_folds, dtype=np.int64)
+    for stratum in sorted(by_stratum):
+        if len(by_stratum[stratum]) == 1:
+            continue
+        num_own = np.zeros(num_folds, dtype=np.int64)
+        for rows in by_stratum[stratum]:
+            fold = int(np.lexsort((num_rows, num_own))[0])  # fewest of the stratum; of those, fewest of all
+            folds[rows] = fold
+            num_own[fold] += len(rows)
+            num_rows[fold] += len(rows)
+    return folds
+
+
+def _group_by_stratum(
+    keys: Sequence[str], strata: np.ndarray, seed: int, is_kept: np.ndarray | None
+) -> dict[int, list[list[int]]]:
+    """Stratum -> the groups of rows with one text, in the order that they are drawn in; without groups to be kept."""
+    groups: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    by_stratum: dict[int, list[list[int]]] = {}
+    for key in sorted(groups, key=lambda key: _rank(seed, key)):
+        rows = groups[key]
+        if is_kept is not None and is_kept[rows].any():
+            continue
+        by_stratum.setdefault(int(strata[rows[0]]), []).append(rows)
+    return by_stratum
 
 
 def _fill(side: int, sides: np.ndarray, by_stratum: dict[int, list[list[int]]]) -> None:

@@ -45,7 +45,7 @@ from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows,
 from inlay.data.shapes import shape_table
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
 from inlay.data.spellings import count_names, find_spellings, find_variants, known_types, respell
-from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_strata, group_keys
+from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_strata, is_alone, row_keys
 from inlay.data.tags import entity_types
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 
@@ -343,7 +343,8 @@ def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:
         hint = "a classifier needs two labels; name another column with `--label`"
         raise BadData(f"every row has the label `{scheme.labels[0]}`", hint, path=train.path)
     if scheme.kind == "classify" and is_cut:
-        num_single = int(_is_single(train).sum())
+        assert train.targets is not None
+        num_single = int(is_alone(train.targets).sum())
         if num_single > MOST_SINGLE and 2 * num_single > len(train):
             raise BadData(
                 f"{num_single} of {len(train)} rows have a label that no other row has",
@@ -351,12 +352,6 @@ def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:
                 "these are classes all the same, give dev rows with `--dev`",
                 path=train.path,
             )
-
-
-def _is_single(split: Split) -> np.ndarray:
-    """Which rows are alone in their class."""
-    assert split.targets is not None
-    return np.bincount(split.targets)[split.targets] == 1
 
 
 def _cut_sides(
@@ -370,10 +365,8 @@ def _cut_sides(
     """The splits with dev, test or both cut from the training rows, which keep what is alone in its class."""
     train = splits["train"]
     assert train.targets is not None
-    # Questions about one context stay on one side: a dev context that was trained on is half known.
-    is_span = kind == "span" and train.pairs is not None
-    keys = group_keys(train.pairs or [], None) if is_span else group_keys(train.texts, train.pairs)
-    is_single = _is_single(train) if kind == "classify" and keeps_single else None
+    keys = row_keys(kind, train.texts, train.pairs)
+    is_single = is_alone(train.targets) if kind == "classify" and keeps_single else None
     sides = assign_sides(keys, find_strata(kind, train.targets), shares, config.split_seed, is_single)
     cut = {"train": train.take(np.flatnonzero(sides == TRAIN))}
     for name, side, share in zip(("dev", "test"), (DEV, TEST), shares, strict=True):
@@ -406,7 +399,7 @@ def take_sample(task: Task, num_rows: int, seed: int) -> Task:
     order = np.random.default_rng(seed % 2**63).permutation(len(task.train))
     train = task.train.take(np.sort(order[:num_rows]))
     note = f"training on {num_rows} of {len(task.train)} rows, drawn by the seed {seed}"
-    return _with_sides(task, {"train": train, "dev": task.dev, "test": task.test}, note)
+    return with_sides(task, {"train": train, "dev": task.dev, "test": task.test}, note)
 
 
 def cut_task(task: Task, most: Mapping[str, int], seed: int = 0) -> Task:
@@ -419,10 +412,11 @@ def cut_task(task: Task, most: Mapping[str, int], seed: int = 0) -> Task:
             order = np.random.default_rng(seed % 2**63).permutation(len(split))
             sides[side] = split.take(np.sort(order[:number]))
             notes.append(f"{number} of {len(split)} {side} rows")
-    return _with_sides(task, sides, ", ".join(notes)) if notes else task
+    return with_sides(task, sides, ", ".join(notes)) if notes else task
 
 
-def _with_sides(task: Task, sides: Mapping[str, Split | None], note: str) -> Task:
+def with_sides(task: Task, sides: Mapping[str, Split | None], note: str) -> Task:
+    """The task with other rows, their digests, and a note on where they come from."""
     train, dev, test = sides["train"], sides["dev"], sides["test"]
     assert train is not None
     assert dev is not None

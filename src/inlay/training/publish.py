@@ -20,16 +20,26 @@ from inlay.model.heads import collect_outputs
 from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.model.route import make_rows
 from inlay.store import Manifest, Probe, Store, Version
+from inlay.training.cross_validation import FoldScores
 from inlay.training.evaluate import score_split
 from inlay.training.run import Result, Run
 
 NUM_PROBES = 8
 
 
-def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: str | None = None) -> Version:
+def publish(
+    run: Run,
+    result: Result,
+    backbone: Backbone,
+    store: Store,
+    name: str | None = None,
+    *,
+    folds: FoldScores | None = None,
+) -> Version:
     """Add a run's best weights to the store under `name` (the task's own by default).
 
-    Scores the test rows, where there are some, and answers the probe rows on the canonical path.
+    Scores the test rows, where there are some, and answers the probe rows on the canonical path. `folds` is what the
+    run's cross-validation came to, which the version keeps.
     """
     if not result.tensors:
         raise Diverged(
@@ -39,6 +49,8 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
     metrics = {"dev": result.dev_metrics}
     if run.task.test is not None and run.task.test.targets is not None:
         metrics["test"] = score_split(run, result, backbone, run.task.test)
+    if folds is not None:
+        metrics["folds"] = folds.means
     spec = result.spec(run)
     manifest = Manifest(
         kind=run.task.kind,
@@ -62,6 +74,7 @@ def publish(run: Run, result: Result, backbone: Backbone, store: Store, name: st
             **_spelling(run),
             **_lineage(run),
             **_origin(run),
+            **({} if folds is None else {"folds": folds.to_manifest()}),
         },
     )
     return store.publish(name or run.task.name, result.tensors, manifest, _sidecar(result))

@@ -1,0 +1,69 @@
+"""`inlay train --folds K`: the run cross-validated before it is trained and published."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from inlay.cli import screen
+from inlay.cli.train import Prepared, fit_runs
+from inlay.fit_settings import FitSettings
+
+if TYPE_CHECKING:
+    from inlay.data import Task
+    from inlay.training.cross_validation import FoldRuns, FoldScores
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A cross-validation that was done."""
+
+    planned: FoldRuns
+    scores: FoldScores
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything it came to, as data."""
+        return {**self.scores.to_json(), "notes": list(self.planned.folds.notes)}
+
+
+def cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Validated | None:
+    """Train a run for every fold, together, and score what each left out; None in all processes but the first."""
+    from inlay.training.cross_validation import judge_folds, make_fold_runs
+
+    planned = make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
+    for text in planned.folds.notes:
+        screen.note(text)
+    fold = planned.folds.tasks[0]
+    assert fold.test is not None
+    screen.note(
+        f"cross-validation: {num_folds} folds trained together, each on about {screen.count(len(fold.train), 'row')} "
+        f"({len(fold.dev)} more choose its epoch) and scored on the {len(fold.test)} it leaves out"
+    )
+    quiet = dataclasses.replace(settings, draw_curves=False, keep_last=False)
+    results = fit_runs(planned.runs, ready, quiet)
+    if not screen.is_heard():
+        return None
+    with screen.working("answering the rows that folds left out"):
+        scores = judge_folds(planned, results, ready.backbone)
+    return Validated(planned, scores)
+
+
+def describe_report(report: Mapping[str, Any], task: Task) -> str:
+    """A cross-validation as a line of the report on what was trained afterwards."""
+    scores = f"{describe_mean(report, report['mean'], task.metric)}; {describe_pooled(report, task.metric)}"
+    rows = f"{screen.count(len(task.train), 'row')}, with {screen.count(len(task.dev), 'dev row')} to choose its epoch"
+    return f"cross-validated ({report['num_folds']} folds): {scores}; the run above was trained on {rows}"
+
+
+def describe_mean(about: Mapping[str, Any], means: Mapping[str, float], metric: str) -> str:
+    """The mean over folds with its standard error; `about` is what a version keeps."""
+    return f"{metric} {screen.score(means[metric])} ± {screen.score(about['standard_error'][metric])}"
+
+
+def describe_pooled(about: Mapping[str, Any], metric: str) -> str:
+    """The score of all rows left out."""
+    found, rows = about["pooled"][metric], screen.count(about["num_rows"], "row")
+    span = f"{screen.score(found['low'])} to {screen.score(found['high'])}"
+    return f"{screen.score(found['value'])} over all {rows} left out (95% interval {span})"

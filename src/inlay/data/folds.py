@@ -1,0 +1,103 @@
+"""Cross-validation: a task becomes several, each of which leaves out another part of its labelled rows.
+
+Train and dev rows are pooled; test rows are left alone. Every fold is a task of its own: the rows it leaves out are its
+test rows, and of the others a dev side is cut, as large a share as the task's own, to choose an epoch on. So nothing
+that a fold is scored on has trained it or chosen anything. Repeated texts are on one side, as in any split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from inlay.data.splits import DEV, TRAIN, assign_folds, assign_sides, find_strata, is_alone, row_keys
+from inlay.data.tasks import Split, Task, with_sides
+from inlay.errors import BadConfig, BadData
+
+
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """A task's labelled rows, and the tasks that each leave some of them out."""
+
+    rows: Split
+    """train rows, then dev rows"""
+    paths: list[str]
+    """the file of each row"""
+    tasks: list[Task]
+    """one for each fold; its test rows are those it leaves out"""
+    left_out: list[np.ndarray]
+    """of each fold, the positions of these in `rows`"""
+    seed: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_judged(self) -> int:
+        """Rows that some fold leaves out."""
+        return sum(map(len, self.left_out))
+
+
+def make_folds(task: Task, num_folds: int, seed: int) -> Folds:
+    """The folds of a task. Refuses more folds than there are different texts to leave out."""
+    # 1. pool what is labelled and no test row
+    rows, paths, notes = _pool(task)
+    targets = rows.targets
+    assert targets is not None
+    # 2. deal out the rows, and cut a dev side from what each fold keeps
+    keys, strata = row_keys(task.kind, rows.texts, rows.pairs), find_strata(task.kind, targets)
+    is_kept = is_alone(targets) if task.kind == "classify" else np.zeros(len(rows), dtype=bool)
+    folds = assign_folds(keys, strata, num_folds, seed, is_kept)
+    if len(np.unique(folds[folds >= 0])) < num_folds:
+        num_texts = len({key for key, fold in zip(keys, folds, strict=True) if fold >= 0})
+        raise BadConfig(
+            f"{num_folds} folds of {num_texts} different texts that can be left out", "use fewer folds, or add rows"
+        )
+    dev_share = len(task.dev) / (len(task.train) + len(task.dev))
+    tasks, left_out = [], []
+    for fold in range(num_folds):
+        left, kept = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        own_keys = [keys[row] for row in kept]
+        sides = assign_sides(own_keys, strata[kept], (dev_share, 0.0), seed, is_kept[kept])
+        if not (sides == DEV).any():
+            raise BadData(f"too few different texts for {num_folds} folds with dev rows", "add rows", path=rows.path)
+        parts = {"train": rows.take(kept[sides == TRAIN]), "dev": rows.take(kept[sides == DEV])}
+        note = f"fold {fold + 1} of {num_folds}, seed {seed}: {len(left)} rows left out"
+        tasks.append(with_sides(task, {**parts, "test": rows.take(left)}, note))
+        left_out.append(left)
+    # 3. tell what no fold judges
+    if num_kept := int((folds < 0).sum()):
+        what = "1 row is" if num_kept == 1 else f"{num_kept} rows are"
+        notes.append(f"{what} in no fold, since no other text has the label: trained on, and not judged")
+    return Folds(rows, paths, tasks, left_out, seed, tuple(notes))
+
+
+def _pool(task: Task) -> tuple[Split, list[str], list[str]]:
+    """Train and dev rows as one, the file of each row, and what was left out."""
+    train, dev, notes = task.train, task.dev, []
+    if dev.unseen:
+        is_known = _find_known(dev, task)
+        notes.append(f"{int((~is_known).sum())} dev rows have a label that training never saw: in no fold")
+        dev = replace(dev, targets=_without_unseen(dev, task)).take(np.flatnonzero(is_known))
+    assert train.targets is not None
+    assert dev.targets is not None
+    pairs = None if train.pairs is None else [*train.pairs, *(dev.pairs or [])]
+    targets = np.concatenate([train.targets, dev.targets])
+    pooled = Split([*train.texts, *dev.texts], pairs, targets, [*train.lines, *dev.lines], train.path)
+    return pooled, [train.path] * len(train) + [dev.path] * len(dev), notes
+
+
+def _find_known(split: Split, task: Task) -> np.ndarray:
+    """Which rows have labels of the task only."""
+    targets, num_labels = split.targets, len(task.labels)
+    assert targets is not None
+    if task.kind == "multilabel":
+        return np.logical_not(targets[:, num_labels:].any(axis=1))
+    if task.kind == "tag":
+        return np.array([all(tag < num_labels for _, _, tag in words) for words in targets], dtype=bool)
+    return np.asarray(targets < num_labels)
+
+
+def _without_unseen(split: Split, task: Task) -> np.ndarray:
+    """The targets as training has them: of sets of labels without the columns of those never seen."""
+    assert split.targets is not None
+    return split.targets[:, : len(task.labels)] if task.kind == "multilabel" else split.targets

@@ -166,11 +166,12 @@ class TrainConfig:
         is_later=True,
     )
     thresholds: str = setting(
-        "none",
+        "auto",
         "where sets of labels, and two classes, are cut: none (at one half), or dev (where the metric is best on dev "
-        "rows, if that gains beyond chance)",
-        choices=("none", "dev"),
+        "rows, if that gains beyond chance); auto: dev where the learning rate is left open",
+        choices=("auto", "none", "dev"),
         is_later=True,
+        before="none",
     )
     start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
     head_start: str = setting(

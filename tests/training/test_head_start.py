@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 
@@ -13,9 +14,11 @@ from sklearn.preprocessing import StandardScaler
 
 from inlay.config import MethodConfig, RunConfig, TrainConfig, settled
 from inlay.data.sampling import draw_by_label
+from inlay.data.tasks import Split
 from inlay.errors import BadConfig
 from inlay.model.bank import Bank
 from inlay.model.inference import infer_vectors
+from inlay.model.methods import find_method
 from inlay.training import fit, make_run
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.contrast import lose_contrast
@@ -23,7 +26,8 @@ from inlay.training.evaluate import Verdict, encode_rows, predict_split
 from inlay.training.head_start import fit_honest
 from inlay.training.linear import fit_raw
 from inlay.training.loop import Interrupted
-from inlay.training.probe import fit_probe
+from inlay.training.probe import compare_readings, fit_probe
+from toys import make_toy_task
 
 SETTINGS = CohortSettings(token_budget=100_000, num_threads=1, save_every=1000)
 SHORT = {"batch_size": 8, "max_length": 32}
@@ -297,3 +301,77 @@ def test_zero_epochs_are_for_a_probe_alone():
     with pytest.raises(BadConfig, match="at least 1"):
         TrainConfig(epochs=0)
     assert TrainConfig(epochs=0, head_start="probe").num_epochs == 0
+
+
+def make_rows_of(task, num_rows):
+    """The task with so many training rows, some again and again."""
+    rows = np.arange(num_rows) % len(task.train)
+    return dataclasses.replace(task, train=task.train.take(rows), digest=f"{task.digest}/{num_rows}")
+
+
+def test_the_recipe_follows_the_number_of_rows(tiny_bert, toy_task):
+    def recipe(num_rows, method="houlsby", **more):
+        train = TrainConfig(max_length=32)
+        config = RunConfig(method=MethodConfig(method), train=train)
+        found = make_run(make_rows_of(toy_task(**more), num_rows), config, tiny_bert).config.train
+        return found.head_start, found.contrast, found.epochs, found.lr
+
+    assert recipe(50) == ("probe", 100, 0, 1e-3)
+    assert recipe(1000) == ("probe", 150, 0, 1e-3)
+    assert recipe(2001) == ("probe", 0, 5, 5e-4)
+    assert recipe(100_000) == ("probe", 0, 3, 5e-4)
+    assert recipe(40, kind="regress") == ("probe", 0, 30, 5e-4)
+    assert recipe(1000, kind="multilabel") == ("probe", 0, 10, 5e-4)
+    assert recipe(40, method="head") == ("probe", 0, 0, find_method("head").lr)
+
+
+def test_few_dev_rows_and_two_classes_are_told_from_others(tiny_bert, toy_task):
+    found = make(tiny_bert, toy_task()).config.train
+    assert (found.keep, found.thresholds) == ("late", "dev")
+    found = make(tiny_bert, toy_task(num_labels=3, num_rows=400)).config.train
+    assert (found.keep, found.thresholds) == ("best", "none")
+    assert make(tiny_bert, toy_task(), lr=1e-3).config.train.thresholds == "none"
+
+
+def make_pairs(size, seed):
+    """Pairs of texts; the target is how many words they share."""
+    draw = np.random.default_rng(seed)
+    words = "the movie was good plot fine call now win free prize we come home late cat sat mat dog".split()
+    texts, pairs, targets = [], [], []
+    for _ in range(size):
+        own, shared = list(draw.choice(words, 6, replace=False)), int(draw.integers(0, 7))
+        rest = [word for word in words if word not in own]
+        texts.append(" ".join(own))
+        pairs.append(" ".join([*own[:shared], *draw.choice(rest, 6 - shared, replace=False)]))
+        targets.append(float(shared))
+    return Split(texts, pairs, np.array(targets), list(range(1, size + 1)))
+
+
+def test_pairs_are_read_as_the_probe_does_better_with_and_begin_there(tiny_bert, toy_task, tmp_path):
+    task = toy_task(kind="regress")
+    task = dataclasses.replace(
+        task, metric="spearman", train=make_pairs(80, 0), dev=make_pairs(40, 1), digest="pairs", dev_digest="dev"
+    )
+    run = make(tiny_bert, task, epochs=1, keep="best")
+    scores = compare_readings(task, tiny_bert, 32, run.spec.head.pooling)
+    assert scores["towers"] > scores["joined"]
+    assert run.spec.head.has_towers
+    assert any("read as towers" in note for note in run.notes)
+    (result,) = fit([run], tiny_bert, tmp_path)
+    assert result.history[0]["dev"]["spearman"] > 0.3
+    joined = make(tiny_bert, task, lr=1e-3)
+    assert not joined.spec.head.has_towers, "who gives a rate gets what it always was"
+    assert make(tiny_bert, task, lr=1e-3).id == joined.id != run.id
+
+
+def test_a_cosine_that_says_it_all_is_where_numbers_begin():
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(size=(30, 41))
+    vectors[:, -1] = draw.uniform(-1, 1, size=30)
+    targets = 3 * vectors[:, -1] + 2
+    task = dataclasses.replace(
+        make_toy_task(kind="regress", num_rows=30), metric="spearman", train=Split(["a"] * 30, None, targets, [1] * 30)
+    )
+    model = fit_honest(task, vectors, has_towers=True)
+    assert np.abs(model.weights[:, :-1]).max() == 0
+    np.testing.assert_allclose(model.outputs(vectors)[:, 0], targets, atol=0.1)

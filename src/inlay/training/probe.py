@@ -29,6 +29,7 @@ from inlay.model.inference import TOKEN_BUDGET, batches_by_length
 from inlay.model.route import Row, make_rows
 from inlay.training.linear import KINDS, choose_strength, cross_validate, fit_raw
 
+_MOST_COMPARED = 1000  # rows that tell how pairs are best read
 _SINGLE, _JOINED, _TOWERS = "single", "joined", "towers"
 
 
@@ -108,12 +109,33 @@ def fit_probe(
     )  # fmt: skip
 
 
+def compare_readings(task: Task, backbone: Backbone, max_length: int, pooling: str) -> dict[str, float]:
+    """Way of reading pairs -> score of the linear probe in cross-validation on the training rows, some of many."""
+    key = (task.digest, task.metric, backbone.fingerprint, max_length, pooling)
+    if key not in _COMPARED:
+        rows = np.random.default_rng(0).permutation(len(task.train))[:_MOST_COMPARED]
+        split, reader = task.train.take(np.sort(rows)), _Reader(backbone, max_length, lambda _: None, pooling)
+        _COMPARED[key] = {
+            name: choose_strength(
+                task.metric,
+                cross_validate(task.kind, task.metric, reader.read(split, name), _targets(split), len(task.labels)),
+            ).score
+            for name in (_JOINED, _TOWERS)
+        }
+    return _COMPARED[key]
+
+
+_COMPARED: dict[tuple[object, ...], dict[str, float]] = {}  # the runs of a sweep ask the same
+
+
 class _Reader:
     """Texts as vectors of the plain backbone."""
 
-    def __init__(self, backbone: Backbone, max_length: int, on_rows: Callable[[int], object]) -> None:
+    def __init__(
+        self, backbone: Backbone, max_length: int, on_rows: Callable[[int], object], pooling: str | None = None
+    ) -> None:
         self._backbone, self._max_length, self._on_rows = backbone, max_length, on_rows
-        self.pooling = "mean" if backbone.writes else backbone.default_pooling
+        self.pooling = pooling or ("mean" if backbone.writes else backbone.default_pooling)
 
     def read(self, split: Split, reading: str) -> np.ndarray:
         """The features of a split's rows [n, features]."""

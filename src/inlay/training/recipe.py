@@ -1,13 +1,16 @@
-"""The recipe: what a run does where its user left the learning rate open, by method, backbone and rows.
+"""The recipe: what a run does where its user left the learning rate open, by method, kind of task and rows.
 
 Who gives a rate gets what he says, and what defaults always were: ten epochs, a fresh head. Who leaves it open gets the
-settings measured to be the best for so many rows; `results/defaults` has the study, and docs/defaults.md explains it.
-This file is the one place that knows them.
+settings measured to be the best for so many rows; docs/defaults.md explains them, `results/defaults` has the runs. This
+file is the one place that knows the numbers.
 
 1. The head begins as the linear probe of the training rows, so that a run begins where logistic regression ends.
-2. With few rows of each label a contrastive start follows, and the probe of what it gives; nothing else is trained,
-   since few rows are soon known by heart.
-3. Otherwise the rate is that of the method, and the number of epochs follows from a number of steps.
+2. Classes of single texts, of up to `MOST_FOR_CONTRAST` rows: a contrastive start follows, and the probe of what a part
+   of it gives. Nothing else is trained, since few rows are soon known by heart.
+3. Otherwise training goes on from the probe, with the method's own rate and as many epochs as `STEPS` need.
+4. Heads that cannot begin as a probe (tags) have a higher rate while rows are few: they must come a long way.
+5. On few dev rows a score is mostly chance: a later epoch within it is kept. Where there are rows enough to tell,
+   thresholds of labels are tuned on dev.
 """
 
 from __future__ import annotations
@@ -24,16 +27,21 @@ from inlay.model.heads import find_head
 from inlay.model.methods import find_method
 from inlay.training.linear import KINDS
 
+MOST_FOR_CONTRAST = 2000
+"""training rows up to which a contrastive start is all that is trained"""
+CONTRAST_STEPS = ((500, 100), (MOST_FOR_CONTRAST, 150))
+"""(rows up to which, steps of it)"""
 BLEND = 0.6
-"""share of what a contrastive start changed that is kept"""
-CONTRAST_STEPS = 100
-_MOST_FOR_CONTRAST = 64
-"""rows of a label, in the mean, up to which a contrastive start pays"""
-_FEW_DEV_ROWS = 200
-STEPS = 150
-"""of training, at least"""
-_EPOCHS = (5, 40)
-"""fewest and most"""
+"""share of what it changed that is kept"""
+CONTRAST_FACTOR = 2.0
+"""its rate, in those of the method"""
+STEPS = 300
+"""of training, at least, while epochs are within:"""
+EPOCHS = (3, 30)
+FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
+"""the rate of a fresh head, in those of the method, up to so many training rows"""
+FEW_DEV_ROWS = 200
+"""below which a later epoch within chance of the best is kept"""
 
 
 def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_sources: bool) -> dict[str, Any]:
@@ -41,47 +49,38 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     train, method = config.train, find_method(config.method.name)
     is_open = train.lr is None and not method.is_joint
     head_start = _find_head_start(task, config, backbone, is_open=is_open and not has_sources)
-    contrast = _find_contrast(task, config, is_open=is_open, has_probe=head_start == "probe")
-    keep = "late" if is_open and len(task.dev) < _FEW_DEV_ROWS else "best"
+    has_probe = head_start == "probe"
+    contrast = _find_contrast(task, config, is_open=is_open, has_probe=has_probe)
+    is_cut = task.kind == "multilabel" or (task.kind == "classify" and len(task.labels) == 2)
     known: dict[str, Any] = {
         "head_start": head_start,
-        "blend": _find_blend(train, contrast),
         "contrast": contrast,
-        "keep": keep if train.keep == "auto" else train.keep,
+        "blend": _find_blend(train, contrast),
+        "keep": _or_auto(train.keep, "late" if is_open and len(task.dev) < FEW_DEV_ROWS else "best"),
+        "thresholds": _or_auto(train.thresholds, "dev" if is_open and is_cut and not backbone.writes else "none"),
     }
+    rate = train.lr or method.find_lr(writes=backbone.writes, is_alone=config.joint.trained == "task")
     if not is_open:
-        lr = train.lr or method.find_lr(writes=backbone.writes, is_alone=config.joint.trained == "task")
-        return {**known, "lr": lr, "epochs": train.num_epochs}
+        return {**known, "lr": rate, "epochs": train.num_epochs}
+    is_fresh_and_few = task.kind == "tag" and not has_sources and len(task.train) <= MOST_FOR_FRESH
+    rate *= CONTRAST_FACTOR if contrast else FRESH_FACTOR if is_fresh_and_few and not method.has_own_weights else 1.0
     epochs = train.epochs
     if epochs is None:  # a convex head, or one fitted after a contrastive start, needs no steps
-        is_done = contrast or config.method.name == "head"
-        epochs = 0 if is_done and head_start == "probe" else _count_epochs(task, config)
-    return {**known, "lr": method.find_lr(writes=backbone.writes, is_alone=False), "epochs": epochs}
+        is_done = has_probe and (contrast or config.method.name == "head")
+        epochs = 0 if is_done else _count_epochs(len(task.train), train.batch_size)
+    return {**known, "lr": rate, "epochs": epochs}
 
 
-def _find_blend(train: TrainConfig, contrast: int) -> float | None:
-    if train.blend is not None and not contrast:
-        raise BadConfig(
-            f"`train.blend` is `{train.blend:g}`, but there is no contrastive start to keep a part of",
-            "leave it out, or use `--set train.contrast=100` with it",
-        )
-    return (train.blend or BLEND) if contrast else None
-
-
-def _count_epochs(task: Task, config: RunConfig) -> int:
-    """As many as steps need, of few rows more."""
-    per_epoch = -(-len(task.train) // config.train.batch_size)
-    return int(np.clip(-(-STEPS // per_epoch), *_EPOCHS))
+def _count_epochs(num_rows: int, batch_size: int) -> int:
+    """As many as the steps need, within limits."""
+    return int(np.clip(-(-STEPS // -(-num_rows // batch_size)), *EPOCHS))
 
 
 def _find_head_start(task: Task, config: RunConfig, backbone: Backbone, *, is_open: bool) -> str:
-    train = config.train
     reason = _why_no_probe(task, config, backbone)
-    if train.head_start == "probe" and reason:
+    if config.train.head_start == "probe" and reason:
         raise BadConfig(f"`train.head_start` is `probe`, but {reason}", "leave it out, or use `fresh`")
-    if train.head_start == "auto":
-        return "probe" if is_open and not reason else "fresh"
-    return train.head_start
+    return _or_auto(config.train.head_start, "probe" if is_open and not reason else "fresh")
 
 
 def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
@@ -98,7 +97,7 @@ def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
 
 
 def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: bool) -> int:
-    """Steps of a contrastive start: as asked, or where rows of a label are few."""
+    """Steps of a contrastive start: as asked, or where rows are few."""
     asked = config.train.contrast
     if asked:
         if task.kind != "classify":
@@ -112,10 +111,24 @@ def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: b
             )
     if asked is not None:
         return asked
-    is_single = task.train.pairs is None
-    if not (is_open and has_probe and is_single) or task.kind != "classify" or config.method.name == "head":
+    is_single_class = task.kind == "classify" and task.train.pairs is None
+    if not (is_open and has_probe and is_single_class) or config.method.name == "head":
         return 0
     assert task.train.targets is not None
     counts = np.bincount(task.train.targets, minlength=len(task.labels))
-    has_pairs = (counts > 1).sum() > 1
-    return CONTRAST_STEPS if has_pairs and len(task.train) <= _MOST_FOR_CONTRAST * len(task.labels) else 0
+    if (counts > 1).sum() < 2:  # nobody to be pulled together with, or pushed apart from
+        return 0
+    return next((steps for most, steps in CONTRAST_STEPS if len(task.train) <= most), 0)
+
+
+def _find_blend(train: TrainConfig, contrast: int) -> float | None:
+    if train.blend is not None and not contrast:
+        raise BadConfig(
+            f"`train.blend` is `{train.blend:g}`, but there is no contrastive start to keep a part of",
+            "leave it out, or use `--set train.contrast=100` with it",
+        )
+    return (train.blend or BLEND) if contrast else None
+
+
+def _or_auto(asked: str, otherwise: str) -> str:
+    return otherwise if asked == "auto" else asked

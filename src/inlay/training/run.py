@@ -25,6 +25,7 @@ from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
 from inlay.config import RunConfig, TrainConfig, read_toml
+from inlay.data.metrics import is_better
 from inlay.data.scripts import describe_unknown
 from inlay.data.tasks import Task
 from inlay.data.windows import Reading
@@ -35,6 +36,7 @@ from inlay.model.methods import find_method, resolve_method
 from inlay.model.pooling import POOLED
 from inlay.model.slots import SlotSpec
 from inlay.store import Store, write_atomically
+from inlay.training.probe import compare_readings
 from inlay.training.recipe import find_recipe
 from inlay.training.start import Source, Start, load_sources, make_start
 from inlay.trees import write_toml
@@ -204,7 +206,7 @@ def make_part(
         writing["prompt"] = f"{config.joint.resemblances().get(task.name, task.name)}: "
     train = dataclasses.replace(config.train, **known, **writing)
     answers = tuple(f"{label}={text}" for label, text in zip(task.labels, task.answers, strict=bool(task.answers)))
-    pairs = _resolve_pairs(task, config, backbone, sources, is_trained=is_trained)
+    pairs, reason = _resolve_pairs(task, config, backbone, sources, train, is_trained=is_trained)
     data = dataclasses.replace(
         config.data, kind=task.kind, labels=task.labels, answers=answers, metric=task.metric, pairs=pairs
     )
@@ -216,13 +218,21 @@ def make_part(
         _check_texts(task, spec.head.texts, backbone)
     spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
     notes = (*_describe_reading(config.train, spec.head, backbone), *_describe_texts(task, backbone))
+    notes += (reason,) if reason else ()
     return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone), notes=notes)
 
 
 def _resolve_pairs(
-    task: Task, config: RunConfig, backbone: Backbone, sources: Sequence[Source], *, is_trained: bool
-) -> str:
-    """How the task's pairs are read: as asked for, if it can be; else as what it starts from, and in doubt joined."""
+    task: Task,
+    config: RunConfig,
+    backbone: Backbone,
+    sources: Sequence[Source],
+    train: TrainConfig,
+    *,
+    is_trained: bool,
+) -> tuple[str, str]:
+    """How the task's pairs are read, and why: as asked for, if it can be; else as what it starts from; where nothing is
+    said, as linear probes of the training rows do better with, if the head begins as one."""
     asked = config.data.pairs
     obstacle = _find_towers_obstacle(task, config.train, backbone)
     if asked == TOWERS and obstacle is not None:
@@ -230,10 +240,16 @@ def _resolve_pairs(
             f"`data.pairs` is `towers` for the `{task.kind}` task `{task.name}`: {obstacle[0]}", obstacle[1]
         )
     if asked != "auto":
-        return asked
+        return asked, ""
     if is_trained or obstacle is not None:  # runs from before there was a choice have `auto`, and read pairs joined
-        return JOINED
-    return TOWERS if sources and all(source.spec.head.has_towers for source in sources) else JOINED
+        return JOINED, ""
+    if sources or train.head_start != "probe" or train.features != "last":
+        return TOWERS if sources and all(source.spec.head.has_towers for source in sources) else JOINED, ""
+    assert train.max_length is not None
+    scores = compare_readings(task, backbone, train.max_length, train.pooling)
+    chosen, other = (TOWERS, JOINED) if is_better(task.metric, scores[TOWERS], scores[JOINED]) else (JOINED, TOWERS)
+    told = f"a linear probe of the training rows scores {scores[chosen]:.3f} with it, {scores[other]:.3f} with {other}"
+    return chosen, f"pairs: read as {chosen}: {told}"
 
 
 def _find_towers_obstacle(task: Task, train: TrainConfig, backbone: Backbone) -> tuple[str, str] | None:

@@ -114,7 +114,9 @@ def measure_all(options: argparse.Namespace) -> None:
             )
             found = replace(_read_train(done, draw), versions={})
             append_record(options.results, make_record(name, draw, found, head))
-            say(f"{name} {draw.set} {draw.size}-{draw.draw}: {found.score or found.status}, {found.cpu_s:.0f} CPU s")
+            say(
+                f"{name} {draw.set} {draw.size}-{draw.draw}: {found.status if found.score is None else round(found.score, 2)}, {found.cpu_s:.0f} CPU s"
+            )
 
 
 def _suits(variant: str, draw: Draw) -> bool:

@@ -317,12 +317,14 @@ def test_the_recipe_follows_the_number_of_rows(tiny_bert, toy_task):
         return found.head_start, found.contrast, found.epochs, found.lr
 
     assert recipe(50) == ("probe", 100, 0, 1e-3)
-    assert recipe(1000) == ("probe", 150, 0, 1e-3)
-    assert recipe(2001) == ("probe", 0, 5, 5e-4)
-    assert recipe(100_000) == ("probe", 0, 3, 5e-4)
-    assert recipe(40, kind="regress") == ("probe", 0, 30, 5e-4)
-    assert recipe(1000, kind="multilabel") == ("probe", 0, 10, 5e-4)
-    assert recipe(40, method="head") == ("probe", 0, 0, find_method("head").lr)
+    assert recipe(500) == ("probe", 100, 0, 1e-3)
+    assert recipe(1000) == ("probe", 150, 5, 1e-3)
+    assert recipe(2001) == ("probe", 0, 5, 1e-3)
+    assert recipe(100_000) == ("probe", 0, 4, 5e-4)
+    assert recipe(40, kind="regress") == ("probe", 0, 30, 1e-3)
+    assert recipe(1000, kind="multilabel") == ("probe", 0, 10, 1e-3)
+    assert recipe(1000, method="full")[3] == find_method("full").lr
+    assert recipe(40, method="head")[:3] == ("probe", 0, 0)
 
 
 def test_few_dev_rows_and_two_classes_are_told_from_others(tiny_bert, toy_task):

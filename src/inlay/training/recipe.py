@@ -6,8 +6,8 @@ file is the one place that knows the numbers.
 
 1. The head begins as the linear probe of the training rows, so that a run begins where logistic regression ends.
 2. Classes of single texts, of up to `MOST_FOR_CONTRAST` rows: a contrastive start follows, and the probe of what a part
-   of it gives. Nothing else is trained, since few rows are soon known by heart.
-3. Otherwise training goes on from the probe, with the method's own rate and as many epochs as `STEPS` need.
+   of it gives. Up to `MOST_FOR_CONTRAST_ALONE` rows nothing else is trained, since few rows are soon known by heart.
+3. Otherwise training goes on from there, at `FACTOR` times the method's own rate, as many epochs as `STEPS` need.
 4. Heads that cannot begin as a probe (tags) have a higher rate while rows are few: they must come a long way.
 5. On few dev rows a score is mostly chance: a later epoch within it is kept. Where there are rows enough to tell,
    thresholds of labels are tuned on dev.
@@ -27,19 +27,19 @@ from inlay.model.heads import find_head
 from inlay.model.methods import find_method
 from inlay.training.linear import KINDS
 
-MOST_FOR_CONTRAST = 2000
-"""training rows up to which a contrastive start is all that is trained"""
-CONTRAST_STEPS = ((500, 100), (MOST_FOR_CONTRAST, 150))
+MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
+"""training rows up to which a contrastive start is all that is trained, and up to which there is one"""
+CONTRAST_STEPS = ((MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
 """(rows up to which, steps of it)"""
 BLEND = 0.6
 """share of what it changed that is kept"""
-CONTRAST_FACTOR = 2.0
-"""its rate, in those of the method"""
-STEPS = 300
-"""of training, at least, while epochs are within:"""
-EPOCHS = (3, 30)
+FACTOR, MOST_FOR_FACTOR = 2.0, 10_000
+"""the rate, in those of the method, up to so many training rows"""
 FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
-"""the rate of a fresh head, in those of the method, up to so many training rows"""
+"""the same of a fresh head"""
+STEPS, STEPS_AFTER_CONTRAST = 300, 150
+"""of training, at least, while epochs are within:"""
+EPOCHS = (4, 30)
 FEW_DEV_ROWS = 200
 """below which a later epoch within chance of the best is kept"""
 
@@ -62,18 +62,26 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     rate = train.lr or method.find_lr(writes=backbone.writes, is_alone=config.joint.trained == "task")
     if not is_open:
         return {**known, "lr": rate, "epochs": train.num_epochs}
-    is_fresh_and_few = task.kind == "tag" and not has_sources and len(task.train) <= MOST_FOR_FRESH
-    rate *= CONTRAST_FACTOR if contrast else FRESH_FACTOR if is_fresh_and_few and not method.has_own_weights else 1.0
+    if not has_sources and not backbone.writes and not method.has_own_weights:
+        rate *= _find_factor(task.kind, len(task.train), has_probe=has_probe)
     epochs = train.epochs
-    if epochs is None:  # a convex head, or one fitted after a contrastive start, needs no steps
-        is_done = has_probe and (contrast or config.method.name == "head")
-        epochs = 0 if is_done else _count_epochs(len(task.train), train.batch_size)
+    if epochs is None:  # a convex head, or one fitted after a contrastive start on few rows, needs no steps
+        is_done = config.method.name == "head" or (contrast and len(task.train) <= MOST_FOR_CONTRAST_ALONE)
+        steps = STEPS_AFTER_CONTRAST if contrast else STEPS
+        epochs = 0 if has_probe and is_done else _count_epochs(steps, len(task.train), train.batch_size)
     return {**known, "lr": rate, "epochs": epochs}
 
 
-def _count_epochs(num_rows: int, batch_size: int) -> int:
+def _find_factor(kind: str, num_rows: int, *, has_probe: bool) -> float:
+    """The rate in those of the method, whose own suit thousands of rows and a fresh head."""
+    if has_probe:
+        return FACTOR if num_rows <= MOST_FOR_FACTOR else 1.0
+    return FRESH_FACTOR if kind == "tag" and num_rows <= MOST_FOR_FRESH else 1.0
+
+
+def _count_epochs(num_steps: int, num_rows: int, batch_size: int) -> int:
     """As many as the steps need, within limits."""
-    return int(np.clip(-(-STEPS // -(-num_rows // batch_size)), *EPOCHS))
+    return int(np.clip(-(-num_steps // -(-num_rows // batch_size)), *EPOCHS))
 
 
 def _find_head_start(task: Task, config: RunConfig, backbone: Backbone, *, is_open: bool) -> str:

@@ -29,9 +29,16 @@ STEPS = 300
 """of training, where a variant trains from the probe"""
 
 
-def _contrast(steps: int, blend: float, rate: str = "1e-3") -> Callable[[int], list[str]]:
+def _contrast(steps: int, blend: float, rate: str = "1e-3", batch_size: int = 32) -> Callable[[int], list[str]]:
     def words(num_rows: int) -> list[str]:
-        chosen = {"head_start": "probe", "contrast": steps, "blend": blend, "epochs": 0, "keep": "late"}
+        chosen: dict[str, object] = {
+            "head_start": "probe",
+            "contrast": steps,
+            "blend": blend,
+            "epochs": 0,
+            "keep": "late",
+        }
+        chosen["batch_size"] = batch_size
         return ["--lr", rate, *_settings(chosen)]
 
     return words
@@ -59,6 +66,7 @@ VARIANTS: dict[str, Callable[[int], list[str]]] = {
     "probe-2e-3": _from_probe("2e-3"),
     "contrast-50": _contrast(50, 0.6),
     "contrast-100": _contrast(100, 0.6),
+    "contrast-100-of-16": _contrast(100, 0.6, batch_size=16),
     "contrast-100-whole": _contrast(100, 1.0),
     "contrast-200": _contrast(200, 0.6),
     "contrast-100-5e-4": _contrast(100, 0.6, "5e-4"),
@@ -114,9 +122,8 @@ def measure_all(options: argparse.Namespace) -> None:
             )
             found = replace(_read_train(done, draw), versions={})
             append_record(options.results, make_record(name, draw, found, head))
-            say(
-                f"{name} {draw.set} {draw.size}-{draw.draw}: {found.status if found.score is None else round(found.score, 2)}, {found.cpu_s:.0f} CPU s"
-            )
+            shown = found.status if found.score is None else f"{found.score:.2f}"
+            say(f"{name} {draw.set} {draw.size}-{draw.draw}: {shown}, {found.cpu_s:.0f} CPU s")
 
 
 def _suits(variant: str, draw: Draw) -> bool:

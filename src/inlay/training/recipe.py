@@ -29,7 +29,7 @@ from inlay.training.linear import KINDS
 
 MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
 """training rows up to which a contrastive start is all that is trained, and up to which there is one"""
-CONTRAST_STEPS = ((MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
+CONTRAST_STEPS = ((100, 50), (MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
 """(rows up to which, steps of it)"""
 BLEND = 0.6
 """share of what it changed that is kept"""

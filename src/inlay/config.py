@@ -411,11 +411,16 @@ class RunConfig:
 
 def settled(config: Any) -> dict[str, Any]:
     """The settings that name a run: all but those that came later and are left open."""
-    items = {item.name: item for item in dataclasses.fields(config) if item.metadata.get("is_later")}
-    later = {name: (item.default, item.metadata["before"]) for name, item in items.items()}
     settings = dataclasses.asdict(config)
     if isinstance(config, TrainConfig):  # left open, ids have what it always was: where it counts it is resolved
         settings["epochs"] = config.num_epochs
+    return leave_out_later(type(config), settings)
+
+
+def leave_out_later(section: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a section without those that came later and are as all runs had them before, or left open."""
+    items = {item.name: item for item in dataclasses.fields(section) if item.metadata.get("is_later")}
+    later = {name: (item.default, item.metadata["before"]) for name, item in items.items()}
     return {name: value for name, value in settings.items() if name not in later or value not in later[name]}
 
 

@@ -26,7 +26,7 @@ def compilations(monkeypatch):
 
 
 def make_cohort(backbone, toy_task, method):
-    train = TrainConfig(batch_size=4, max_length=16)
+    train = TrainConfig(batch_size=4, max_length=16, lr=5e-4)
     tasks = [toy_task("two", num_labels=2, num_rows=22), toy_task("five", num_labels=5, num_rows=19, seed=1)]
     runs = [
         make_run(task, RunConfig(method=MethodConfig(name=method, size=size, norms="encoder"), train=train), backbone)

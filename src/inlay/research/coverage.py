@@ -236,7 +236,7 @@ def _plan(study: StudySpec) -> Iterator[Planned]:
 
 _SECTIONS = ("method", "train", "joint")
 # Of a task's data: what a run finds out by itself, what an arm says, and where files lie.
-_NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test"))
+_NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
 
 
 def _list_row_settings(study: StudySpec, task: str) -> dict[str, Any]:

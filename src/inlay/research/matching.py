@@ -24,7 +24,7 @@ from inlay.trees import from_tree
 
 # What of a task's data says nothing of its rows: what a run finds out by itself, what an arm says, and where
 # files lie. Answers are compared apart.
-_NOT_ROWS = ("kind", "metric", "labels", "answers", "source", "dev", "test", "root", "sample", "sample_seed")
+_NOT_ROWS = ("kind", "metric", "labels", "answers", "source", "dev", "test", "root", "sample", "sample_seed", "pairs")
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,8 @@ class _Asked:
             "method": settled(self.method),
             "train": settled(self.train),
         }
+        if self.data.pairs == "towers":
+            content["pairs"] = self.data.pairs
         if self.kind.needs_backbone:
             content |= {"backbone": facts.fingerprint, "pooling": pooling}
         if self.kind.is_joint:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from inlay.config import TrainConfig, leave_out_later
 from inlay.model.methods import JOINT_METHODS, METHODS
 from inlay.research.bounds import Estimate, average, estimate
 from inlay.research.records import DIVERGED, FAILED, FINISHED, Record
@@ -334,7 +335,7 @@ def _setting(record: Record) -> str:
     config = record.config
     if "train" not in config:
         return json.dumps([record.arm, record.axes], sort_keys=True, default=str)
-    train = {key: value for key, value in config["train"].items() if key != "seed"}
+    train = leave_out_later(TrainConfig, {key: value for key, value in config["train"].items() if key != "seed"})
     known = [config.get("method"), train, config.get("data", {}).get("limit")]
     if joint_of(record):
         known.append(config.get("joint"))

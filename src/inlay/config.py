@@ -191,7 +191,7 @@ class TrainConfig:
 
     blend: float | None = setting(
         None,
-        "share of what a contrastive start changed that is kept (0.6; 1: all of it)",
+        "share of what a contrastive start changed that is kept; default: 0.6, less where the probe does badly; 1: all",
         is_later=True,
     )
     keep: str = setting(

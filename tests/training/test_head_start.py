@@ -19,14 +19,15 @@ from inlay.errors import BadConfig
 from inlay.model.bank import Bank
 from inlay.model.inference import infer_vectors
 from inlay.model.methods import find_method
-from inlay.training import fit, make_run
+from inlay.training import fit, head_start, make_run
 from inlay.training.cohort import Cohort, CohortSettings, Watcher
 from inlay.training.contrast import lose_contrast
 from inlay.training.evaluate import Verdict, encode_rows, predict_split
-from inlay.training.head_start import fit_honest
+from inlay.training.head_start import draw_rows, fit_honest
 from inlay.training.linear import fit_raw
 from inlay.training.loop import Interrupted
 from inlay.training.probe import compare_readings, fit_probe
+from inlay.training.recipe import choose_blend
 from toys import make_toy_task
 
 SETTINGS = CohortSettings(token_budget=100_000, num_threads=1, save_every=1000)
@@ -83,7 +84,8 @@ def test_epoch_0_is_the_probe_and_can_be_the_best(tiny_bert, toy_task, tmp_path,
 def test_an_honest_head_answers_as_the_probe_and_leaves_something_to_learn(toy_task):
     task, draw = toy_task(num_rows=40), np.random.default_rng(0)
     vectors = draw.normal(size=(40, 200)) + 0.2 * task.train.targets[:, None]
-    honest = fit_honest(task, vectors)
+    honest, score = fit_honest(task, vectors)
+    assert 0 <= score <= 1
     plain = fit_raw("classify", vectors, task.train.targets, 10.0, 2)
     assert (honest.outputs(vectors).argmax(1) == task.train.targets).all(), "more features than rows: all are right"
 
@@ -185,6 +187,10 @@ def test_of_what_contrast_changed_a_part_is_kept(tiny_bert, toy_task):
     for name, tensor in cohort.bank.read(0).items():
         if not name.startswith("head."):
             torch.testing.assert_close(tensor, start[name] + 0.25 * (end[name] - start[name]), msg=name)
+
+
+def test_the_less_labels_follow_from_texts_the_less_is_kept():
+    assert [choose_blend(score) for score in (-0.2, 0.0, 0.3, 0.6, 0.9)] == pytest.approx([0.0, 0.0, 0.3, 0.6, 0.6])
 
 
 def test_moments_of_the_contrastive_start_are_forgotten(tiny_bert, toy_task):
@@ -366,6 +372,23 @@ def test_pairs_are_read_as_the_probe_does_better_with_and_begin_there(tiny_bert,
     assert make(tiny_bert, task, lr=1e-3).id == joined.id != run.id
 
 
+def test_of_many_rows_some_are_fitted_to_and_always_the_same(tiny_bert, toy_task, monkeypatch):
+    assert np.array_equal(draw_rows(5, 9), np.arange(5))
+    some = draw_rows(1000, 100)
+    assert np.array_equal(some, draw_rows(1000, 100))
+    assert len(set(some.tolist())) == 100
+    assert (np.diff(some) > 0).all()
+    monkeypatch.setattr(head_start, "_MOST_NUMBERS", 30 * tiny_bert.hidden_size)
+    monkeypatch.setattr(head_start, "_CHUNK", 7)
+    seen = []
+    monkeypatch.setattr(
+        head_start, "infer_vectors", lambda bank, rows, **more: seen.extend(rows) or infer_vectors(bank, rows)
+    )
+    cohort = Cohort([make(tiny_bert, toy_task(num_rows=80))], tiny_bert, SETTINGS)
+    cohort.finish_epochs()
+    assert len(seen) == 30
+
+
 def test_a_cosine_that_says_it_all_is_where_numbers_begin():
     draw = np.random.default_rng(0)
     vectors = draw.normal(size=(30, 41))
@@ -374,6 +397,6 @@ def test_a_cosine_that_says_it_all_is_where_numbers_begin():
     task = dataclasses.replace(
         make_toy_task(kind="regress", num_rows=30), metric="spearman", train=Split(["a"] * 30, None, targets, [1] * 30)
     )
-    model = fit_honest(task, vectors, has_towers=True)
+    model, _ = fit_honest(task, vectors, has_towers=True)
     assert np.abs(model.weights[:, :-1]).max() == 0
     np.testing.assert_allclose(model.outputs(vectors)[:, 0], targets, atol=0.1)

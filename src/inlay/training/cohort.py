@@ -33,13 +33,14 @@ from inlay.training.epochs import close_epoch, has_diverged, loss_limit, rate_of
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.head_start import fit_head, keep_part
 from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun
-from inlay.training.member import PROBE, Member
+from inlay.training.member import CONTRAST, Member
 from inlay.training.memory import first_line, release_memory
 from inlay.training.movers import JointMover, Mover
 from inlay.training.optimizer import SlotOptimizer
 from inlay.training.parallel import World
 from inlay.training.prefix import PrefixCache
 from inlay.training.queue import Parked, Queue
+from inlay.training.recipe import choose_blend
 from inlay.training.run import Run
 from inlay.training.steps import Rows, Stepper
 from inlay.training.written import WrittenStepper
@@ -422,13 +423,14 @@ class Cohort:
     def _fit_head(self, member: AnyMember) -> None:
         """Put the linear model of what a run's slot gives now in place of its head; its optimizer begins anew.
 
-        Of what was trained before, the part that `train.blend` says is kept.
+        Of what a contrastive start changed a part is kept.
         """
         for part in member.parts:
-            slot, spec, share = part.slot, part.run.spec, part.run.config.train.blend
-            if share and part.progress.stage != PROBE:
+            slot, spec, progress = part.slot, part.run.spec, part.progress
+            if progress.stage == CONTRAST:
+                share = part.run.config.train.blend or choose_blend(progress.probe_score)
                 self.bank.put(slot, spec, keep_part(self._read_start(part), self.bank.read(slot), share))
-            head = fit_head(self.bank, part, self.answer_budget)
+            head, progress.probe_score = fit_head(self.bank, part, self.answer_budget)
             self.bank.put(slot, spec, {**self.bank.read(slot), **head})
             self.optimizer.reset(part.slot, part.run.config.train)
 

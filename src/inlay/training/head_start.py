@@ -12,6 +12,7 @@ the head fitted to what that gives: weights between the start and the end genera
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -26,13 +27,23 @@ from inlay.model.inference import infer_vectors
 from inlay.training.linear import Linear, Validated, choose_strength, cross_validate, fit_raw
 from inlay.training.member import Member
 
+_MOST_NUMBERS = 40_000_000  # that a head is fitted to: of more rows some, drawn by chance
+_CHUNK = 4_096
+_MOST_VALIDATED = 5_000  # rows that tell the strength of a linear model
 
-def fit_head(bank: Bank, member: Member, token_budget: int) -> dict[str, Tensor]:
-    """The tensors of a head for the slot of `member`, fitted to what the slot gives now of its training rows."""
+
+def fit_head(bank: Bank, member: Member, token_budget: int) -> tuple[dict[str, Tensor], float]:
+    """The tensors of a head for the slot of `member`, fitted to what the slot gives now of its training rows; and the
+    score of such a model on rows left out."""
     run = member.run
-    vectors = infer_vectors(bank, member.rows(range(len(member.train))), token_budget=token_budget)
+    width = bank.backbone.hidden_size * (4 if run.spec.head.has_towers else 1)
+    rows = draw_rows(len(member.train), _MOST_NUMBERS // width)
+    chunks = np.array_split(rows, -(-len(rows) // _CHUNK))  # rows may bring what is kept of their lower layers
+    parts = [infer_vectors(bank, member.rows(chunk), token_budget=token_budget) for chunk in chunks]
+    vectors = np.concatenate(parts)
     head = run.spec.head
-    model = fit_honest(run.task, vectors, has_towers=head.has_towers)
+    task = dataclasses.replace(run.task, train=run.task.train.take(rows))
+    model, score = fit_honest(task, vectors, has_towers=head.has_towers)
     weights, bias = model.weights, model.bias
     if run.task.kind == "regress":  # heads give numbers on the scale of their targets
         weights, bias = weights / head.target_std, (bias - head.target_mean) / head.target_std
@@ -40,7 +51,15 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> dict[str, Tensor]
     found = {"head.weight": weights[:, :width], "head.bias": bias}
     if head.has_towers:
         found["head.pair_weight"] = weights[:, width:]
-    return {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
+    return tensors, score
+
+
+def draw_rows(num_rows: int, most: int) -> np.ndarray:
+    """All rows, or as many of them by chance, in their order; the same whenever it is asked."""
+    if num_rows <= most:
+        return np.arange(num_rows)
+    return np.sort(np.random.default_rng(0).permutation(num_rows)[:most])
 
 
 def keep_part(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -48,16 +67,20 @@ def keep_part(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: flo
     return {name: torch.lerp(start[name], tensor, share) for name, tensor in end.items()}
 
 
-def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> Linear:
-    """The linear model of a task's training rows, no surer than it is right about rows it was not fitted to."""
+def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> tuple[Linear, float]:
+    """The linear model of a task's training rows, no surer than it is right about rows it was not fitted to, and its
+    score on such rows."""
     targets = task.train.targets
     assert targets is not None
-    best = choose_strength(task.metric, cross_validate(task.kind, task.metric, vectors, targets, len(task.labels)))
+    some = draw_rows(len(vectors), _MOST_VALIDATED)
+    best = choose_strength(
+        task.metric, cross_validate(task.kind, task.metric, vectors[some], targets[some], len(task.labels))
+    )
     model = fit_raw(task.kind, vectors, targets, best.strength, len(task.labels))
     if task.kind == "regress":
-        return _or_cosine(task, vectors, best, model) if has_towers else model
-    temperature = likeliest_temperature(best.outputs, targets)
-    return Linear(model.weights / temperature, model.bias / temperature, model.has_converged)
+        return (_or_cosine(task, vectors, best, model) if has_towers else model), best.score
+    temperature = likeliest_temperature(best.outputs, targets[some])
+    return Linear(model.weights / temperature, model.bias / temperature, model.has_converged), best.score
 
 
 def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:
@@ -67,7 +90,8 @@ def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) 
     """
     targets, cosine = task.train.targets, vectors[:, -1:]
     assert targets is not None
-    alone = choose_strength(task.metric, cross_validate(task.kind, task.metric, cosine, targets, 0))
+    some = draw_rows(len(vectors), _MOST_VALIDATED)
+    alone = choose_strength(task.metric, cross_validate(task.kind, task.metric, cosine[some], targets[some], 0))
     if not is_better(task.metric, alone.score, best.score):
         return model
     found = fit_raw(task.kind, cosine, targets, alone.strength, 0)

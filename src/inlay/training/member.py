@@ -38,6 +38,8 @@ class Progress:
     """batches of this epoch already taken"""
     stage: str = ""
     """what comes before training, while it is not done: `PROBE`, then perhaps `CONTRAST`"""
+    probe_score: float = 0.0
+    """of the linear model last fitted, on rows left out"""
     is_fitted: bool = False
     """whether the head of this stage is fitted, and only its score is missing"""
     step: int = 0

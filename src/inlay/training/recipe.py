@@ -32,7 +32,7 @@ MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
 CONTRAST_STEPS = ((100, 50), (MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
 """(rows up to which, steps of it)"""
 BLEND = 0.6
-"""share of what it changed that is kept"""
+"""share of what it changed that is kept; less where the probe's score on rows left out is below this too"""
 FACTOR, MOST_FOR_FACTOR = 2.0, 10_000
 """the rate, in those of the method, up to so many training rows"""
 FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
@@ -135,7 +135,15 @@ def _find_blend(train: TrainConfig, contrast: int) -> float | None:
             f"`train.blend` is `{train.blend:g}`, but there is no contrastive start to keep a part of",
             "leave it out, or use `--set train.contrast=100` with it",
         )
-    return (train.blend or BLEND) if contrast else None
+    return train.blend
+
+
+def choose_blend(score: float) -> float:
+    """The share that is kept of a contrastive start, by the probe's score on rows that it was not fitted to.
+
+    Labels that hardly follow from the texts are learnt by heart, and that is all that is learnt.
+    """
+    return BLEND * float(np.clip(score / BLEND, 0.0, 1.0))
 
 
 def _or_auto(asked: str, otherwise: str) -> str:

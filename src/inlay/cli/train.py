@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.training import Result, Run
+    from inlay.training.halving import Referee
     from inlay.training.joint import AnyRun
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
@@ -43,6 +44,14 @@ ResumeOption = Annotated[
 FoldsOption = Annotated[
     int | None,
     typer.Option("--folds", metavar="K", min=2, help="cross-validate too: train K times, score the rows left out"),
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="5m",
+        help="spend this long: settings that were left open are tried beside the usual ones, and the best goes on",
+    ),
 ]
 
 
@@ -63,11 +72,13 @@ class Prepared:
     run: Run
     backbone: Backbone
     store: Store
+    own_folder: Path | None = None
+    """where its folder is, if not among those of all runs"""
 
     @property
     def runs_folder(self) -> Path:
         """Where the folders of all runs are."""
-        return self.store.run_folder(self.run.id).parent
+        return self.own_folder or self.store.run_folder(self.run.id).parent
 
 
 @run_options()
@@ -75,6 +86,7 @@ class Prepared:
 def train(
     run: RunOptions,
     effort: FitSettings,
+    budget: BudgetOption = None,
     show_examples: Annotated[int, typer.Option("--show-examples", metavar="N", help="print N encoded rows first")] = 0,
     folds: FoldsOption = None,
     publish: PublishOption = True,
@@ -88,15 +100,24 @@ def train(
 
     Shows what was inferred from the data, trains, and prints the score. A run that was finished before is not trained
     again; one that was stopped goes on where it was. With --folds the same training is first cross-validated on all
-    rows that are no test rows, which tells more than a few dev rows.
+    rows that are no test rows, which tells more than a few dev rows. With --budget several candidates train together,
+    the worst are halved away, and the best goes on alone.
     """
+    from inlay.cli.budget import read_budget
+
+    spend = read_budget(budget, folds)
     kept = open_store(store)
-    ready = prepare(run.resolve(kept), kept, device, name)
+    asked = run.resolve(kept)
+    ready = prepare(asked, kept, device, name)
     describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
-    was_finished, effort = is_finished(ready.run, ready), dataclasses.replace(effort, restart=not resume)
+    effort = dataclasses.replace(effort, restart=not resume)
     validated = None if folds is None else _cross_validate(ready, folds, effort)
-    result = fit_runs([ready.run], ready, effort)[0]
+    if spend is None:
+        was_finished = is_finished(ready.run, ready)
+        result = fit_runs([ready.run], ready, effort)[0]
+    else:
+        ready, result, was_finished = spend.train(ready, asked, effort)
     if not screen.is_heard():  # the first process has the last word
         return
     if not result.tensors or result.status == "diverged":
@@ -109,9 +130,12 @@ def train(
     if json:
         notes = [*ready.run.task.notes, *ready.run.start.notes, *ready.run.notes, *found]
         more = {"was_finished": was_finished, "notes": notes, "examples": examples}
+        more |= {} if spend is None else {"budget": spend.to_json()}
         screen.put_json({**report, **more})
     else:
         screen.say()
+        if spend is not None:
+            spend.put()
         put_report(ready, report, store)
 
 
@@ -197,7 +221,9 @@ def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dic
     return [example.to_json() for example in examples]
 
 
-def fit_runs(runs: Sequence[AnyRun], ready: Ready, settings: FitSettings) -> list[Result]:
+def fit_runs(
+    runs: Sequence[AnyRun], ready: Ready, settings: FitSettings, referee: Referee | None = None
+) -> list[Result]:
     """The results of the runs; those that are not finished yet are trained, with progress."""
     from inlay.cli.watch import ScreenWatcher
     from inlay.training import fit
@@ -209,7 +235,7 @@ def fit_runs(runs: Sequence[AnyRun], ready: Ready, settings: FitSettings) -> lis
         return fit(runs, ready.backbone, ready.runs_folder, settings)
     with _explained(), screen.Meter("training") as meter:
         watch = ScreenWatcher(meter, num_runs=len(runs)) if screen.is_heard() else Watcher()
-        return fit(runs, ready.backbone, ready.runs_folder, settings, watch)
+        return fit(runs, ready.backbone, ready.runs_folder, settings, watch, referee=referee)
 
 
 def is_finished(run: AnyRun, ready: Ready) -> bool:

@@ -100,9 +100,10 @@ class ScreenWatcher(Watcher):
         elif progress.status == STOPPED_EARLY and self._is_alone:
             self._meter.say(f"stopped after epoch {progress.epoch}: {progress.message}")
         elif not self._is_alone:
+            why = f"  {progress.message}" if progress.status == STOPPED_EARLY else ""
             self._meter.say(
                 f"{_describe(member)}  dev {member.run.metric} {screen.score(progress.best_metric)}  "
-                f"epoch {progress.best_epoch}"
+                f"epoch {progress.best_epoch}{why}"
             )
 
     def _draw(self, cohort: Cohort) -> None:

@@ -369,7 +369,7 @@ class Store:
         # Whoever writes under these three holds the lock, so while we hold it alone, no draft there has a writer.
         strays = [path for folder in ("objects", "tasks", "sidecars") for path in _drafts_under(self.root / folder)]
         # Runs are written without the lock, perhaps from another machine, where our process table says nothing.
-        for path in _drafts_under(self.root / "runs"):
+        for path in (*_drafts_under(self.root / "runs"), *_drafts_under(self.root / "budgets")):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     strays.append(path)

@@ -399,12 +399,19 @@ class Cohort:
         """Whether a run is at the end of an epoch that was not scored: it was stopped there."""
         return any(member.progress.cursor == member.steps_of_epoch for member in self.active)
 
-    def finish_epochs(self, heed: Callable[[], None] | None = None) -> list[tuple[AnyMember, dict[str, Any]]]:
+    def finish_epochs(
+        self, heed: Callable[[], None] | None = None, *, is_late: bool = False
+    ) -> list[tuple[AnyMember, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done.
 
-        `heed` is called while dev rows are answered; where it raises, nothing has changed.
+        `heed` is called while dev rows are answered; where it raises, nothing has changed. Where it `is_late`, epochs
+        that have begun end here.
         """
-        ended = [member for member in self.active if member.progress.cursor == member.steps_of_epoch]
+        ended = [
+            member
+            for member in self.active
+            if member.progress.cursor == member.steps_of_epoch or (is_late and member.progress.cursor)
+        ]
         if not ended:
             return []
         for member in ended:

@@ -19,7 +19,7 @@ _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less
 def close_epoch(member: AnyMember, verdict: Verdict, seconds: float) -> tuple[dict[str, Any], bool]:
     """Record an epoch, or a stage, that was just scored, `seconds` after its cohort began; and whether it is kept."""
     progress, metric, train = member.progress, member.run.metric, member.run.config.train
-    stage, num_steps = progress.stage, member.steps_of_epoch
+    stage, num_steps = progress.stage, progress.cursor  # fewer than the epoch's where time was up
     record = {
         "epoch": progress.epoch + (stage != PROBE),
         "step": progress.step,

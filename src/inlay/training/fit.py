@@ -21,6 +21,7 @@ from inlay.model.methods import first_layer
 from inlay.threads import Threads, own_threads
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, seed_for
 from inlay.training.compiled import has_programs
+from inlay.training.halving import Referee, refuse_several
 from inlay.training.joint import AnyRun
 from inlay.training.loop import Desk, Interrupted, train
 from inlay.training.memory import (
@@ -58,6 +59,7 @@ class _Ways:
     watch: Watcher
     world: World
     prefixes: PrefixCache
+    referee: Referee
 
     def find_prefixes(self, runs: Sequence[AnyRun], backbone: Backbone) -> PrefixCache | None:
         """Where the frozen layers of these runs' texts are kept: if there are such layers, and texts are read again."""
@@ -72,19 +74,24 @@ def fit(
     folder: Path,
     settings: FitSettings = FitSettings(),
     watch: Watcher | None = None,
+    *,
+    referee: Referee | None = None,
 ) -> list[Result]:
     """Train every run that is not finished yet; the results come in the order of `runs`.
 
     `folder` gets one folder per run, and `cohorts/` with the resume states. A run that diverges has a result that
     says so; it stops no other. Started by `torchrun`, each process does its part and gets all results; `folder` is
-    theirs together.
+    theirs together. A `referee` may end runs early; their results are then no longer those of the settings alone, so
+    `folder` should be one that no other `fit` reads.
     """
+    if referee is not None:
+        refuse_several()
     unique = list({run.id: run for run in runs}.values())
     limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
     with spread_over(unique, backbone.device, settings.spread) as part:
         heard = (watch if part.world.is_first else None) or Watcher()
         with closing(PrefixCache(backbone, folder, heard, limits)) as prefixes:
-            ways = _Ways(settings, heard, part.world, prefixes)
+            ways = _Ways(settings, heard, part.world, prefixes, referee or Referee())
             for group in _group(part.runs, backbone, folder):
                 if not _unfinished(group, folder):
                     while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
@@ -157,6 +164,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Way
     desk = Desk(
         folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs, backbone)
     )
+    desk.referee = ways.referee
     desk.save_seconds, desk.keeps_last = settings.save_seconds, settings.keep_last
     desk.draws_curves = len(runs) <= MAX_DRAWN if settings.draw_curves is None else settings.draw_curves
     world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes

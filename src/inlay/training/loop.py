@@ -21,6 +21,7 @@ from inlay.errors import OutOfMemory
 from inlay.threads import Threads
 from inlay.training.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
 from inlay.training.curve import draw_curve
+from inlay.training.halving import Referee
 from inlay.training.joint import AnyMember, AnyRun
 from inlay.training.member import PROBE
 from inlay.training.parallel import World
@@ -73,6 +74,8 @@ class Desk:
     saved_at: float = field(default_factory=time.monotonic)
     rest_seconds: float = 0.0
     """what training gets before the next resume state, where a state takes long to write"""
+    referee: Referee = field(default_factory=Referee)
+    """ends runs before their own end"""
 
     def is_due(self) -> bool:
         """Whether the last resume state is old enough for another. Processes that train together must all agree."""
@@ -145,6 +148,8 @@ def train(cohort: Cohort, desk: Desk) -> None:
     watch = desk.watch
     _pass_over(cohort, desk)
     watch.on_start(cohort)
+    if note := desk.referee.begin(cohort, desk.folder):
+        watch.on_notice(note)
     if not cohort.is_unscored:  # else after the scores, as if it had not been stopped: slots are given in order
         _settle(cohort, desk)  # runs that ended before a kill, but were perhaps not yet written
     with _interruptible(desk.world), cohort.training():
@@ -152,8 +157,9 @@ def train(cohort: Cohort, desk: Desk) -> None:
             before, began = cohort.active, time.perf_counter()
             desk.share_cores(cohort)
             num_rows = 0 if cohort.is_unscored else _step(cohort, desk)
+            is_late = desk.referee.is_late(len(before))
             try:
-                records = _score(cohort, desk)
+                records = _score(cohort, desk, is_late=is_late)
             except _Unscored:
                 desk.save(cohort)
                 raise Interrupted from None
@@ -164,6 +170,9 @@ def train(cohort: Cohort, desk: Desk) -> None:
                     desk.write_probe(member, cohort)
                 desk.write_history(member)
                 watch.on_epoch(member, record)
+            if not any(member.progress.cursor for member in cohort.active):  # all are scored: no step is worth its time
+                is_late = is_late or desk.referee.is_late(len(cohort.active))
+            desk.referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
             ended, is_stopping = [member for member in before if not member.is_active], desk.world.is_stopping
             # Before any result is written: resumed, the runs still training must find their cohort as it was. From an
             # older state those that ended in between end again, to the same result, which is not written twice.
@@ -201,7 +210,8 @@ def _settle(cohort: Cohort, desk: Desk) -> None:
         entered = cohort.refill()
         for member in entered:
             desk.watch.on_enter(member)
-        if all(member.is_active for member in entered):  # one that lost its slot may have ended before it did
+        desk.referee.admit(entered)
+        if all(member.is_active for member in entered):  # else some had lost their slots and ended, or came too late
             return
 
 
@@ -219,12 +229,12 @@ def _step(cohort: Cohort, desk: Desk) -> int:
         raise
 
 
-def _score(cohort: Cohort, desk: Desk) -> list[tuple[AnyMember, dict[str, Any]]]:
+def _score(cohort: Cohort, desk: Desk, *, is_late: bool = False) -> list[tuple[AnyMember, dict[str, Any]]]:
     def halve() -> str:
         return f"{cohort.answer_budget:,} tokens a forward pass over dev rows" if cohort.halve_answers() else ""
 
     with _answering(cohort):
-        return _in_pieces(cohort, desk, lambda: cohort.finish_epochs(desk.heed), halve)
+        return _in_pieces(cohort, desk, lambda: cohort.finish_epochs(desk.heed, is_late=is_late), halve)
 
 
 @contextmanager

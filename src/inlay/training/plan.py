@@ -7,7 +7,8 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ from inlay.training.run import Run
 from inlay.training.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+_FEW_QUANTILES = (0.25, 0.75)
 _DEV_SAMPLE = 128
+_FEW_DEV_ROWS = 48
 ANSWERED = 1 / 3
 """of a row's time in training: one that is only answered goes through the backbone once, not forward and back"""
 _TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
@@ -119,22 +122,14 @@ def count_plan(run: Run, backbone: Backbone) -> Plan:
 def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Plan:
     """Count, take a few steps on throw-away slots, and estimate. The backbone is as before afterwards."""
     counted = count_plan(run, backbone)
-    budget = TOKEN_BUDGET[backbone.device.type]
-    settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
-    devices = [backbone.device] if backbone.device.type == "cuda" else []
-    with own_threads(settings.num_threads), torch.random.fork_rng(devices=devices):
-        free_bytes = available_bytes(backbone.device)
-        cohort = Cohort([run], backbone, settings)
-        cohort.use_budget(find_budget(cohort, free_bytes))
+    with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
         (member,) = cohort.members[0].parts
-        # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
-        cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
-        steps = _Steps(member)
+        steps = _Steps(member, _QUANTILES)
         with cohort.training():
             epoch_seconds = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
             once_seconds = steps.estimate(lambda cursor: _prefix_at(member, cursor, backbone.device))
         peak = peak_memory_bytes(backbone.device)
-        dev_seconds = _measure_dev(cohort, member)
+        dev_seconds = _measure_dev(cohort, member, _DEV_SAMPLE)
         full_seconds = steps.estimate(_full_step(member, backbone))
     epochs = run.config.train.num_epochs
     dev_once_seconds = once_seconds * float(member.dev.lengths.sum() / member.train.lengths.sum())
@@ -150,6 +145,58 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> P
             counted.full, seconds=epochs * (full_seconds + dev_seconds), peak_memory_bytes=full_peak
         ),
         token_budget=cohort.settings.token_budget,
+    )
+
+
+@contextmanager
+def _rehearsal(run: Run, backbone: Backbone, *, checkpointing: bool) -> Iterator[Cohort]:
+    """A cohort of a run on throw-away slots; the generators are as before after it."""
+    budget = TOKEN_BUDGET[backbone.device.type]
+    settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
+    devices = [backbone.device] if backbone.device.type == "cuda" else []
+    with own_threads(settings.num_threads), torch.random.fork_rng(devices=devices):
+        free_bytes = available_bytes(backbone.device)
+        cohort = Cohort([run], backbone, settings)
+        cohort.use_budget(find_budget(cohort, free_bytes))
+        # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
+        cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
+        yield cohort
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What the parts of a run take, in seconds."""
+
+    setup: float
+    """until the first step: slots, tokens"""
+    once: float
+    """frozen layers of all texts, where they are reused"""
+    epoch: float
+    """steps over all training rows, without what is computed once"""
+    dev: float
+    """scoring the dev rows"""
+    probe: float
+    """answering the training rows, which a linear probe is fitted to"""
+
+
+def measure_durations(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Durations:
+    """What the parts of a run take, from fewer steps than a plan is made of: its time is taken from the training's."""
+    began = time.perf_counter()
+    with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
+        setup = time.perf_counter() - began
+        (member,) = cohort.members[0].parts
+        steps = _Steps(member, _FEW_QUANTILES)
+        with cohort.training():
+            epoch = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
+            once = steps.estimate(lambda cursor: _prefix_at(member, cursor, backbone.device))
+        dev = _measure_dev(cohort, member, _FEW_DEV_ROWS)
+    dev_share = float(member.dev.lengths.sum() / member.train.lengths.sum())
+    return Durations(
+        setup=setup,
+        once=once * (1 + dev_share),
+        epoch=max(0.0, epoch - once),
+        dev=max(0.0, dev - once * dev_share),
+        probe=dev / dev_share,
     )
 
 
@@ -324,13 +371,13 @@ def _count_characters(run: Run) -> int:
 class _Steps:
     """Time per epoch from a few steps: time goes with padded tokens, so batches of several widths are measured."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, quantiles: Sequence[float]) -> None:
         train = member.run.config.train
         batches = epoch_batches(member.train.lengths, train.batch_size, train.seed, 0, bucket=train.bucket or 1)
         self.tokens = np.array([len(batch) * member.train.lengths[batch].max() for batch in batches], dtype=float)
         order = np.argsort(self.tokens, kind="stable")
         self.heaviest = int(order[-1])
-        self.sample = sorted({int(order[int(q * (len(order) - 1))]) for q in _QUANTILES})
+        self.sample = sorted({int(order[int(q * (len(order) - 1))]) for q in quantiles})
 
     def estimate(self, step: Callable[[int], float]) -> float:
         step(self.heaviest)  # warms up, and shows the largest memory
@@ -377,9 +424,9 @@ def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
     return step_at
 
 
-def _measure_dev(cohort: Cohort, member: Member) -> float:
-    """Seconds to score the dev rows once, from an even sample of them."""
-    chosen = np.unique(np.linspace(0, len(member.dev.ids) - 1, min(_DEV_SAMPLE, len(member.dev.ids))).astype(int))
+def _measure_dev(cohort: Cohort, member: Member, most: int) -> float:
+    """Seconds to score the dev rows once, from an even sample of at most so many."""
+    chosen = np.unique(np.linspace(0, len(member.dev.ids) - 1, min(most, len(member.dev.ids))).astype(int))
     rows = make_rows(map(member.dev.window, chosen.tolist()), member.slot)
     seconds = _timed(lambda: infer(cohort.bank, rows), cohort.backbone.device)
     return seconds * len(member.dev.ids) / len(rows)

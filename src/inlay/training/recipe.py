@@ -68,7 +68,7 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     if epochs is None:  # a convex head, or one fitted after a contrastive start on few rows, needs no steps
         is_done = config.method.name == "head" or (contrast and len(task.train) <= MOST_FOR_CONTRAST_ALONE)
         steps = STEPS_AFTER_CONTRAST if contrast else STEPS
-        epochs = 0 if has_probe and is_done else _count_epochs(steps, len(task.train), train.batch_size)
+        epochs = 0 if has_probe and is_done else count_epochs(steps, len(task.train), train.batch_size)
     return {**known, "lr": rate, "epochs": epochs}
 
 
@@ -79,7 +79,7 @@ def _find_factor(kind: str, num_rows: int, *, has_probe: bool) -> float:
     return FRESH_FACTOR if kind == "tag" and num_rows <= MOST_FOR_FRESH else 1.0
 
 
-def _count_epochs(num_steps: int, num_rows: int, batch_size: int) -> int:
+def count_epochs(num_steps: int, num_rows: int, batch_size: int) -> int:
     """As many as the steps need, within limits."""
     return int(np.clip(-(-num_steps // -(-num_rows // batch_size)), *EPOCHS))
 

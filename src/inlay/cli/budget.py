@@ -1,0 +1,243 @@
+"""`inlay train --budget 5m`: candidates train together, the worst are halved away, and the best is published.
+
+A run that is ended early is not what its id stands for, so candidates have a folder of their own in the store,
+`budgets/`, with the plan that was made from measured steps: the same command finds both again. A winner that came to
+its own end is put among all runs, as if it had been trained alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.cli import screen
+from inlay.cli.screen import Column
+from inlay.cli.study import parse_budget
+from inlay.cli.train import Prepared, fit_runs, is_finished
+from inlay.config import RunConfig, digest
+from inlay.errors import BadConfig, StoreDamaged
+from inlay.fit_settings import FitSettings
+from inlay.store import write_atomically
+
+if TYPE_CHECKING:
+    from inlay.training import Result, Run
+    from inlay.training.candidates import Spending
+    from inlay.training.halving import Standing
+
+_PLAN = "plan.json"
+_RESULT = "result.json"
+_LONG_SECONDS = 120
+_LAST_SECONDS = 2.0  # for answering the probes, writing and publishing
+_COLUMNS = {"train.lr": "lr", "method.size": "size", "train.epochs": "epochs"}
+
+
+def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
+    """The budget that a command has from here on; None where it has none. It is not for `folds`, which take as long as
+    they do and judge the usual settings."""
+    if text is None:
+        return None
+    from inlay.training.halving import refuse_several
+
+    seconds = parse_budget(text)
+    if folds is not None:
+        raise BadConfig(
+            f"`--folds {folds}` with `--budget {text}`, which does not say what is chosen before it is trained",
+            "leave out one; cross-validate what the budget chose by giving its `--lr`, `--size` and `--epochs`",
+        )
+    refuse_several()
+    return Budget(seconds, time.monotonic())
+
+
+@dataclass
+class Budget:
+    """Seconds of a command, and what they were spent on."""
+
+    seconds: float
+    began: float
+    seconds_before: float = 0.0
+    """that earlier calls of the same command trained for"""
+    spending: Spending | None = None
+    candidates: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """what they came to, the chosen one first"""
+    metric: str = ""
+    was_finished: bool = False
+    """whether all of them had been trained before"""
+
+    def train(self, ready: Prepared, asked: RunConfig, effort: FitSettings) -> tuple[Prepared, Result, bool]:
+        """Train the candidates for a run; returns the best one, ready to be published, and whether all were known."""
+        from inlay.training.halving import Halving, Standing
+
+        folder = self._find_folder(ready, asked)
+        if effort.restart and not _is_done(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.spending, runs = self._plan(ready, asked, folder, effort)
+        self._describe()
+        inside = dataclasses.replace(ready, own_folder=folder)
+        self.was_finished = all(is_finished(run, inside) for run in runs)
+        contest = self.spending.contest(runs)
+        referee = Halving(contest, self.spending.seconds, score_seconds=self.spending.score_seconds)
+        results = {result.run_id: result for result in fit_runs(runs, inside, effort, referee)}
+        self.seconds_before = referee.seconds_before
+        standings = {
+            run.id: Standing(result.history, result.status, result.message, result.dev_metric)
+            for run, result in ((run, results[run.id]) for run in runs)
+        }
+        order = contest.choose(standings)
+        self.metric = contest.metric
+        by_id = {run.id: run for run in runs}
+        self.candidates = [_describe_candidate(by_id[run_id], standings[run_id], results[run_id]) for run_id in order]
+        chosen, result = by_id[order[0]], results[order[0]]
+        if result.status == "finished":
+            _put_among_all(folder / chosen.id, ready.runs_folder / chosen.id)
+            inside = ready
+        return dataclasses.replace(inside, run=chosen), result, self.was_finished
+
+    def _find_folder(self, ready: Prepared, asked: RunConfig) -> Path:
+        """Where the candidates of this command have their folders: the same for the same data, settings and budget."""
+        is_open = [asked.train.lr is None, asked.train.epochs is None, asked.method.size is None]
+        return ready.store.root / "budgets" / digest([ready.run.id, is_open, self.seconds])[:16]
+
+    def _plan(self, ready: Prepared, asked: RunConfig, folder: Path, effort: FitSettings) -> tuple[Spending, list[Run]]:
+        """What was planned when the command was first given; or a new plan, from measured steps."""
+        from inlay.training.candidates import Spending, make_candidate
+
+        path = folder / _PLAN
+        if path.is_file():
+            try:
+                spending = Spending.from_json(json.loads(path.read_text(encoding="utf8")))
+            except (ValueError, KeyError, TypeError) as error:
+                raise StoreDamaged(f"the plan `{path}` cannot be read: {error}", f"delete `{folder}`") from None
+        else:
+            spending = self._measure(ready, asked, effort)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(spending.to_json(), indent=1).encode())
+        runs = [make_candidate(ready.run, asked, change, ready.backbone, ready.store) for change in spending.changes]
+        return spending, runs
+
+    def _measure(self, ready: Prepared, asked: RunConfig, effort: FitSettings) -> Spending:
+        from inlay.training.candidates import count_answered, list_changes, plan_spending
+        from inlay.training.plan import measure_durations
+
+        run = ready.run
+        with screen.working("budget: measuring a few steps"):
+            parts = measure_durations(run, ready.backbone, checkpointing=effort.checkpointing)
+        after = count_answered(run.task, has_probe=run.config.train.head_start == "probe") * parts.dev
+        others = time.monotonic() - self.began + parts.setup + after + min(_LAST_SECONDS, 0.05 * self.seconds)
+        left = max(0.0, self.seconds - others)
+        return plan_spending(run, list_changes(run, asked), left, parts, may_cut=asked.train.epochs is None)
+
+    def _describe(self) -> None:
+        """Say how the budget will be spent."""
+        spending = self.spending
+        assert spending is not None
+        screen.note(
+            f"budget: {screen.duration(self.seconds)}, of which {screen.duration(spending.seconds)} to train: an epoch "
+            f"of one run takes about {screen.duration(spending.epoch_seconds)}, with its score"
+        )
+        usual = screen.count(spending.usual_epochs, "epoch")
+        if len(spending.changes) > 1:
+            rungs = [f"{rung.kept} after epoch {rung.epoch}" for rung in spending.rungs]
+            screen.note(f"{len(spending.changes)} candidates, of which go on: {', '.join(rungs) or 'all'}")
+            tried = [f"{_COLUMNS[key]} {value:g}" for change in spending.changes[1:] for key, value in change.items()]
+            screen.note(f"beside the usual settings: {', '.join(tried)}")
+        elif not spending.is_enough:
+            at_least = _as_budget(self.seconds - spending.seconds + spending.needed_seconds)
+            least = f"{screen.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
+            screen.note(
+                f"that is too short for {least}: training ends where the time does; "
+                f"the usual {usual} need `--budget {_as_budget(self.needed)}`"
+            )
+            if spending.before_seconds > spending.seconds:
+                before = screen.duration(spending.before_seconds)
+                screen.note(f"what comes before the first step takes about {before}, and is done though it is longer")
+        elif spending.epochs < spending.usual_epochs:
+            screen.note(
+                f"there is time for {spending.epochs} of the usual {usual}, which need "
+                f"`--budget {_as_budget(self.needed)}`"
+            )
+
+    @property
+    def needed(self) -> float:
+        """Seconds that the usual settings alone would take, as measured."""
+        assert self.spending is not None
+        return self.seconds - self.spending.seconds + self.spending.usual_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """What the budget was spent on, as data."""
+        assert self.spending is not None
+        return {
+            "seconds": self.seconds,
+            "spent": self.spent,
+            "trained_before": self.seconds_before,
+            "is_enough": self.spending.is_enough,
+            "needed": round(self.needed, 1),
+            "epoch_seconds": self.spending.epoch_seconds,
+            "rungs": [dataclasses.asdict(rung) for rung in self.spending.rungs],
+            "candidates": self.candidates,
+        }
+
+    @property
+    def spent(self) -> float:
+        """Seconds of this call so far, and those that earlier ones trained for."""
+        return round(time.monotonic() - self.began + self.seconds_before, 1)
+
+    def put(self) -> None:
+        """Put what came of each candidate, and what was spent."""
+        columns = [Column(title, is_number=True) for title in _COLUMNS.values()]
+        columns += [Column(f"dev {self.metric}", is_number=True), Column("epoch", is_number=True), Column("end")]
+        rows = []
+        for index, item in enumerate(self.candidates):
+            values = ["-" if value is None else f"{value:g}" for value in item["values"].values()]
+            end = item["message"] or "at its own end"
+            ends = (screen.score(item["dev_metric"]), str(item["best_epoch"]), f"{end} *" if index == 0 else end)
+            rows.append([*values, *ends])
+        screen.put_table(columns, rows)
+        said = f"{screen.duration(self.spent)} of {screen.duration(self.seconds)}"
+        if self.seconds_before:
+            said += f", {screen.duration(self.seconds_before)} of them before it was stopped"
+        if self.was_finished:
+            said = f"{screen.duration(self.seconds)}, spent before"
+        screen.put()
+        screen.put_pairs({"budget": f"{said}; * is the candidate below"})
+        screen.put()
+
+
+def _as_budget(seconds: float) -> str:
+    """Seconds as an option has them, rounded up."""
+    return f"{math.ceil(seconds)}s" if seconds < _LONG_SECONDS else f"{math.ceil(seconds / 60)}m"
+
+
+def _is_done(folder: Path) -> bool:
+    """Whether every candidate of a plan has its result."""
+    path = folder / _PLAN
+    if not path.is_file():
+        return False
+    num_results = len(list(folder.glob(f"*/{_RESULT}")))
+    return num_results == len(json.loads(path.read_text(encoding="utf8"))["changes"])
+
+
+def _describe_candidate(run: Run, standing: Standing, result: Result) -> dict[str, Any]:
+    values = {"train.lr": run.config.train.lr, "method.size": run.config.method.size}
+    return {
+        "run": run.id,
+        "values": values | {"train.epochs": run.config.train.num_epochs},
+        "dev_metric": standing.dev_metric,
+        "best_epoch": result.best_epoch,
+        "epochs_trained": len(standing.trained),
+        "status": standing.status,
+        "message": standing.message,
+    }
+
+
+def _put_among_all(source: Path, target: Path) -> None:
+    """Copy the folder of a run that came to its own end; the result last, as every run has it."""
+    if (target / _RESULT).is_file():
+        return
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(_RESULT), dirs_exist_ok=True)
+    write_atomically(target / _RESULT, (source / _RESULT).read_bytes())

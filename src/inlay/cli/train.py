@@ -181,10 +181,15 @@ def describe_run(run: Run, backbone: Backbone) -> None:
     screen.note(f"method: {described} adds {screen.count(added)} parameters, {part} of them")
     width = f"windows of at most {run.max_length} tokens" if head.pooling == "tokens" else f"{head.pooling} pooling"
     width += " of each text of a pair (towers)" if head.has_towers else ""
-    screen.note(
-        f"training: at most {screen.count(train.num_epochs, 'epoch')} of {screen.count(run.steps_per_epoch, 'step')}, "
-        f"{train.batch_size} rows each, lr {train.lr:g}, {width}, on {backbone.device}"
-    )
+    parts = ["the head begins as a linear probe"] if train.head_start == "probe" else []
+    if train.contrast:
+        parts.append(f"a contrastive start of {screen.count(train.contrast, 'step')}")
+    if train.num_epochs:
+        epochs, steps = screen.count(train.num_epochs, "epoch"), screen.count(run.steps_per_epoch, "step")
+        parts.append(f"at most {epochs} of {steps}")
+    if train.contrast or train.num_epochs:
+        parts.append(f"{train.batch_size} rows each, lr {train.lr:g}")
+    screen.note(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
 
 
 def _cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Validated | None:
@@ -330,7 +335,7 @@ def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -
     put_metrics(report["metrics"], report["metric"])
     screen.put()
     pairs = {}
-    if report["probe"] is not None and ready.run.num_steps:
+    if report["probe"] is not None and (ready.run.num_steps or ready.run.config.train.contrast):
         scores = ", ".join(f"{split} {screen.score(value)}" for split, value in report["probe"].items())
         pairs["probe"] = f"{scores}: {report['metric']} of a linear model on the frozen backbone, where it began"
     pairs["trained"] = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"

@@ -79,7 +79,7 @@ class ScreenWatcher(Watcher):
         self._draw(cohort)
 
     def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
-        metric, epochs = member.run.metric, member.run.config.train.num_epochs
+        metric, epochs = member.run.metric, member.num_stages
         value = record["dev"][metric]
         self._best = f"dev {member.progress.best_metric:.4f}"
         if self._is_alone:
@@ -110,13 +110,14 @@ class ScreenWatcher(Watcher):
         members, queue = cohort.members, cohort.queue
         self._is_alone = len(queue.runs) == self._num_runs == 1
         total = cohort.left_steps + sum(run.num_steps for run in queue.waiting)
-        total += sum(member.num_steps if member.is_active else member.progress.step for member in members)
-        done = cohort.left_steps + sum(member.progress.step for member in members)
+        taken = sum(member.steps_taken for member in members)
+        total += taken + sum(member.steps_left for member in members if member.is_active)
+        done = cohort.left_steps + taken
         done += sum(parked.progress.step for parked in queue.parked)
         rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
         text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
         if len(queue.runs) == 1:
-            epoch, epochs = members[0].progress.epoch, members[0].run.config.train.num_epochs
+            epoch, epochs = members[0].progress.epoch, members[0].num_stages
             name = "" if self._is_alone else f"{_describe(members[0])}  "
             title = f"{name}epoch {min(epoch + 1, epochs)}/{epochs}"
         else:

@@ -215,7 +215,7 @@ class Cohort:
         entered = []
         for seat, member in enumerate(self.members):
             if not member.is_active and (entering := self.queue.take()) is not None:
-                self.left_steps += member.progress.step
+                self.left_steps += member.steps_taken
                 self.members[seat] = self._enter(seat, entering)
                 entered.append(self.members[seat])
                 if isinstance(entering, Run) and entering.spec.is_solo:

@@ -225,6 +225,21 @@ class JointMember:
         return not self.progress.status
 
     @property
+    def num_stages(self) -> int:
+        """Its epochs."""
+        return self.run.config.train.num_epochs
+
+    @property
+    def steps_left(self) -> int:
+        """That it will take at most."""
+        return self.num_steps - self.progress.step
+
+    @property
+    def steps_taken(self) -> int:
+        """So far."""
+        return self.progress.step
+
+    @property
     def leeway(self) -> float:
         """The best epoch is the one with the best mean."""
         return 0.0

@@ -109,6 +109,26 @@ class Member:
         return count_steps(len(self.train), self.run.config.train)
 
     @property
+    def num_stages(self) -> int:
+        """Epochs and what is counted as one: the contrastive start."""
+        train = self.run.config.train
+        return train.num_epochs + bool(train.contrast)
+
+    @property
+    def steps_left(self) -> int:
+        """That it will take at most, those before training included."""
+        contrast, stage = self.run.config.train.contrast or 0, self.progress.stage
+        before = contrast if stage == PROBE else contrast - self.progress.cursor if stage == CONTRAST else 0
+        return before + self.num_steps - self.progress.step
+
+    @property
+    def steps_taken(self) -> int:
+        """So far, those before training included."""
+        contrast, stage = self.run.config.train.contrast or 0, self.progress.stage
+        before = 0 if stage == PROBE else self.progress.cursor if stage == CONTRAST else contrast
+        return before + self.progress.step
+
+    @property
     def steps_of_epoch(self) -> int:
         """Of the epoch it is in: the last one may end before all rows were seen."""
         if self.progress.stage:

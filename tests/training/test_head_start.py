@@ -400,3 +400,19 @@ def test_a_cosine_that_says_it_all_is_where_numbers_begin():
     model, _ = fit_honest(task, vectors, has_towers=True)
     assert np.abs(model.weights[:, :-1]).max() == 0
     np.testing.assert_allclose(model.outputs(vectors)[:, 0], targets, atol=0.1)
+
+
+def test_steps_taken_and_left_add_up_through_all_stages(tiny_bert, toy_task):
+    run = make(tiny_bert, toy_task(), lr=1e-3, head_start="probe", contrast=3, epochs=1)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    assert member.num_stages == 2
+    taken = [member.steps_taken]
+    with cohort.training():
+        cohort.finish_epochs()
+        while cohort.active:
+            assert member.steps_taken + member.steps_left == 3 + run.num_steps
+            cohort.step()
+            cohort.finish_epochs()
+            taken.append(member.steps_taken)
+    assert taken == list(range(4 + run.num_steps))

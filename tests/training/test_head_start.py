@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from inlay.config import MethodConfig, RunConfig, TrainConfig, settled
 from inlay.data.sampling import draw_by_label
 from inlay.data.tasks import Split
-from inlay.errors import BadConfig
+from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.bank import Bank
 from inlay.model.inference import infer_vectors
 from inlay.model.methods import find_method
@@ -416,3 +416,52 @@ def test_steps_taken_and_left_add_up_through_all_stages(tiny_bert, toy_task):
             cohort.finish_epochs()
             taken.append(member.steps_taken)
     assert taken == list(range(4 + run.num_steps))
+
+
+def test_temperatures_stay_within_reason():
+    """Rows that are all right would make a model ever surer; a class that a fold never saw ever less sure."""
+    outputs = np.array([[3.0, 0.0], [0.0, 3.0]] * 20)
+    assert head_start._find_temperature(outputs, np.array([0, 1] * 20)) == 1.0
+    wrong = np.array([[60.0, 0.0], [0.0, 60.0]] * 20)
+    assert head_start._find_temperature(wrong, np.array([1, 0] * 20)) == 10.0
+
+
+def test_memory_that_runs_out_while_a_head_is_fitted_leaves_the_slot_as_it_was(tiny_bert, toy_task, monkeypatch):
+    run = make(tiny_bert, toy_task(), lr=1e-2, head_start="probe", contrast=2, epochs=1, blend=0.5)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+
+    def run_out(*given, **more):
+        raise MemoryError
+
+    with cohort.training():
+        cohort.finish_epochs()
+        cohort.step()
+        cohort.step()
+        before = cohort.bank.read(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(head_start, "infer_vectors", run_out)
+            with pytest.raises(OutOfMemory):
+                cohort.finish_epochs()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in cohort.bank.read(0).items())
+        cohort.finish_epochs()
+    assert cohort.members[0].progress.epoch == 1
+
+
+def test_long_rows_are_contrasted_in_smaller_batches(tiny_bert, toy_task, monkeypatch):
+    run = make(tiny_bert, toy_task(num_rows=60), head_start="probe", contrast=3, lr=1e-3, batch_size=32)
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    cohort.finish_epochs()
+    assert len(member.next_batch()) == 32
+    monkeypatch.setattr("inlay.training.member._MOST_CONTRASTED", 8 * member.longest)
+    assert len(member.next_batch()) == 8
+    assert member.fewest_tokens == 8 * member.longest
+
+
+def test_a_run_with_class_weights_is_trained_since_nothing_else_heeds_them(tiny_bert, toy_task):
+    assert make(tiny_bert, toy_task(), class_weights="balanced").num_steps > 0
+    assert make(tiny_bert, toy_task(), "head", class_weights="balanced").num_steps > 0
+
+
+def test_a_fresh_head_has_ten_epochs_at_least(tiny_bert, toy_task):
+    assert make(tiny_bert, make_rows_of(toy_task(), 5000), hidden="tanh").config.train.epochs == 10

@@ -391,7 +391,7 @@ class _Teller(Watcher):
         self._report = report
 
     def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
-        run, num_epochs = member.run, member.run.config.train.num_epochs
+        run, num_epochs = member.run, member.num_stages
         score = f"dev {run.metric} {record['dev'][run.metric]:.4g}"
         loss = "linear probe" if record["train_loss"] is None else f"loss {record['train_loss']:.4g}"
         message = f"{run.name}: epoch {record['epoch']} of {num_epochs}, {loss}, {score}"

@@ -433,13 +433,18 @@ class Cohort:
         Of what a contrastive start changed a part is kept.
         """
         for part in member.parts:
-            slot, spec, progress = part.slot, part.run.spec, part.progress
+            slot, spec, progress, before = part.slot, part.run.spec, part.progress, self.bank.read(part.slot)
             if progress.stage == CONTRAST:
                 share = part.run.config.train.blend or choose_blend(progress.probe_score)
-                self.bank.put(slot, spec, keep_part(self._read_start(part), self.bank.read(slot), share))
-            head, progress.probe_score = fit_head(self.bank, part, self.answer_budget)
+                self.bank.put(slot, spec, keep_part(self._read_start(part), before, share))
+            try:
+                head, progress.probe_score = fit_head(self.bank, part, self.answer_budget)
+            except (RuntimeError, MemoryError):  # memory ran out: tried again, it must find what it found
+                self.bank.put(slot, spec, before)
+                raise
             self.bank.put(slot, spec, {**self.bank.read(slot), **head})
             self.optimizer.reset(part.slot, part.run.config.train)
+        self._world.spread(list(self.stored.values()))  # a last bit may decide between two strengths
 
     def _read_start(self, member: Member) -> dict[str, Tensor]:
         """What the slot of a run of one task began with."""

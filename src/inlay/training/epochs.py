@@ -46,7 +46,7 @@ def close_epoch(member: AnyMember, verdict: Verdict, seconds: float) -> tuple[di
         _end_diverged(member, f"diverged in epoch {progress.epoch}: {reason}")
     elif progress.step == member.num_steps and not progress.stage:
         progress.status = FINISHED
-    elif train.patience and progress.epoch - progress.last_gain >= train.patience:
+    elif not stage and train.patience and progress.epoch - progress.last_gain >= train.patience:
         progress.status = STOPPED_EARLY
         progress.message = f"no better dev {metric} for {train.patience} epochs"
     return record, is_kept

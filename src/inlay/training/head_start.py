@@ -13,10 +13,12 @@ the head fitted to what that gives: weights between the start and the end genera
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from inlay.data.calibration import likeliest_temperature
@@ -29,6 +31,7 @@ from inlay.training.member import Member
 
 _MOST_NUMBERS = 40_000_000  # that a head is fitted to: of more rows some, drawn by chance
 _CHUNK = 4_096
+_TEMPERATURES = (1.0, 10.0)  # a linear model of few rows is too sure, never too unsure
 _MOST_VALIDATED = 5_000  # rows that tell the strength of a linear model
 
 
@@ -41,6 +44,8 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> tuple[dict[str, T
     chunks = np.array_split(rows, -(-len(rows) // _CHUNK))  # rows may bring what is kept of their lower layers
     parts = [infer_vectors(bank, member.rows(chunk), token_budget=token_budget) for chunk in chunks]
     vectors = np.concatenate(parts)
+    if not np.isfinite(vectors).all():
+        return {}, math.nan
     head = run.spec.head
     task = dataclasses.replace(run.task, train=run.task.train.take(rows))
     model, score = fit_honest(task, vectors, has_towers=head.has_towers)
@@ -53,6 +58,12 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> tuple[dict[str, T
         found["head.pair_weight"] = weights[:, width:]
     tensors = {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
     return tensors, score
+
+
+def _find_temperature(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """What a model's outputs for rows left out are divided by to be honest, within reason: rows that are all right, or
+    classes that a fold never saw, would take it to any length."""
+    return float(np.clip(likeliest_temperature(outputs, targets), *_TEMPERATURES))
 
 
 def draw_rows(num_rows: int, most: int) -> np.ndarray:
@@ -72,14 +83,18 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
     score on such rows."""
     targets = task.train.targets
     assert targets is not None
-    some = draw_rows(len(vectors), _MOST_VALIDATED)
-    best = choose_strength(
-        task.metric, cross_validate(task.kind, task.metric, vectors[some], targets[some], len(task.labels))
-    )
-    model = fit_raw(task.kind, vectors, targets, best.strength, len(task.labels))
+    most = _MOST_VALIDATED if task.kind != "multilabel" else max(500, 20 * _MOST_VALIDATED // len(task.labels))
+    some = draw_rows(len(vectors), min(most, _MOST_VALIDATED))
+    with threadpool_limits(torch.get_num_threads()):
+        best = choose_strength(
+            task.metric, cross_validate(task.kind, task.metric, vectors[some], targets[some], len(task.labels))
+        )
+        # Strength weighs the sum of the rows' losses: of more rows than it was chosen by it must count less.
+        strength = best.strength * len(some) / len(vectors)
+        model = fit_raw(task.kind, vectors, targets, strength, len(task.labels))
     if task.kind == "regress":
         return (_or_cosine(task, vectors, best, model) if has_towers else model), best.score
-    temperature = likeliest_temperature(best.outputs, targets[some])
+    temperature = _find_temperature(best.outputs, targets[some])
     return Linear(model.weights / temperature, model.bias / temperature, model.has_converged), best.score
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inlay.training.prefix import Kept, PrefixCache
 
 
+_MOST_CONTRASTED = 4096  # tokens of a step of a contrastive start, with padding
 PROBE, CONTRAST = "probe", "contrast"
 """Stages before the first step of training: a head to be fitted, and steps that pull rows of a label together."""
 
@@ -144,6 +145,8 @@ class Member:
     @property
     def fewest_tokens(self) -> int:
         """Of a forward pass that its rows fit in: the longest row, or a batch where it must be whole."""
+        if self.progress.stage == CONTRAST:
+            return self.longest * self._contrast_rows
         return self.longest * (self.run.config.train.batch_size if self.is_whole else 1)
 
     @property
@@ -198,7 +201,12 @@ class Member:
     def _contrast_batch(self, step: int) -> np.ndarray:
         train, targets = self.run.config.train, self.run.task.train.targets
         assert targets is not None
-        return draw_by_label(targets, train.batch_size, train.seed, step)
+        return draw_by_label(targets, self._contrast_rows, train.seed, step)
+
+    @property
+    def _contrast_rows(self) -> int:
+        """Rows of a step that are held against each other, in one forward pass: of long ones fewer."""
+        return max(4, min(self.run.config.train.batch_size, _MOST_CONTRASTED // self.longest))
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
         """All that it has trained."""

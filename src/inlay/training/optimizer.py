@@ -222,6 +222,8 @@ def _replace(stored: Stored, g: Tensor, moves_S1: Tensor, columns_CS: Tensor, de
 
 def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:
     """The rate of step `step` (from 0) of `num_steps`."""
+    if not num_steps:
+        return 0.0
     warmup_steps = int(train.warmup * num_steps)
     if train.schedule == "bert":
         # The original's: decay from the very start, overridden by the warm-up, so it drops to 0.9·lr at its end.

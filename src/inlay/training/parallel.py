@@ -93,6 +93,9 @@ class World:
     def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
         """Begin a cohort, or go on with it, after the same step with the first process's values, in place."""
 
+    def spread(self, tensors: Sequence[Tensor]) -> None:
+        """Go on with the first process's values, in place."""
+
     def reseed(self, *words: Any) -> None:
         """Draw from here on what no other process draws. The first process goes on as it was."""
 
@@ -168,6 +171,9 @@ class Several(World):
         self.agree(num_steps, "steps behind it")
         self._links.spread(tensors)
         self.reseed(name, num_steps)
+
+    def spread(self, tensors: Sequence[Tensor]) -> None:
+        self._links.spread(tensors)
 
     def reseed(self, *words: Any) -> None:
         if not self.is_first:

@@ -67,8 +67,10 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     epochs = train.epochs
     if epochs is None:  # a convex head, or one fitted after a contrastive start on few rows, needs no steps
         is_done = config.method.name == "head" or (contrast and len(task.train) <= MOST_FOR_CONTRAST_ALONE)
+        is_done = is_done and train.class_weights == "none"  # which count in training alone
         steps = STEPS_AFTER_CONTRAST if contrast else STEPS
         epochs = 0 if has_probe and is_done else count_epochs(steps, len(task.train), train.batch_size)
+        epochs = epochs if has_probe else max(epochs, train.num_epochs)  # a fresh head has a long way to come
     return {**known, "lr": rate, "epochs": epochs}
 
 
@@ -120,7 +122,8 @@ def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: b
     if asked is not None:
         return asked
     is_single_class = task.kind == "classify" and task.train.pairs is None
-    if not (is_open and has_probe and is_single_class) or config.method.name == "head":
+    has_slot = config.method.name != "head" and not find_method(config.method.name).has_own_weights
+    if not (is_open and has_probe and is_single_class and has_slot):
         return 0
     assert task.train.targets is not None
     counts = np.bincount(task.train.targets, minlength=len(task.labels))
@@ -143,7 +146,7 @@ def choose_blend(score: float) -> float:
 
     Labels that hardly follow from the texts are learnt by heart, and that is all that is learnt.
     """
-    return BLEND * float(np.clip(score / BLEND, 0.0, 1.0))
+    return BLEND * float(np.clip(np.nan_to_num(score) / BLEND, 0.0, 1.0))
 
 
 def _or_auto(asked: str, otherwise: str) -> str:

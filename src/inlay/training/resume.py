@@ -127,11 +127,16 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         torch.cuda.set_rng_state(tensors["rng/cuda"], cohort.backbone.device)
 
 
+def _read_progress(content: dict[str, Any]) -> Progress:
+    """How far a run had come; a state from before `top_metric` was kept has its best score."""
+    return Progress(**{"top_metric": content.get("best_metric"), **content})
+
+
 def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[str, AnyRun]) -> list[Parked]:
     return [
         Parked(
             run=known[run_id],
-            progress=Progress(**state["progress"][row]),
+            progress=_read_progress(state["progress"][row]),
             num_steps=state["run_steps"][row],
             rows={name: tensors[name][row] for name in tensors if "/" not in name},
             best_tensors={

@@ -116,6 +116,8 @@ class Run:
 
 def count_steps(num_rows: int, train: TrainConfig) -> int:
     """The steps of a run over so many rows (or windows), by the rule of `train.steps`."""
+    if not train.num_epochs:
+        return 0
     if train.steps == "bert":  # whose batches go on across epochs: none is smaller than the others
         return max(1, num_rows * train.num_epochs // train.batch_size)
     return -(-num_rows // train.batch_size) * train.num_epochs

@@ -56,6 +56,21 @@ def test_all_rows_left_out_are_scored_together_each_by_its_own_fold(folded, tiny
     assert np.allclose(found.probabilities.sum(axis=1), 1)
 
 
+def test_a_fold_is_as_sure_as_it_was_right_about_the_rows_it_left_out(folded, tiny_bert, tmp_path):
+    planned, results = folded
+    judge_folds(planned, results, tiny_bert)
+    for run in planned.runs:  # logits that are a hundred times as large change no answer
+        path = tmp_path / run.id / LEFT_OUT
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content | {"outputs": (100 * np.array(content["outputs"])).tolist()}))
+    found = judge_folds(planned, results, tiny_bert)
+    start = 0
+    for fold in found.folds:
+        sure = found.probabilities[start : start + fold.num_rows].max(axis=1).mean()
+        assert sure == pytest.approx(fold.metrics["accuracy"], abs=0.15)
+        start += fold.num_rows
+
+
 def test_folds_differ_from_the_run_in_rows_alone_and_share_a_bank(tiny_bert, toy_task, tmp_path):
     run = make(tiny_bert, toy_task(num_rows=64), lr=None, epochs=None)  # the recipe follows the rows of the run
     runs = make_fold_runs(run, 3, tiny_bert).runs

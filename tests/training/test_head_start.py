@@ -84,8 +84,9 @@ def test_epoch_0_is_the_probe_and_can_be_the_best(tiny_bert, toy_task, tmp_path,
 def test_an_honest_head_answers_as_the_probe_and_leaves_something_to_learn(toy_task):
     task, draw = toy_task(num_rows=40), np.random.default_rng(0)
     vectors = draw.normal(size=(40, 200)) + 0.2 * task.train.targets[:, None]
-    honest, score = fit_honest(task, vectors)
-    assert 0 <= score <= 1
+    found = fit_honest(task, vectors)
+    honest = found.model
+    assert 0 <= found.left_out.score <= 1
     plain = fit_raw("classify", vectors, task.train.targets, 10.0, 2)
     assert (honest.outputs(vectors).argmax(1) == task.train.targets).all(), "more features than rows: all are right"
 
@@ -94,6 +95,41 @@ def test_an_honest_head_answers_as_the_probe_and_leaves_something_to_learn(toy_t
         return float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(task.train.targets)))
 
     assert loss(plain) < 0.01 < loss(honest)
+
+
+def mislabel(task, rows):
+    targets = task.train.targets.copy()
+    targets[rows] = 1 - targets[rows]
+    return dataclasses.replace(task, train=dataclasses.replace(task.train, targets=targets))
+
+
+def test_the_first_record_names_rows_that_may_be_labelled_wrongly(tiny_bert, toy_task, tmp_path):
+    rows = [17, 50, 99, 120]
+    task = mislabel(toy_task(num_rows=160), rows)
+    run = make(tiny_bert, task, epochs=1, contrast=4)
+    (result,) = fit([run], tiny_bert, tmp_path)
+    probe, *others = result.history
+    lines = probe["suspects"]["lines"]
+    assert len(lines) == 3 <= probe["suspects"]["num_rows"] <= 10
+    assert len(set(lines) & {task.train.lines[row] for row in rows}) >= 2
+    assert not any("suspects" in record for record in others), "by then it has been trained on the labels"
+
+
+def test_the_probe_lists_wrong_labels_of_train_and_dev_by_models_that_left_them_out(tiny_bert, toy_task):
+    task = toy_task(num_rows=160)
+    targets = task.dev.targets.copy()
+    targets[[5, 40]] = 1 - targets[[5, 40]]
+    dev = dataclasses.replace(task.dev, targets=targets, path="dev.csv", lines=list(range(1001, 1081)))
+    task = mislabel(dataclasses.replace(task, dev=dev), [17, 50, 99])
+    found = fit_probe(task, tiny_bert, max_length=32).label_errors
+    assert found.num_rows == 240
+    listed = {(error.path, error.line) for error in found.errors}
+    wrong = {("", 18), ("", 51), ("", 100), ("dev.csv", 1006), ("dev.csv", 1041)}
+    assert len(listed & wrong) >= 4
+    assert len(listed) <= 12  # of 240: some texts are two words that say little
+    unseen = dataclasses.replace(task, dev=dataclasses.replace(dev, unseen=("new",)))
+    assert fit_probe(unseen, tiny_bert, max_length=32).label_errors.num_rows == 160
+    assert fit_probe(toy_task(kind="regress"), tiny_bert, max_length=32).label_errors is None
 
 
 def test_a_feature_that_hardly_varies_gets_no_weight_that_new_rows_cannot_bear():
@@ -397,7 +433,7 @@ def test_a_cosine_that_says_it_all_is_where_numbers_begin():
     task = dataclasses.replace(
         make_toy_task(kind="regress", num_rows=30), metric="spearman", train=Split(["a"] * 30, None, targets, [1] * 30)
     )
-    model, _ = fit_honest(task, vectors, has_towers=True)
+    model = fit_honest(task, vectors, has_towers=True).model
     assert np.abs(model.weights[:, :-1]).max() == 0
     np.testing.assert_allclose(model.outputs(vectors)[:, 0], targets, atol=0.1)
 

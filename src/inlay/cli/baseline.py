@@ -8,6 +8,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.label_errors import put_label_errors
 from inlay.cli.options import DeviceOption, JsonOption, RunOptions, run_options
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task, put_metrics
@@ -35,7 +36,8 @@ def baseline(
     First words and pairs of words in a linear model, with no transformer, its regularisation chosen on dev. Then the
     linear probe: one pass over the texts, and a linear model on the vectors, chosen by cross-validation on the training
     rows; of pairs also the untrained cosine. The data is read as `inlay train` does, with the same split and the same
-    metrics, so that the scores can be compared. Nothing is stored.
+    metrics, so that the scores can be compared. Rows of train and dev that may be labelled wrongly are listed: those
+    that the probe, fitted to other rows, surely gives another label. Nothing is stored.
     """
     check_device_name(device)
     config = run.resolve()
@@ -56,6 +58,8 @@ def baseline(
         screen.put_json({**found.to_json(), "notes": [*task.notes, *found.notes], **more})
     elif probed is not None:
         _put_probe(probed)
+        if probed.label_errors is not None:
+            put_label_errors(probed.label_errors, "the linear model (on rows it was not fitted to)")
 
 
 def _fit_probe(task: Task, config: RunConfig, device: str) -> Probe:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.cli import screen
+from inlay.cli.label_errors import LABEL_ERRORS, put_label_errors, write_label_errors
 from inlay.cli.train import Prepared, fit_runs
 from inlay.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.data import Task
+    from inlay.data.label_errors import LabelErrors
     from inlay.training.cross_validation import FoldRuns, FoldScores
 
 
@@ -22,10 +25,23 @@ class Validated:
 
     planned: FoldRuns
     scores: FoldScores
+    label_errors: LabelErrors | None
+    """rows that may be labelled wrongly; None for kinds of task that have no labels of whole rows"""
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything it came to, as data."""
-        return {**self.scores.to_json(), "notes": list(self.planned.folds.notes)}
+    def keep(self, folder: Path) -> dict[str, Any]:
+        """What a report has of it, as data; suspicious rows are written to the folder of the run it is about."""
+        report: dict[str, Any] = {"folds": {**self.scores.to_json(), "notes": list(self.planned.folds.notes)}}
+        if self.label_errors is None:
+            return report
+        if self.label_errors.errors:
+            write_label_errors(self.label_errors, folder / LABEL_ERRORS)
+        return {**report, "label_errors": self.label_errors.to_json()}
+
+    def put_label_errors(self, folder: Path) -> None:
+        """The rows that may be labelled wrongly, for people."""
+        if self.label_errors is not None:
+            file = folder / LABEL_ERRORS if self.label_errors.errors else None
+            put_label_errors(self.label_errors, "the fold that left the row out", file)
 
 
 def cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Validated | None:
@@ -47,7 +63,17 @@ def cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Va
         return None
     with screen.working("answering the rows that folds left out"):
         scores = judge_folds(planned, results, ready.backbone)
-    return Validated(planned, scores)
+    return Validated(planned, scores, _find_label_errors(planned, scores))
+
+
+def _find_label_errors(planned: FoldRuns, scores: FoldScores) -> LabelErrors | None:
+    from inlay.data.label_errors import find_label_errors
+
+    if scores.probabilities is None:
+        return None
+    rows, paths = planned.folds.rows.take(scores.positions), planned.folds.paths
+    labels = planned.runs[0].task.labels
+    return find_label_errors(rows, labels, scores.probabilities, [paths[row] for row in scores.positions])
 
 
 def describe_report(report: Mapping[str, Any], task: Task) -> str:

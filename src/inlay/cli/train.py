@@ -123,8 +123,9 @@ def train(
     if not result.tensors or result.status == "diverged":
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
     version = publish_run(ready, result, name, validated) if publish else None
-    report = report_run(ready, result, version) | ({} if validated is None else {"folds": validated.to_json()})
-    found = _describe_result(ready.run, result)
+    report, folder = report_run(ready, result, version), ready.runs_folder / result.run_id
+    report |= {} if validated is None else validated.keep(folder)
+    found = _describe_result(ready.run, result, has_folds=validated is not None)
     for note in found:
         screen.note(note)
     if json:
@@ -137,6 +138,8 @@ def train(
         if spend is not None:
             spend.put()
         put_report(ready, report, store)
+        if validated is not None:
+            validated.put_label_errors(folder)
 
 
 def prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> Prepared:
@@ -198,12 +201,14 @@ def _cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> V
     return cross_validate(ready, num_folds, settings)
 
 
-def _describe_result(run: Run, result: Result) -> list[str]:
-    """What is odd about what a run came to."""
-    from inlay.data.findings import describe_unpredicted
+def _describe_result(run: Run, result: Result, *, has_folds: bool) -> list[str]:
+    """What is odd about what a run came to; folds list suspicious rows themselves."""
+    from inlay.data.findings import describe_suspects, describe_unpredicted
 
     is_balanced = run.config.train.class_weights == "balanced"
-    return describe_unpredicted(run.task, result.unpredicted, is_balanced=is_balanced)
+    found = describe_unpredicted(run.task, result.unpredicted, is_balanced=is_balanced)
+    suspects = {} if has_folds else next(iter(result.history), {}).get("suspects", {})
+    return found + describe_suspects(suspects, run.config.data.source)
 
 
 def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:

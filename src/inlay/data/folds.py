@@ -78,12 +78,7 @@ def _pool(task: Task) -> tuple[Split, list[str], list[str]]:
         is_known = _find_known(dev, task)
         notes.append(f"{int((~is_known).sum())} dev rows have a label that training never saw: in no fold")
         dev = replace(dev, targets=_without_unseen(dev, task)).take(np.flatnonzero(is_known))
-    assert train.targets is not None
-    assert dev.targets is not None
-    pairs = None if train.pairs is None else [*train.pairs, *(dev.pairs or [])]
-    targets = np.concatenate([train.targets, dev.targets])
-    pooled = Split([*train.texts, *dev.texts], pairs, targets, [*train.lines, *dev.lines], train.path)
-    return pooled, [train.path] * len(train) + [dev.path] * len(dev), notes
+    return train.join(dev), [train.path] * len(train) + [dev.path] * len(dev), notes
 
 
 def _find_known(split: Split, task: Task) -> np.ndarray:

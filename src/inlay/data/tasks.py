@@ -83,6 +83,18 @@ class Split:
             lines=[self.lines[row] for row in rows],
         )
 
+    def join(self, other: Split) -> Split:
+        """These rows, then the labelled ones of another split with the same labels."""
+        assert self.targets is not None
+        assert other.targets is not None
+        return replace(
+            self,
+            texts=[*self.texts, *other.texts],
+            pairs=None if self.pairs is None else [*self.pairs, *(other.pairs or [])],
+            targets=np.concatenate([self.targets, other.targets]),
+            lines=[*self.lines, *other.lines],
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Task:

@@ -33,7 +33,7 @@ from inlay.training.epochs import close_epoch, has_diverged, loss_limit, rate_of
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.head_start import fit_head, keep_part
 from inlay.training.joint import AnyMember, AnyRun, JointMember, JointRun
-from inlay.training.member import CONTRAST, Member
+from inlay.training.member import CONTRAST, PROBE, Member
 from inlay.training.memory import first_line, release_memory
 from inlay.training.movers import JointMover, Mover
 from inlay.training.optimizer import SlotOptimizer
@@ -438,11 +438,14 @@ class Cohort:
                 share = part.run.config.train.blend or choose_blend(progress.probe_score)
                 self.bank.put(slot, spec, keep_part(self._read_start(part), before, share))
             try:
-                head, progress.probe_score = fit_head(self.bank, part, self.answer_budget)
+                fitted = fit_head(self.bank, part, self.answer_budget)
             except (RuntimeError, MemoryError):  # memory ran out: tried again, it must find what it found
                 self.bank.put(slot, spec, before)
                 raise
-            self.bank.put(slot, spec, {**self.bank.read(slot), **head})
+            progress.probe_score = fitted.score
+            self.bank.put(slot, spec, {**self.bank.read(slot), **fitted.tensors})
+            if progress.stage == PROBE:  # later the slot has seen the labels that it would judge
+                progress.suspects = fitted.suspects
             self.optimizer.reset(part.slot, part.run.config.train)
         self._world.spread(list(self.stored.values()))  # a last bit may decide between two strengths
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from inlay.data.folds import Folds, make_folds
+from inlay.data.label_errors import as_probabilities
 from inlay.data.metrics import Report, evaluate_report, score_all
 from inlay.errors import Diverged
 from inlay.model.backbone import Backbone
-from inlay.model.heads import find_head
 from inlay.store import Store, write_atomically
 from inlay.training.evaluate import judge_split
 from inlay.training.run import PROBE_HEAD, WEIGHTS, Result, Run, damaged, make_run
@@ -60,7 +60,8 @@ class FoldScores:
     pooled: Report
     """of all rows left out, each answered by the fold that left it out"""
     probabilities: np.ndarray | None
-    """of each label, for these rows [n, L]; None for kinds that have none"""
+    """of each label, for these rows [n, L], each fold calibrated on what it left out: its dev rows are few, and a fold
+    that is too sure would have the last word. None for kinds that have none."""
     positions: np.ndarray
     """of these rows among all that were pooled"""
 
@@ -110,39 +111,31 @@ def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone
     """
     scores, outputs, probabilities = [], [], []
     for run, result in zip(planned.runs, results, strict=True):
-        answers = _answer_left_out(run, result, backbone)
+        answers = _answer_left_out(run, result, backbone)  # as the metrics take them
         task, left = run.task, run.task.test
         assert left is not None
         assert left.targets is not None
-        metrics = score_all(task.kind, task.labels, left.targets, answers.outputs)
+        metrics = score_all(task.kind, task.labels, left.targets, answers)
         sizes = (len(task.train), len(task.dev), len(left))
         scores.append(FoldScore(run.id, *sizes, result.best_epoch, metrics))
-        outputs.append(answers.outputs)
-        probabilities.append(answers.probabilities)
+        outputs.append(answers)
+        if task.kind in ("classify", "multilabel"):
+            probabilities.append(as_probabilities(answers, left.targets))
     task, positions = planned.runs[0].task, np.concatenate(planned.folds.left_out)
     targets = planned.folds.rows.targets
     assert targets is not None
     pooled = evaluate_report(task.kind, task.labels, targets[positions], _join(outputs))
-    known = [own for own in probabilities if own is not None]
     return FoldScores(
         metric=task.metric,
         seed=planned.folds.seed,
         folds=scores,
         pooled=pooled,
-        probabilities=np.concatenate(known) if len(known) == len(probabilities) else None,
+        probabilities=np.concatenate(probabilities) if probabilities else None,
         positions=positions,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Answers:
-    """What a fold says to the rows it left out: outputs as the metrics take them, and probabilities if there are."""
-
-    outputs: Any
-    probabilities: np.ndarray | None
-
-
-def _answer_left_out(run: Run, result: Result, backbone: Backbone) -> _Answers:
+def _answer_left_out(run: Run, result: Result, backbone: Backbone) -> Any:
     """The answers of a finished fold, computed once and kept; its weights go when they are."""
     assert result.folder is not None, "`fit` reads results from their folders"
     path = result.folder / LEFT_OUT
@@ -162,31 +155,20 @@ def _compute_answers(run: Run, result: Result, backbone: Backbone) -> dict[str, 
     outputs = judged.predictions(task.labels)
     if any(output is None for output in outputs):
         raise Diverged(f"run `{run.id}`, one of the folds, has outputs that are not finite", "try a smaller `--lr`")
-    probabilities = None
-    if task.kind in ("classify", "multilabel"):
-        answer = find_head(task.kind).answer
-        found = [answer(output, judged.head, task.labels).probabilities or {} for output in judged.outputs]
-        probabilities = [[own[label] for label in task.labels] for own in found]
-    plain = outputs.tolist() if isinstance(outputs, np.ndarray) else [_plain(output) for output in outputs]
-    return {"digest": task.digest, "outputs": plain, "probabilities": probabilities}
+    return {"digest": task.digest, "outputs": outputs.tolist() if isinstance(outputs, np.ndarray) else outputs}
 
 
-def _plain(output: Any) -> Any:
-    return output.tolist() if isinstance(output, np.ndarray) else output
-
-
-def _read_answers(path: Path, run: Run) -> _Answers:
+def _read_answers(path: Path, run: Run) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf8"))
-        outputs, probabilities = content["outputs"], content["probabilities"]
+        outputs = content["outputs"]
         is_own = content["digest"] == run.task.digest and len(outputs) == len(run.task.test or [])
     except (ValueError, KeyError, TypeError):
         raise damaged(path, "not what a fold writes") from None
     if not is_own:
         raise damaged(path, "it is about other rows")
-    if run.task.kind in ("classify", "multilabel", "regress"):
-        outputs = np.asarray(outputs, dtype=np.float64)
-    return _Answers(outputs, None if probabilities is None else np.asarray(probabilities, dtype=np.float64))
+    is_numbers = run.task.kind in ("classify", "multilabel", "regress")
+    return np.asarray(outputs, dtype=np.float64) if is_numbers else outputs
 
 
 def _join(outputs: Sequence[Any]) -> Any:

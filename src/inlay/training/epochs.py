@@ -31,6 +31,7 @@ def close_epoch(member: AnyMember, verdict: Verdict, seconds: float) -> tuple[di
         "seconds": round(seconds - progress.began, 3),
         **verdict.findings,
         **({"stage": stage} if stage else {}),
+        **({"suspects": progress.suspects} if stage == PROBE and progress.suspects else {}),
     }
     progress.epoch, progress.cursor, progress.loss_sum = progress.epoch + (stage != PROBE), 0, 0.0
     progress.stage, progress.is_fitted = _next_stage(member), False

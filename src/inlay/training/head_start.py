@@ -15,6 +15,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from inlay.data.calibration import likeliest_temperature
+from inlay.data.label_errors import as_probabilities, find_label_errors
 from inlay.data.metrics import is_better
 from inlay.data.tasks import Task
 from inlay.model.bank import Bank
@@ -33,11 +36,23 @@ _MOST_NUMBERS = 40_000_000  # that a head is fitted to: of more rows some, drawn
 _CHUNK = 4_096
 _TEMPERATURES = (1.0, 10.0)  # a linear model of few rows is too sure, never too unsure
 _MOST_VALIDATED = 5_000  # rows that tell the strength of a linear model
+_SURE = 0.5  # margin of a row that is worth a word though nobody asked
+_MOST_NAMED = 3
 
 
-def fit_head(bank: Bank, member: Member, token_budget: int) -> tuple[dict[str, Tensor], float]:
-    """The tensors of a head for the slot of `member`, fitted to what the slot gives now of its training rows; and the
-    score of such a model on rows left out."""
+@dataclass(frozen=True)
+class FittedHead:
+    """A head that was fitted to training rows."""
+
+    tensors: dict[str, Tensor]
+    score: float
+    """of such a model on rows left out"""
+    suspects: dict[str, Any]
+    """training rows that may be labelled wrongly: how many, and the lines of the first few; nothing if none are"""
+
+
+def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
+    """A head for the slot of `member`, fitted to what the slot gives now of its training rows."""
     run = member.run
     width = bank.backbone.hidden_size * (4 if run.spec.head.has_towers else 1)
     rows = draw_rows(len(member.train), _MOST_NUMBERS // width)
@@ -45,11 +60,11 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> tuple[dict[str, T
     parts = [infer_vectors(bank, member.rows(chunk), token_budget=token_budget) for chunk in chunks]
     vectors = np.concatenate(parts)
     if not np.isfinite(vectors).all():
-        return {}, math.nan
+        return FittedHead({}, math.nan, {})
     head = run.spec.head
     task = dataclasses.replace(run.task, train=run.task.train.take(rows))
-    model, score = fit_honest(task, vectors, has_towers=head.has_towers)
-    weights, bias = model.weights, model.bias
+    honest = fit_honest(task, vectors, has_towers=head.has_towers)
+    weights, bias = honest.model.weights, honest.model.bias
     if run.task.kind == "regress":  # heads give numbers on the scale of their targets
         weights, bias = weights / head.target_std, (bias - head.target_mean) / head.target_std
     width = bank.backbone.hidden_size
@@ -57,7 +72,18 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> tuple[dict[str, T
     if head.has_towers:
         found["head.pair_weight"] = weights[:, width:]
     tensors = {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
-    return tensors, score
+    return FittedHead(tensors, honest.left_out.score, _find_suspects(task, honest))
+
+
+def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
+    """Training rows that may be labelled wrongly, by the folds that chose the strength of the linear model."""
+    if task.kind == "regress":
+        return {}
+    rows = task.train.take(honest.rows)
+    assert rows.targets is not None
+    found = find_label_errors(rows, task.labels, as_probabilities(honest.left_out.outputs, rows.targets))
+    sure = [error.line for error in found.errors if error.margin >= _SURE]
+    return {"num_rows": len(sure), "lines": sure[:_MOST_NAMED]} if sure else {}
 
 
 def _find_temperature(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -78,9 +104,18 @@ def keep_part(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: flo
     return {name: torch.lerp(start[name], tensor, share) for name, tensor in end.items()}
 
 
-def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> tuple[Linear, float]:
-    """The linear model of a task's training rows, no surer than it is right about rows it was not fitted to, and its
-    score on such rows."""
+@dataclass(frozen=True)
+class Honest:
+    """A linear model of training rows, and what models of its strength gave for rows that they left out."""
+
+    model: Linear
+    left_out: Validated
+    rows: np.ndarray
+    """positions of the rows that were left out: all, or some of very many"""
+
+
+def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> Honest:
+    """The linear model of a task's training rows, no surer than it is right about rows it was not fitted to."""
     targets = task.train.targets
     assert targets is not None
     most = _MOST_VALIDATED if task.kind != "multilabel" else max(500, 20 * _MOST_VALIDATED // len(task.labels))
@@ -93,9 +128,10 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
         strength = best.strength * len(some) / len(vectors)
         model = fit_raw(task.kind, vectors, targets, strength, len(task.labels))
     if task.kind == "regress":
-        return (_or_cosine(task, vectors, best, model) if has_towers else model), best.score
+        return Honest(_or_cosine(task, vectors, best, model) if has_towers else model, best, some)
     temperature = _find_temperature(best.outputs, targets[some])
-    return Linear(model.weights / temperature, model.bias / temperature, model.has_converged), best.score
+    cooler = Linear(model.weights / temperature, model.bias / temperature, model.has_converged)
+    return Honest(cooler, best, some)
 
 
 def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:

@@ -43,6 +43,8 @@ class Progress:
     """of the linear model last fitted, on rows left out"""
     is_fitted: bool = False
     """whether the head of this stage is fitted, and only its score is missing"""
+    suspects: dict[str, Any] = field(default_factory=dict)
+    """training rows that may be labelled wrongly, as the linear model says that the head began as"""
     step: int = 0
     loss_sum: float = 0.0
     """over this epoch's steps"""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from inlay.data.label_errors import LabelErrors, as_probabilities, find_label_errors
 from inlay.data.metrics import is_better, list_metrics, score
 from inlay.data.once import encode_once
 from inlay.data.tasks import Split, Task
@@ -27,7 +28,7 @@ from inlay.model.backbone import Backbone
 from inlay.model.bank import Bank
 from inlay.model.inference import TOKEN_BUDGET, batches_by_length
 from inlay.model.route import Row, make_rows
-from inlay.training.linear import KINDS, choose_strength, cross_validate, fit_raw
+from inlay.training.linear import KINDS, Validated, choose_strength, cross_validate, fit_raw
 
 _MOST_COMPARED = 1000  # rows that tell how pairs are best read
 _SINGLE, _JOINED, _TOWERS = "single", "joined", "towers"
@@ -54,6 +55,8 @@ class Probe:
     num_features: int
     num_train: int
     seconds: float
+    label_errors: LabelErrors | None = None
+    """rows of train and dev that may be labelled wrongly; None for numbers"""
 
     def to_json(self) -> dict[str, Any]:
         """The probe as data."""
@@ -106,7 +109,19 @@ def fit_probe(
         num_features=chosen["train"].shape[1],
         num_train=len(task.train),
         seconds=time.perf_counter() - began,
+        label_errors=None if task.kind == "regress" else _find_label_errors(task, best[reading], outputs["dev"]),
     )  # fmt: skip
+
+
+def _find_label_errors(task: Task, left_out: Validated, dev_outputs: np.ndarray) -> LabelErrors:
+    """Rows that may be labelled wrongly: training rows by the folds that left them out, dev rows by the probe."""
+    targets, logits, rows = _targets(task.train), left_out.outputs, task.train
+    paths = [task.train.path] * len(task.train)
+    if not task.dev.unseen:  # a label without an output cannot be judged
+        rows = task.train.join(task.dev)
+        logits, paths = np.concatenate([logits, dev_outputs]), paths + [task.dev.path] * len(task.dev)
+    probabilities = as_probabilities(logits, targets, fitted_on=left_out.outputs)
+    return find_label_errors(rows, task.labels, probabilities, paths)
 
 
 def compare_readings(task: Task, backbone: Backbone, max_length: int, pooling: str) -> dict[str, float]:

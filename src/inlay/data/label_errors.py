@@ -1,0 +1,172 @@
+"""Rows that may be labelled wrongly: a model that was not trained on them confidently says something else.
+
+Confident learning (Northcutt, Jiang & Chuang 2021): a class's threshold is its mean self-confidence, the mean
+probability of the label over the rows that have it. A row is suspicious if the probability of its own label is below
+that label's threshold, and the likeliest label is another one, above its threshold. Thresholds are each class's own, so
+that a class the model is never sure of accuses nobody by chance, nor is accused. In sets of labels every label is a
+question of its own, with two answers.
+
+All probabilities must be of rows that the model left out, [n, L]; targets are classes [n], or 0 and 1 [n, L].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inlay.data.calibration import likeliest_temperature
+from inlay.data.metrics import score
+
+if TYPE_CHECKING:
+    from inlay.data.tasks import Split
+
+FEWEST_ROWS = 50
+"""below which nothing is told"""
+_NEAR_CHANCE = 0.2  # Matthews' correlation with the given labels: below it a model knows too little to accuse
+_DEVIATIONS = 3.0  # that it must also be above chance by, of those it has where labels are drawn at random
+_KNOWN = 0.5  # share of a class's rows that must be predicted as given: else the model does not know the class
+
+
+@dataclass(frozen=True)
+class LabelError:
+    """A row that may be labelled wrongly."""
+
+    line: int
+    path: str
+    text: str
+    pair: str | None
+    given: str
+    likely: str
+    probability: float
+    """of the likely label; of a set, that the decision on the label most in doubt is the likely one"""
+    margin: float
+    """by how much that is above the probability of what is given: what rows are ranked by"""
+
+
+@dataclass(frozen=True)
+class LabelErrors:
+    """What can be told of wrong labels, the most suspicious rows first."""
+
+    num_rows: int
+    """rows looked at"""
+    errors: tuple[LabelError, ...]
+    silence: str = ""
+    """why nothing can be told, if so"""
+
+    def to_json(self) -> dict[str, Any]:
+        """All of them as data."""
+        return asdict(self)
+
+
+def find_label_errors(
+    rows: Split, labels: Sequence[str], probabilities: np.ndarray, paths: Sequence[str] | None = None
+) -> LabelErrors:
+    """The rows whose label a model that left them out confidently denies; `paths` has the file of each row."""
+    targets = rows.targets
+    assert targets is not None
+    if len(rows) < FEWEST_ROWS:
+        return LabelErrors(len(rows), (), f"{len(rows)} rows are too few: from {FEWEST_ROWS} on")
+    find = _find_in_sets if targets.ndim == 2 else _find_in_classes
+    found = find(np.asarray(probabilities, dtype=np.float64), targets)
+    if found is None:
+        return LabelErrors(len(rows), (), "the model is hardly better than chance on rows left out")
+    errors = [
+        LabelError(
+            line=rows.lines[item.row],
+            path=rows.path if paths is None else paths[item.row],
+            text=rows.texts[item.row],
+            pair=None if rows.pairs is None else rows.pairs[item.row],
+            given=_name(item.given, labels),
+            likely=_name(item.likely, labels),
+            probability=item.probability,
+            margin=item.margin,
+        )
+        for item in sorted(found, key=lambda item: (-item.margin, item.row))
+    ]
+    return LabelErrors(len(rows), tuple(errors))
+
+
+def as_probabilities(logits: np.ndarray, targets: np.ndarray, fitted_on: np.ndarray | None = None) -> np.ndarray:
+    """Probabilities of logits, divided by the temperature that makes `targets` likeliest.
+
+    `fitted_on` are the logits that belong to `targets`, where those are of other rows.
+    """
+    temperature = likeliest_temperature(logits if fitted_on is None else fitted_on, targets)
+    scaled = np.asarray(logits, dtype=np.float64) / temperature
+    if targets.ndim == 2:
+        return np.asarray(0.5 * (1 + np.tanh(scaled / 2)))
+    shares = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """A row by its position, with the labels it has and should have."""
+
+    row: int
+    given: tuple[int, ...]
+    likely: tuple[int, ...]
+    probability: float
+    margin: float
+
+
+def _find_in_classes(probabilities: np.ndarray, targets: np.ndarray) -> list[_Suspect] | None:
+    """Suspicious rows of classes; None if the model is near chance."""
+    if _is_near_chance(probabilities, targets):
+        return None
+    # 1. how sure the model is of each class where it is given, and whether it knows the class
+    num_labels = probabilities.shape[1]
+    counts = np.bincount(targets, minlength=num_labels)
+    own, likeliest = probabilities[np.arange(len(targets)), targets], probabilities.argmax(axis=1)
+    thresholds = np.full(num_labels, np.inf)
+    is_known = np.zeros(num_labels, dtype=bool)
+    for label in np.flatnonzero(counts):
+        is_given = targets == label
+        thresholds[label] = own[is_given].mean()
+        is_known[label] = (likeliest[is_given] == label).mean() >= _KNOWN
+    # 2. rows it would give another label, and surely so
+    best = probabilities.max(axis=1)
+    is_other = (likeliest != targets) & is_known[targets]
+    is_sure = (own < thresholds[targets]) & (best >= thresholds[likeliest])
+    return [
+        _Suspect(int(row), (int(targets[row]),), (int(likeliest[row]),), float(best[row]), float(best[row] - own[row]))
+        for row in np.flatnonzero(is_other & is_sure)
+    ]
+
+
+def _find_in_sets(probabilities: np.ndarray, targets: np.ndarray) -> list[_Suspect] | None:
+    """Suspicious rows of sets of labels, each with all labels in doubt; None if the model is near chance at all."""
+    doubts: dict[int, list[tuple[int, _Suspect]]] = {}
+    has_known = False
+    for label in range(targets.shape[1]):
+        both = np.stack([1 - probabilities[:, label], probabilities[:, label]], axis=1)
+        found = _find_in_classes(both, (targets[:, label] > 0).astype(np.int64))
+        has_known |= found is not None
+        for item in found or ():
+            doubts.setdefault(item.row, []).append((label, item))
+    if not has_known:
+        return None
+    suspects = []
+    for row, own in doubts.items():
+        given = targets[row] > 0
+        likely = given.copy()
+        for label, _ in own:
+            likely[label] = not given[label]
+        most = max((item for _, item in own), key=lambda item: item.margin)
+        has, should = (tuple(np.flatnonzero(part).tolist()) for part in (given, likely))
+        suspects.append(_Suspect(row, has, should, most.probability, most.margin))
+    return suspects
+
+
+def _is_near_chance(probabilities: np.ndarray, targets: np.ndarray) -> bool:
+    """Whether predictions say next to nothing about the given labels; a rare class cannot hide it, as in accuracy."""
+    least = max(_NEAR_CHANCE, _DEVIATIONS / math.sqrt(len(targets)))
+    return not score("matthews", probabilities, targets) >= least
+
+
+def _name(chosen: Sequence[int], labels: Sequence[str]) -> str:
+    return "|".join(labels[label] for label in chosen) or "(no label)"

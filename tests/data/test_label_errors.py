@@ -57,22 +57,23 @@ def test_clean_labels_are_left_alone():
 
 
 def test_thresholds_are_the_mean_self_confidence_of_each_class():
-    # Class 0 has a mean of 0.74, class 1 of 0.8: the last row of 0 is denied by 0.85, the one before by 0.75.
-    first = [0.9] * 40 + [0.25, 0.15]
+    # The mean of class a is 0.868, that of b 0.8: of a's last two rows b is 0.79 and 0.81 likely.
+    first = [0.9] * 40 + [0.21, 0.19]
     second = [0.8] * 42
     probabilities = np.array([[p, 1 - p] for p in first] + [[1 - p, p] for p in second])
     split = make_split([0] * len(first) + [1] * len(second))
     (error,) = find_label_errors(split, ("a", "b"), probabilities).errors
     assert (error.line, error.given, error.likely) == (len(first) + 1, "a", "b")
-    assert error.probability == pytest.approx(0.85)
-    assert error.margin == pytest.approx(0.7)
+    assert error.probability == pytest.approx(0.81)
+    assert error.margin == pytest.approx(0.62)
 
 
 def test_a_class_that_the_model_does_not_know_is_not_accused():
     generator = np.random.default_rng(0)
     targets = np.repeat([0, 1, 2], [60, 60, 6])
     probabilities = np.where(np.eye(3)[targets], 0.9, 0.05) + 0.01 * generator.random((126, 3))
-    probabilities[120:] = [0.97, 0.02, 0.01]  # the six rows of the rare class
+    own = np.linspace(0.005, 0.03, 6)
+    probabilities[120:] = np.stack([0.97 - own, np.full(6, 0.03), own], axis=1)  # the six rows of the rare class
     assert find_label_errors(make_split(targets), LABELS, probabilities).errors == ()
 
 

@@ -118,5 +118,7 @@ def test_probabilities_are_as_sure_as_they_are_right():
     said = np.where(is_right, targets, 1 - targets)
     probabilities = as_probabilities(100.0 * np.eye(2)[said], targets)
     assert probabilities.max(axis=1).mean() == pytest.approx(is_right.mean(), abs=0.01)
+    perfect = as_probabilities(np.eye(2)[targets], targets)
+    assert perfect.max() == pytest.approx(np.e / (1 + np.e)), "without a mistake nothing says how sure to be"
     sets = as_probabilities(100.0 * (2 * said - 1)[:, None], targets[:, None].astype(np.float32))
     assert np.abs(sets - 0.5).mean() == pytest.approx(is_right.mean() - 0.5, abs=0.01)

@@ -19,7 +19,7 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """
     logits = np.asarray(logits, dtype=np.float64)
     # Without a mistake the likeliest temperature is the coldest: that is no finding.
-    if not len(logits) or not np.isfinite(logits).all() or _is_right(logits, targets).all():
+    if not len(logits) or not np.isfinite(logits).all() or is_right(logits, targets).all():
         return 1.0
     temperature = likeliest_temperature(logits, targets)
     likelihood = negative_log_likelihood(logits, targets, temperature)
@@ -61,13 +61,14 @@ def calibration_error(logits: np.ndarray, targets: np.ndarray, temperature: floa
         confidences = 1 / np.exp(scaled - scaled.max(axis=-1, keepdims=True)).sum(axis=-1)
     if not len(confidences):
         return 0.0
-    is_right = _is_right(scaled, targets).ravel()
+    hits = is_right(scaled, targets).ravel()
     bins = np.clip(np.ceil(confidences * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
-    gaps = np.bincount(bins, weights=is_right - confidences, minlength=NUM_BINS)
+    gaps = np.bincount(bins, weights=hits - confidences, minlength=NUM_BINS)
     return float(np.abs(gaps).sum() / len(confidences))
 
 
-def _is_right(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def is_right(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Which rows, or which labels of a set, are decided as the targets are."""
     if np.ndim(targets) == 2:
         return (logits > 0) == (np.asarray(targets) > 0)
     return logits.argmax(axis=-1) == targets

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inlay.data.calibration import likeliest_temperature
+from inlay.data.calibration import is_right, likeliest_temperature
 from inlay.data.metrics import score
 
 if TYPE_CHECKING:
@@ -93,9 +93,11 @@ def find_label_errors(
 def as_probabilities(logits: np.ndarray, targets: np.ndarray, fitted_on: np.ndarray | None = None) -> np.ndarray:
     """Probabilities of logits, divided by the temperature that makes `targets` likeliest.
 
-    `fitted_on` are the logits that belong to `targets`, where those are of other rows.
+    `fitted_on` are the logits that belong to `targets`, where those are of other rows. If they are all right they say
+    nothing of a temperature.
     """
-    temperature = likeliest_temperature(logits if fitted_on is None else fitted_on, targets)
+    fitted_on = logits if fitted_on is None else fitted_on
+    temperature = 1.0 if is_right(fitted_on, targets).all() else likeliest_temperature(fitted_on, targets)
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     if targets.ndim == 2:
         return np.asarray(0.5 * (1 + np.tanh(scaled / 2)))

@@ -50,9 +50,11 @@ def test_baseline_says_when_nothing_can_be_told(inlay: Inlay, tiny_bert_folder: 
 
 
 def test_train_says_that_there_are_some_and_where_they_are_listed(inlay: Inlay, given: tuple[object, ...]) -> None:
-    ended = inlay("train", *given, *TRAINED, "--json")
+    ended = inlay("train", *given, *TRAINED, "--label", "label", "--json")
     (note,) = (note for note in ended.data["notes"] if "labelled wrongly" in note)
-    assert f"`inlay baseline {given[0]}` lists them" in note
+    command = note.partition("`")[2].partition("`")[0]
+    assert command == f"inlay baseline {given[0]} --backbone {given[2]} --label label"
+    assert "may be labelled wrongly" in inlay(*command.split()[1:]).out
     named = note.partition("on lines ")[2].partition(":")[0].split(", ")
     assert {int(line) for line in named} <= set(WRONG)
 

@@ -125,7 +125,8 @@ def train(
     version = publish_run(ready, result, name, validated) if publish else None
     report, folder = report_run(ready, result, version), ready.runs_folder / result.run_id
     report |= {} if validated is None else validated.keep(folder)
-    found = _describe_result(ready.run, result, has_folds=validated is not None)
+    found = _describe_result(ready.run, result)
+    found += [] if validated is not None else _describe_suspects(result, run)  # folds list them
     for note in found:
         screen.note(note)
     if json:
@@ -201,14 +202,22 @@ def _cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> V
     return cross_validate(ready, num_folds, settings)
 
 
-def _describe_result(run: Run, result: Result, *, has_folds: bool) -> list[str]:
-    """What is odd about what a run came to; folds list suspicious rows themselves."""
-    from inlay.data.findings import describe_suspects, describe_unpredicted
+def _describe_result(run: Run, result: Result) -> list[str]:
+    """What is odd about what a run came to."""
+    from inlay.data.findings import describe_unpredicted
 
     is_balanced = run.config.train.class_weights == "balanced"
-    found = describe_unpredicted(run.task, result.unpredicted, is_balanced=is_balanced)
-    suspects = {} if has_folds else next(iter(result.history), {}).get("suspects", {})
-    return found + describe_suspects(suspects, run.config.data.source)
+    return describe_unpredicted(run.task, result.unpredicted, is_balanced=is_balanced)
+
+
+def _describe_suspects(result: Result, given: RunOptions) -> list[str]:
+    """That some rows may be labelled wrongly, and the command that lists them, with what was said about the data."""
+    from inlay.data.findings import describe_suspects
+
+    flags = {key: value for key, value in given.flags.items() if key.startswith("data.")}
+    words = dataclasses.replace(given, preset=None, flags=flags).words()
+    suspects = next(iter(result.history), {}).get("suspects", {})
+    return describe_suspects(suspects, shlex.join(["inlay", "baseline", *words]))
 
 
 def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:

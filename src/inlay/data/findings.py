@@ -5,7 +5,6 @@ Lines are those of the file a row was read from, or rows of a frame, counted fro
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -109,14 +108,14 @@ def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool)
     return [f"never predicted on dev: {join_some(shown)}; try {advice}"]
 
 
-def describe_suspects(suspects: Mapping[str, Any], source: str) -> list[str]:
-    """A note on training rows that may be labelled wrongly, and where they are listed."""
+def describe_suspects(suspects: Mapping[str, Any], command: str) -> list[str]:
+    """A note on training rows that may be labelled wrongly, and the command that lists them."""
     if not suspects:
         return []
     number, lines = suspects["num_rows"], [str(line) for line in suspects["lines"]]
     which = f"that on line {lines[0]}" if number == 1 else f"such as those on lines {', '.join(lines)}"
     rows = "1 row" if number == 1 else f"{number} rows"
-    return [f"{rows} may be labelled wrongly, {which}: `inlay baseline {shlex.quote(source)}` lists them"]
+    return [f"{rows} may be labelled wrongly, {which}: `{command}` lists them"]
 
 
 def _say_rows(own: Split) -> str:

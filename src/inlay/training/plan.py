@@ -40,6 +40,8 @@ from inlay.training.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _FEW_QUANTILES = (0.25, 0.75)
+_ANSWERED = 0.3  # of what training a row takes, answering it does, roughly
+_FULL_EPOCHS = 10  # of fine-tuning, where a run has none of its own
 _DEV_SAMPLE = 128
 _FEW_DEV_ROWS = 48
 ANSWERED = 1 / 3
@@ -110,7 +112,7 @@ def count_plan(run: Run, backbone: Backbone) -> Plan:
         backbone_parameters=backbone.num_parameters,
         num_train=len(run.task.train),
         num_dev=len(run.task.dev),
-        num_steps=run.num_steps,
+        num_steps=run.num_steps + (run.config.train.contrast or 0),
         inlay=Cost(sum(by_part.values()), 4 * sum(math.prod(item.shape) for item in items)),
         full=Cost(in_full, 4 * in_full),
         frozen_norms=dict(backbone.anatomy.frozen_norms),
@@ -135,14 +137,18 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> P
     dev_once_seconds = once_seconds * float(member.dev.lengths.sum() / member.train.lengths.sum())
     upper_seconds = max(0.0, epoch_seconds - once_seconds) + max(0.0, dev_seconds - dev_once_seconds)
     inlay_seconds = once_seconds + dev_once_seconds + epochs * upper_seconds
+    if run.config.train.head_start == "probe":  # a pass over the training rows, and one after a contrastive start
+        contrast = run.config.train.contrast or 0
+        inlay_seconds += (1 + bool(contrast)) * (_ANSWERED * epoch_seconds + dev_seconds)
+        inlay_seconds += contrast * epoch_seconds / member.steps_per_epoch
     full_peak = peak + _TRAINED_BYTES * backbone.num_parameters
     return dataclasses.replace(
         counted,
-        num_steps=member.num_steps,
+        num_steps=member.steps_left,
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
         inlay=dataclasses.replace(counted.inlay, seconds=inlay_seconds, peak_memory_bytes=peak),
         full=dataclasses.replace(
-            counted.full, seconds=epochs * (full_seconds + dev_seconds), peak_memory_bytes=full_peak
+            counted.full, seconds=(epochs or _FULL_EPOCHS) * (full_seconds + dev_seconds), peak_memory_bytes=full_peak
         ),
         token_budget=cohort.settings.token_budget,
     )

@@ -144,7 +144,7 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> P
     full_peak = peak + _TRAINED_BYTES * backbone.num_parameters
     return dataclasses.replace(
         counted,
-        num_steps=member.steps_left,
+        num_steps=member.num_steps + (run.config.train.contrast or 0),
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
         inlay=dataclasses.replace(counted.inlay, seconds=inlay_seconds, peak_memory_bytes=peak),
         full=dataclasses.replace(

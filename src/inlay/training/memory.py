@@ -170,14 +170,16 @@ def _measure(cohort: Cohort, work: Callable[[], Any]) -> float:
             cohort.attempt(work)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    kept = [_count_saved(cohort, work, keeps_all=keeps_all) for keeps_all in (True, False)]
+    saved = _count_saved(cohort, work)
     # Besides what is saved, outputs and gradients on their way: about half a block's, taken as a whole one's. And when
     # blocks are computed again, the activations of the one at hand, which are hidden from the count.
     num_blocks = max(1, cohort.backbone.anatomy.num_layers - cohort.first_layer)
-    return kept[1] + kept[0] / num_blocks * (2 if cohort.settings.checkpointing else 1)
+    if not cohort.settings.checkpointing:
+        return saved + saved / num_blocks
+    return saved + 2 * _count_saved(cohort, work, keeps_all=True) / num_blocks
 
 
-def _count_saved(cohort: Cohort, work: Callable[[], Any], *, keeps_all: bool) -> int:
+def _count_saved(cohort: Cohort, work: Callable[[], Any], *, keeps_all: bool = False) -> int:
     ignored = [*cohort.backbone.model.parameters(), *cohort.flat.stacks]
     with cohort.training(keeps_all=keeps_all), counting_saved(ignored) as saved:
         cohort.attempt(work)

@@ -38,7 +38,7 @@ interop: env ## compare with the `adapters` library itself, in an environment of
 
 triton: env ## run the Triton kernels in their interpreter, in an environment of its own (.triton/)
 	$(BIN)/python tests/model/make_env.py .triton
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .triton/bin/python -m pytest -q -m triton -n $(JOBS) tests/model tests/bench tests/training/test_compiled.py tests/training/test_written.py tests/serving/test_compiled_engine.py
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .triton/bin/python -m pytest -q -m triton -n $(JOBS) tests/model tests/bench tests/training/test_compiled.py tests/training/test_seq2seq.py tests/serving/test_compiled_engine.py
 
 quality-env: env ## make the environment of SetFit, which bench/quality.py measures beside Inlay
 	$(BIN)/python bench/quality.py --make-env

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from kernel_ways import Call, Way
 from torch import Tensor
 
-from inlay.model import fused_attention
-from inlay.model.fused_attention import segment_attention
-from inlay.model.route import LONG
+from inlay.model.batch.route import LONG
+from inlay.model.kernels import fused_attention
+from inlay.model.kernels.fused_attention import segment_attention
 
 WIDTH = 64
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -33,12 +33,12 @@ from kernel_ways import DIRECTIONS, Case, Way, add_kernel_options, in_direction,
 from report import say
 from torch import Tensor
 
-from inlay.model import fused as programs
-from inlay.model.fused import MAX_SIZE, Stacks, bottleneck, threshold_of
-from inlay.model.grouped import segment_linear
-from inlay.model.launch import Cut, WeightsCut, is_available
-from inlay.model.rung import Capacity, climb
-from inlay.model.tiles import TILE_SIZES, Tiles, make_tiles, tile_capacity
+from inlay.model.batch.buckets import Capacity, climb
+from inlay.model.batch.tiles import TILE_SIZES, Tiles, make_tiles, tile_capacity
+from inlay.model.kernels import fused_bottleneck as programs
+from inlay.model.kernels.fused_bottleneck import MAX_SIZE, Stacks, bottleneck, threshold_of
+from inlay.model.kernels.grouped import segment_linear
+from inlay.model.kernels.launch import Cut, WeightsCut, is_available
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

@@ -15,12 +15,12 @@ from collections.abc import Callable
 import report
 import torch
 
-from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data import Task, load_task
 from inlay.model import Backbone, Bank, infer, load_backbone
-from inlay.model.route import Row
+from inlay.model.batch.route import Row
+from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training import Run, make_run
-from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import encode_rows
 
 

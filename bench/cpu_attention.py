@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from workload import glue_lengths
 
-from inlay.model.attention import attend
-from inlay.model.route import Pack
+from inlay.model.batch.route import Pack
+from inlay.model.kernels.attention import attend
 
 HEADS, CHANNELS = 12, 32
 SCALING = CHANNELS**-0.5

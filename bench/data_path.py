@@ -50,11 +50,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
     from transformers import AutoTokenizer
 
-    from inlay.data import once
+    from inlay.data import token_cache as once
     from inlay.data.encode import encode
     from inlay.data.tasks import Split
     from inlay.data.windows import Reading
-    from inlay.model.folders import find_folder
+    from inlay.model.backbone.folders import find_folder
 
     tokenizer = AutoTokenizer.from_pretrained(str(find_folder(options.backbone)))
     lines = (options.data / "SST-2" / "train.tsv").read_text(encoding="utf8").splitlines()[1 : options.rows + 1]

@@ -1,4 +1,4 @@
-"""The measurements behind the recipe of `inlay train` (src/inlay/training/recipe.py): other settings on the same draws.
+"""The measurements behind the recipe of `inlay train` (training/recipe/recipe.py): other settings, same draws.
 
     python bench/defaults.py --data-root DIR [--sizes 50,200] [--sets glue/cola,…] [--variants contrast-100,…]
     python bench/defaults.py --report

@@ -17,11 +17,13 @@ from typing import Any
 import report
 import torch
 
-from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data import load_task
-from inlay.model import launch, load_backbone
-from inlay.training import compiled, make_run
-from inlay.training.cohort import Cohort, CohortSettings
+from inlay.model import load_backbone
+from inlay.model.kernels import launch
+from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.training import make_run
+from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.step import compiled
 
 TASKS = ("cola", "rte", "mrpc", "stsb")
 SLOTS = (1, 8, 32)

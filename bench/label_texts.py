@@ -17,12 +17,12 @@ import report
 import torch
 from torch import Tensor
 
-from inlay.config import DataConfig, MethodConfig
 from inlay.data import load_task
 from inlay.model import Backbone, Bank, SlotSpec, infer, load_backbone
-from inlay.model.heads import WRITTEN, HeadSpec
-from inlay.model.route import Route, Row, collate
-from inlay.model.writing import Read
+from inlay.model.batch.route import Route, Row, collate
+from inlay.model.heads.generation import Read
+from inlay.model.heads.heads import WRITTEN, HeadSpec
+from inlay.settings.run_config import DataConfig, MethodConfig
 
 LABELS = {
     "STS-B's numbers": tuple(f"{number / 5:.1f}" for number in range(26)),

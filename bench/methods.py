@@ -15,11 +15,11 @@ import time
 import report
 import torch
 
-from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data import load_task
 from inlay.model import load_backbone
+from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training import make_run
-from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 
 METHODS = {
     "houlsby": {},

@@ -21,12 +21,12 @@ import torch
 from methods import step
 from operators import RUNTIME, count_operators
 
-from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data import load_task
 from inlay.model import load_backbone
-from inlay.model.methods import JOINT_METHODS
-from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.joint import make_joint_run
+from inlay.model.bank.methods import JOINT_METHODS
+from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.run.joint import make_joint_run
 
 BESIDE = "mahabadi-multi"
 METHODS = (BESIDE, "hyperformer", "hyperformer++", "full-multi")

@@ -39,8 +39,8 @@ from kernel_ways import (
 from norm_ways import DEVICE, Tokens, gelu_ways, norm_programs, norm_ways, rms_ways, vector_programs, vector_ways
 from report import say
 
-from inlay.model import fused_attention, fused_norm, grouped
-from inlay.model.launch import is_available
+from inlay.model.kernels import fused_attention, fused_norm, grouped
+from inlay.model.kernels.launch import is_available
 
 NORMS = {
     "single": Tokens(1, 1216, 768),

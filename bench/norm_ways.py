@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from kernel_ways import Call, Way
 from torch import Tensor
 
-from inlay.model import fused_norm, grouped
-from inlay.model.fused_norm import layer_norm, rms_norm
-from inlay.model.gelu import quick_gelu
-from inlay.model.grouped import slot_vectors
-from inlay.model.rung import Capacity, climb
-from inlay.model.tiles import Tiles, make_tiles, tile_capacity
+from inlay.model.batch.buckets import Capacity, climb
+from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
+from inlay.model.kernels import fused_norm, grouped
+from inlay.model.kernels.fused_norm import layer_norm, rms_norm
+from inlay.model.kernels.gelu import quick_gelu
+from inlay.model.kernels.grouped import slot_vectors
 
 EPS = 1e-12
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

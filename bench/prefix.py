@@ -18,9 +18,9 @@ import report
 import torch
 from workload import glue_lengths, make_workload
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import load_backbone
-from inlay.model.backbone import Backbone
+from inlay.model.backbone.backbone import Backbone
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from report import say, write_whole
 
-from inlay.config import DataConfig
 from inlay.data import load_task
-from inlay.data.extra import EXTRA
+from inlay.data.sets.houlsby17 import EXTRA
 from inlay.data.splits import group_keys
 from inlay.data.tasks import Split, Task
+from inlay.settings.run_config import DataConfig
 
 GLUE_SETS = ("cola", "sst2", "mrpc", "stsb", "mnli", "qnli", "rte", "wnli")
 EXTRA_SETS = (

@@ -14,8 +14,8 @@ from typing import Any
 
 from report import say, write_whole
 
-from inlay.research.bounds import Estimate
-from inlay.research.chart import (
+from inlay.studies.judge.bounds import Estimate
+from inlay.studies.report.chart import (
     ADAPTERS,
     INK,
     NORMS,

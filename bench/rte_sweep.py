@@ -35,12 +35,12 @@ from train import MODES
 from turns import Environments, Way, Worker
 from workload import Workload, make_workload
 
-from inlay.config import DataConfig, RunConfig
 from inlay.data import load_task
+from inlay.explore.sweep import make_grid, rank
 from inlay.model import load_backbone
-from inlay.model.backbone import Backbone
-from inlay.presets import apply_preset
-from inlay.research.sweep import make_grid, rank
+from inlay.model.backbone.backbone import Backbone
+from inlay.settings.presets import apply_preset
+from inlay.settings.run_config import DataConfig, RunConfig
 from inlay.training import FitSettings, Run, fit, make_run
 
 AXES: dict[str, list[Any]] = {

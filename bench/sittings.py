@@ -16,7 +16,7 @@ from typing import Any
 
 from report import IDENTITY, Report, Stopped, say, write_whole
 
-from inlay.training.cohort import Cohort, Watcher
+from inlay.training.cohort.cohort import Cohort, Watcher
 
 BEAT_S, WRITE_S = 10.0, 1.0
 FILE = "sittings.json"

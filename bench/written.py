@@ -22,12 +22,14 @@ import report
 import torch
 from methods import step
 
-from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data import load_task
-from inlay.model import attention, inference, load_backbone
-from inlay.model.methods import JOINT_METHODS
-from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.joint import make_joint_run
+from inlay.model import load_backbone
+from inlay.model.bank.methods import JOINT_METHODS
+from inlay.model.heads import inference
+from inlay.model.kernels import attention
+from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.run.joint import make_joint_run
 
 WORDS = {
     "cola": ("0=unacceptable", "1=acceptable"),

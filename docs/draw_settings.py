@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from inlay.config import DataConfig, JointConfig, MethodConfig, TrainConfig
-from inlay.model.families import FAMILIES
-from inlay.model.methods import JOINT_METHODS, METHODS, Method
+from inlay.model.backbone.families import FAMILIES
+from inlay.model.bank.methods import JOINT_METHODS, METHODS, Method
+from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, TrainConfig
 
 SECTIONS = {
     "method": (

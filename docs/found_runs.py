@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inlay.cli.study import narrow
-from inlay.research.matching import BackboneFacts, Count, count_found
-from inlay.research.records import Record, list_files, read_records
-from inlay.research.study import find_study, read_study, study_folders
+from inlay.studies.run.records import Record, list_files, read_records
+from inlay.studies.spec.matching import BackboneFacts, Count, count_found
+from inlay.studies.spec.study import find_study, read_study, study_folders
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results.md"

@@ -45,7 +45,7 @@ def frozen_imports() -> None:
 def quick_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's learning curve is drawn where it is looked at (`draws`): it takes longer than training a toy."""
     if request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr("inlay.training.loop.draw_curve", _draw_nothing)
+        monkeypatch.setattr("inlay.training.cohort.loop.draw_curve", _draw_nothing)
 
 
 def _draw_nothing(path: Path, run: Any, progress: Any) -> None:
@@ -139,9 +139,9 @@ def _publish_random(store: Any, name: str, backbone: Any, spec: Any, seed: int =
     """A version of `spec` with random tensors."""
     import dataclasses
 
-    from inlay.model.methods import resolve_method
+    from inlay.model.bank.methods import resolve_method
     from inlay.store import Manifest
-    from inlay.training.publish import describe_backbone
+    from inlay.training.run.publish import describe_backbone
 
     tensors = random_tensors(backbone, spec, seed)
     labels = () if spec.head.kind == "regress" else tuple(f"label-{index}" for index in range(spec.head.num_outputs))

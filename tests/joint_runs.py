@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
-from inlay.model.methods import JOINT_METHODS as METHOD_TABLE
-from inlay.training.cohort import CohortSettings
-from inlay.training.joint import make_joint_run
+from inlay.model.bank.methods import JOINT_METHODS as METHOD_TABLE
+from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.training.cohort.cohort import CohortSettings
+from inlay.training.run.joint import make_joint_run
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "epochs": 3, "weight_decay": 0.0}

@@ -12,27 +12,25 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "inlay"
 
 # room -> rooms it may import (DESIGN.md, "Arrows"); a room may always import itself
-LEAVES = {"errors", "trees", "config", "world", "fit_settings", "caches", "threads"}
+LEAVES = {"errors", "settings", "processes", "caches", "threads"}
 ROOMS = {"model", "data", "store"}
 ARROWS = {
     "errors": set(),
-    "trees": {"errors"},
-    "config": {"errors", "trees"},
-    "world": {"errors"},
-    "fit_settings": {"errors", "world"},
+    "processes": {"errors"},
+    "settings": {"errors", "processes"},
     "caches": {"errors"},
     "threads": set(),
-    "presets": LEAVES,
     "model": LEAVES,
     "data": LEAVES,
     "store": LEAVES,
     "training": LEAVES | ROOMS,
     "serving": LEAVES | ROOMS,
-    "research": LEAVES | ROOMS | {"presets", "training", "serving"},
+    "explore": LEAVES | ROOMS | {"training", "serving"},
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
-    "library": LEAVES | ROOMS | {"presets", "training", "serving"},
-    "cli": LEAVES | ROOMS | {"presets", "training", "serving", "research", "exchange", "stream"},
+    "studies": LEAVES | ROOMS | {"training", "serving", "explore"},
+    "api": LEAVES | ROOMS | {"training", "serving"},
+    "cli": LEAVES | ROOMS | {"training", "serving", "explore", "studies", "exchange", "stream"},
     "__main__": {"cli"},
 }
 
@@ -113,8 +111,8 @@ def test_the_core_imports_without_the_extras_and_pydantic():
         "import sys\n"
         "extras = ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'peft', 'adapters', 'onnx', 'onnxscript')\n"
         "for name in (*extras, 'onnxruntime', 'seqeval', 'triton'): sys.modules[name] = None\n"
-        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.research.sweep, inlay.exchange\n"
-        "import inlay.exchange.onnx, inlay.model.fused, inlay.model.grouped"
+        "import inlay.training, inlay.serving, inlay.stream, inlay.cli, inlay.explore.sweep, inlay.exchange\n"
+        "import inlay.exchange.onnx, inlay.model.kernels.fused_bottleneck, inlay.model.kernels.grouped"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}

@@ -185,7 +185,7 @@ import contextlib, json, sys
 import torch
 from torch._dynamo.utils import counters
 from inlay.caches import use_compiled
-from inlay.model import rewrite
+from inlay.model.kernels import fold_residual as rewrite
 
 def norm(x_ND, slots):
     return torch.ops.inlay.layer_norm(x_ND @ x_ND, None, x_ND, None, slots, slots, slots, 16, 1e-5, False)[0]

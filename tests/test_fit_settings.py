@@ -12,7 +12,7 @@ import pytest
 
 import inlay
 from inlay.errors import BadConfig, InlayError, UnknownName
-from inlay.fit_settings import FitSettings
+from inlay.settings.fit_settings import FitSettings
 
 # Field -> values that it cannot have.
 BAD = {

@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import Bank, infer, load_backbone
-from inlay.model.capture import Recorder
-from inlay.model.graphed import GraphedForward
-from inlay.model.heads import WRITTEN, HeadSpec
-from inlay.model.methods import METHODS, UNSUPPORTED
-from inlay.model.route import Row
-from inlay.model.slots import SlotSpec
-from inlay.model.writing import Read
+from inlay.model.bank.methods import METHODS, UNSUPPORTED
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row
+from inlay.model.heads.captured import GraphedForward
+from inlay.model.heads.generation import Read
+from inlay.model.heads.heads import WRITTEN, HeadSpec
+from inlay.model.kernels.cuda_graphs import Recorder
 from inlay.serving import Engine, Request, verify
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.compiled import CompiledStepper
-from inlay.training.steps import Stepper
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.step.compiled import CompiledStepper
+from inlay.training.step.eager import Stepper
 
 pytestmark = pytest.mark.gpu
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3], [2, *range(8, 40), 3]]

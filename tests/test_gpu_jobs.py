@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from inlay.model import load_backbone
-from inlay.model.tiny import make_tiny_folder
-from inlay.research.conduct import Places
-from inlay.research.jobs import Crew, _Limits, conduct_in_jobs
-from inlay.research.planning import load_tasks, plan_study
-from inlay.research.study import find_study, read_study, study_folders
-from inlay.research.toy import WORDS
-from inlay.training.memory import available_bytes
+from inlay.model.backbone.tiny import make_tiny_folder
+from inlay.studies.run.jobs import Crew, _Limits, conduct_in_jobs
+from inlay.studies.run.session import Places
+from inlay.studies.spec.planning import load_tasks, plan_study
+from inlay.studies.spec.study import find_study, read_study, study_folders
+from inlay.studies.spec.toy import WORDS
+from inlay.training.cohort.memory import available_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -7,19 +7,20 @@ import dataclasses
 import pytest
 import torch
 
-from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
-from inlay.model import Bank, fused_attention, infer, load_backbone
-from inlay.model.methods import JOINT_METHODS as METHOD_TABLE
-from inlay.research.conduct import Places, conduct
-from inlay.research.planning import load_tasks, plan_study
-from inlay.research.study import find_study, read_study, study_folders
-from inlay.training.cohort import Cohort
-from inlay.training.compiled import CompiledStepper
-from inlay.training.fit import FitSettings, fit
-from inlay.training.joint import make_joint_run
-from inlay.training.materialize import materialize
-from inlay.training.run import make_run
-from inlay.training.steps import Stepper
+from inlay.model import Bank, infer, load_backbone
+from inlay.model.bank.methods import JOINT_METHODS as METHOD_TABLE
+from inlay.model.kernels import fused_attention
+from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.studies.run.session import Places, conduct
+from inlay.studies.spec.planning import load_tasks, plan_study
+from inlay.studies.spec.study import find_study, read_study, study_folders
+from inlay.training.cohort.cohort import Cohort
+from inlay.training.cohort.fit import FitSettings, fit
+from inlay.training.run.joint import make_joint_run
+from inlay.training.run.materialize import materialize
+from inlay.training.run.run import make_run
+from inlay.training.step.compiled import CompiledStepper
+from inlay.training.step.eager import Stepper
 from joint_runs import METHODS, SETTINGS, make_joint, take_steps
 
 pytestmark = pytest.mark.gpu

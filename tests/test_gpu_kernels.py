@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from banked_formulas import Case, composed_bottleneck, distance, errors, fused_bottleneck, gradients, tiles_of
-from inlay.model.fused import Stacks, bottleneck
-from inlay.model.grouped import slot_vectors
-from inlay.model.kernels import ACTIVATIONS
+from inlay.model.kernels.fused_bottleneck import Stacks, bottleneck
+from inlay.model.kernels.grouped import slot_vectors
+from inlay.model.kernels.reference import ACTIVATIONS
 from kernel_log import note
 
 pytestmark = pytest.mark.gpu

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import load_backbone
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.memory import available_bytes, measure_token_bytes
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.memory import available_bytes, measure_token_bytes
 
 pytestmark = pytest.mark.gpu
 SETTINGS = CohortSettings(token_budget=1 << 20, num_threads=1, save_every=100)

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model import fused_attention
-from inlay.model.attention import attend_across
-from inlay.model.fused_attention import segment_attention
-from inlay.model.fused_norm import layer_norm, rms_norm
-from inlay.model.gelu import quick_gelu
-from inlay.model.rung import Capacity, Laid, Rung, climb
-from inlay.model.tiled import attend_joined
-from inlay.model.tiles import Tiles, make_tiles, tile_capacity
+from inlay.model.batch.buckets import Capacity, Laid, Rung, climb
+from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
+from inlay.model.kernels import fused_attention
+from inlay.model.kernels.attention import attend_across
+from inlay.model.kernels.fused_attention import segment_attention
+from inlay.model.kernels.fused_norm import layer_norm, rms_norm
+from inlay.model.kernels.gelu import quick_gelu
+from inlay.model.kernels.tiled import attend_joined
 from kernel_log import note
 
 pytestmark = pytest.mark.gpu

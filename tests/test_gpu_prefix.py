@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import load_backbone
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.compiled import CompiledStepper
-from inlay.training.prefix import Limits, PrefixCache
-from inlay.training.run import make_run
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.frozen_cache import Limits, PrefixCache
+from inlay.training.run.run import make_run
+from inlay.training.step.compiled import CompiledStepper
 
 pytestmark = pytest.mark.gpu
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)

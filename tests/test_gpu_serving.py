@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import inlay
-from inlay.config import MethodConfig
 from inlay.errors import Unsupported
 from inlay.model import Bank, SlotSpec, infer, load_backbone
-from inlay.model.graphed import GraphedForward
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import METHODS, UNSUPPORTED
-from inlay.model.route import Row
+from inlay.model.bank.methods import METHODS, UNSUPPORTED
+from inlay.model.batch.route import Row
+from inlay.model.heads.captured import GraphedForward
+from inlay.model.heads.heads import HeadSpec
 from inlay.serving import passes
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 
 pytestmark = pytest.mark.gpu

@@ -9,16 +9,16 @@ import pytest
 import torch
 import transformers
 
-from inlay.config import RunConfig, TrainConfig
 from inlay.data.sampling import task_shares
 from inlay.errors import BadConfig, UnknownName, Unsupported
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import JOINT_METHODS, find_method, layout, resolve_method
-from inlay.model.sites import survey
-from inlay.presets import PRESETS, apply_preset
+from inlay.model.backbone.sites import survey
+from inlay.model.bank.methods import JOINT_METHODS, find_method, layout, resolve_method
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.presets import PRESETS, apply_preset
+from inlay.settings.run_config import RunConfig, TrainConfig
 from inlay.training import make_run
-from inlay.training.joint import make_joint_run
-from inlay.training.optimizer import VARIANTS, learning_rate
+from inlay.training.run.joint import make_joint_run
+from inlay.training.step.optimizer import VARIANTS, learning_rate
 
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 T5_SMALL = {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}

@@ -217,21 +217,23 @@ def test_every_invariant_of_the_design_names_its_tests():
 
 def test_map_names_every_file_of_the_code():
     (code_map,) = [block for block in blocks(DESIGN, "") if block.startswith("src/inlay/")]
-    named, room = set(), ""
+    named, rooms = set(), [""]
     for line in code_map.splitlines()[1:]:
-        indent, name = len(line) - len(line.lstrip()), line.split()[0]
-        room = name if name.endswith("/") else room
-        if name.endswith(".py"):
-            named.add(f"{room}{name}" if indent == 4 else name)
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        del rooms[depth:]
+        if name.endswith("/"):
+            rooms.append(rooms[-1] + name)
+        elif name.endswith(".py"):
+            named.add(rooms[-1] + name)
     source = ROOT / "src" / "inlay"
     files = {str(path.relative_to(source)) for path in source.rglob("*.py") if path.name != "__init__.py"}
     assert named == files
 
 
 def test_families_methods_and_kinds_of_the_readme_are_those_there_are():
-    from inlay.model.families import FAMILIES
-    from inlay.model.heads import HEADS
-    from inlay.model.methods import JOINT_METHODS, METHODS
+    from inlay.model.backbone.families import FAMILIES
+    from inlay.model.bank.methods import JOINT_METHODS, METHODS
+    from inlay.model.heads.heads import HEADS
 
     rows = dict(re.findall(r"^\| (backbones|methods|kinds of task) \| (.+) \|$", README, re.MULTILINE))
     assert {name for name in re.split(r"[,: ]+", rows["backbones"]) if name in FAMILIES} == FAMILIES.keys()

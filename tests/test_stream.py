@@ -20,9 +20,9 @@ import typer
 from typer.testing import CliRunner
 
 import inlay.stream.watch
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig, InlayError, Missing, StoreDamaged
-from inlay.model.inference import single_thread
+from inlay.model.heads.inference import single_thread
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.stream import Event, StreamResult, StreamSettings, watch_folder
 
@@ -84,7 +84,7 @@ def place(tmp_path: Path, tiny_bert: Any) -> Iterator[Place]:
 def num_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of runs that each call of `fit` was given, but not those it read back as finished."""
     from inlay.training import fit
-    from inlay.training.run import read_result
+    from inlay.training.run.run import read_result
 
     calls: list[int] = []
 
@@ -453,7 +453,7 @@ def test_a_stream_stopped_in_training_goes_on_or_begins_anew_where_its_state_is_
 
 SERVER = """
 import os, sys, torch
-from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import load_backbone
 from inlay.store import Store
 from inlay.stream import StreamSettings, watch_folder

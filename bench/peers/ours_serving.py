@@ -16,17 +16,17 @@ from protocol import say
 from torch import Tensor
 
 from inlay import Engine
-from inlay.config import MethodConfig
 from inlay.model import Bank, infer, load_backbone
-from inlay.model.backbone import Backbone
-from inlay.model.graphed import GraphedForward
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import resolve_method
-from inlay.model.route import Row
-from inlay.model.slots import SlotSpec
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row
+from inlay.model.heads.captured import GraphedForward
+from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Request
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Manifest, Store
-from inlay.training.publish import describe_backbone
+from inlay.training.run.publish import describe_backbone
 
 DISTINCT = 8  # sets of random weights, put into the slots over and over: values do not matter for speed
 

@@ -13,17 +13,17 @@ import torch
 from protocol import say
 from torch import Tensor
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.data.tasks import Split, Task
 from inlay.model import load_backbone
-from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank
-from inlay.model.slots import SlotSpec
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.threads import Threads
 from inlay.training import Run, make_run
-from inlay.training import cohort as cohort_module
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.compiled import MOST_GRAPHED
+from inlay.training.cohort import cohort as cohort_module
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.step.compiled import MOST_GRAPHED
 
 TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
 WARM_UP_STEPS = 8
@@ -166,7 +166,7 @@ def fill_slots_alike() -> None:
 
 def matrix_parameters(backbone: Backbone) -> int:
     """Weights of the layers' frozen matrices, which every token is multiplied with."""
-    from inlay.model.families import find_family
+    from inlay.model.backbone.families import find_family
 
     stack = find_family(backbone.anatomy.family).stack
     return sum(

@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 import transformers
 
-from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data import load_task
 from inlay.model import load_backbone
+from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort import Watcher
-from inlay.training.publish import current_commit
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.run.publish import current_commit
 
 TASKS = {"cola": "matthews", "mrpc": "f1", "rte": "accuracy", "stsb": "spearman"}
 

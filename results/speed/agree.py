@@ -17,9 +17,10 @@ import sys
 import time
 from pathlib import Path
 
-from inlay.config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.data import load_task
-from inlay.model import launch, load_backbone
+from inlay.model import load_backbone
+from inlay.model.kernels import launch
+from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))

@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tasks import TASKS, read_task
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.data.metrics import score
+from inlay.explore.suggest import SuggestSettings, suggest
 from inlay.model import load_backbone
-from inlay.research.suggest import SuggestSettings, suggest
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort import Watcher
-from inlay.training.publish import current_commit
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.run.publish import current_commit
 
 FRESH = "fresh"
 

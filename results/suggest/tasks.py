@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from inlay.config import DataConfig
 from inlay.data import Task, load_task, make_task
+from inlay.settings.run_config import DataConfig
 
 CROWD = "houlsby17/crowdflower_"
 

@@ -18,28 +18,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
+    from inlay.api import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
     from inlay.errors import InlayError
-    from inlay.fit_settings import FitSettings
-    from inlay.library import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
     from inlay.model import Backbone, load_backbone
     from inlay.serving import Answer, Request
+    from inlay.settings.fit_settings import FitSettings
+    from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
     from inlay.store import Store, Version
     from inlay.training import Result, Run
-    from inlay.training.joint import JointRun
-    from inlay.training.run import Trained
+    from inlay.training.run.joint import JointRun
+    from inlay.training.run.run import Trained
 
 _HOMES = {
-    "inlay.config": ("DataConfig", "JointConfig", "MethodConfig", "RunConfig", "TrainConfig"),
+    "inlay.settings.run_config": ("DataConfig", "JointConfig", "MethodConfig", "RunConfig", "TrainConfig"),
     "inlay.errors": ("InlayError",),
-    "inlay.fit_settings": ("FitSettings",),
-    "inlay.library": ("Engine", "fit", "load_task", "make_joint_run", "make_run", "materialize", "publish", "verify"),
+    "inlay.settings.fit_settings": ("FitSettings",),
+    "inlay.api": ("Engine", "fit", "load_task", "make_joint_run", "make_run", "materialize", "publish", "verify"),
     "inlay.model": ("Backbone", "load_backbone"),
     "inlay.serving": ("Answer", "Request"),
     "inlay.store": ("Store", "Version"),
     "inlay.training": ("Result", "Run"),
-    "inlay.training.joint": ("JointRun",),
-    "inlay.training.run": ("Trained",),
+    "inlay.training.run.joint": ("JointRun",),
+    "inlay.training.run.run": ("Trained",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

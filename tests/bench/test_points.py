@@ -12,8 +12,8 @@ import pytest
 import torch
 from worker import spaced
 
-from inlay.model.bank import Bank
-from inlay.model.tiny import make_tiny_folder
+from inlay.model.backbone.tiny import make_tiny_folder
+from inlay.model.bank.bank import Bank
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import report
 import sittings
 
-from inlay.training.cohort import CohortSettings
+from inlay.training.cohort.cohort import CohortSettings
 
 
 def make_report(tmp_path, commit="abc"):

@@ -51,8 +51,8 @@ def test_the_version_is_that_of_the_same_run_without_folds(inlay: Inlay, command
 def test_ctrl_c_in_the_folds_saves_and_the_same_command_goes_on(
     inlay: Inlay, command: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.cli.watch import ScreenWatcher
-    from inlay.training.cohort import Cohort
+    from inlay.cli.progress import ScreenWatcher
+    from inlay.training.cohort.cohort import Cohort
 
     real = ScreenWatcher.on_step
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.model.methods import JOINT_METHODS, METHODS
+from inlay.model.bank.methods import JOINT_METHODS, METHODS
 
 from .conftest import SETTINGS, Ended, Inlay, write_mail
 

@@ -19,8 +19,8 @@ def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("measured")
 
     for name in ("Cohort", "measure_pace", "_timed"):
-        monkeypatch.setattr(f"inlay.training.plan.{name}", refuse)
-    monkeypatch.setattr("inlay.data.once.encode_once", refuse)
+        monkeypatch.setattr(f"inlay.training.run.plan.{name}", refuse)
+    monkeypatch.setattr("inlay.data.token_cache.encode_once", refuse)
 
 
 def plan_mail(mail: Mail, *more: object) -> tuple[object, ...]:
@@ -57,7 +57,7 @@ def test_without_measuring_all_that_shapes_tell_is_there(inlay: Inlay, mail: Mai
 def test_counts_stand_on_the_screen_before_anything_is_measured(
     inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.training import plan
+    from inlay.training.run import plan
 
     make, seen = plan.make_plan, []
 

@@ -39,7 +39,7 @@ def test_predict_says_how_far_the_probes_moved(inlay: Inlay, mail: Mail) -> None
 def test_the_drift_of_a_run_that_is_stopped_is_said_too(
     inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.cli.rows import Writer
+    from inlay.cli.output import Writer
 
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -82,7 +82,7 @@ def test_a_task_that_int8_cannot_answer_is_refused_before_any_pass(inlay: Inlay,
 def test_int8_is_refused_where_torch_has_no_kernels_for_it(
     inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inlay.model.quantize._ENGINE", "sparkle")
+    monkeypatch.setattr("inlay.model.backbone.int8._ENGINE", "sparkle")
     assert "sparkle" not in torch.backends.quantized.supported_engines
     ended = inlay("predict", "mail", "text", "--precision", "int8")
     assert ended.status == 5

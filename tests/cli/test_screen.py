@@ -116,7 +116,7 @@ def test_seconds_pass_on_the_bar_while_something_without_steps_is_done(monkeypat
 
 
 def test_how_long_it_took_to_compile_is_said_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from inlay.cli.watch import ScreenWatcher
+    from inlay.cli.progress import ScreenWatcher
 
     what = "compiling steps of up to 1,280 tokens"
     with screen.Meter("training") as meter:
@@ -156,7 +156,7 @@ def test_number_that_is_none_is_null_in_json(capsys: pytest.CaptureFixture[str])
     [(1, "one run after another, 2 waiting, up to 512 tokens"), (4, "4 runs together, 2 waiting, up to 512 tokens")],
 )
 def test_runs_that_train_one_at_a_time_are_not_called_together(num_seats: int, told: str) -> None:
-    from inlay.cli.watch import _describe_cohort
+    from inlay.cli.progress import _describe_cohort
 
     settings = SimpleNamespace(checkpointing=False, token_budget=512)
     queue = SimpleNamespace(waiting=[0, 0], runs=[0] * 6)

@@ -111,7 +111,7 @@ def test_preset_sets_what_nothing_else_says(inlay: Inlay, mail: Mail, tmp_path: 
 
 
 def test_presets_are_listed_and_shown_whole(inlay: Inlay) -> None:
-    from inlay.presets import PRESETS
+    from inlay.settings.presets import PRESETS
 
     listed = inlay("presets").out
     assert all(name in listed for name in PRESETS)

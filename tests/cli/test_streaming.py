@@ -119,8 +119,8 @@ def test_an_engine_makes_room_when_a_file_turns_to_more_tasks(
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each captured pass had, on a machine that only seems to have a GPU."""
-    from inlay.model.graphed import GraphedForward
-    from inlay.model.inference import infer
+    from inlay.model.heads.captured import GraphedForward
+    from inlay.model.heads.inference import infer
     from inlay.serving import passes
 
     found: list[int] = []
@@ -198,7 +198,7 @@ def test_a_stopped_run_leaves_whole_rows_under_a_name_that_says_so(
 def test_a_stop_in_the_middle_of_a_window_drops_its_rows(
     inlay: Inlay, mail: Mail, tmp_path: Path, small_windows: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.cli import rows
+    from inlay.cli import output as rows
 
     write_rows(tmp_path / "in.csv", 150)
     plain, calls = rows.describe_answer, iter(range(40))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.research.study import list_studies, read_study
+from inlay.studies.spec.study import list_studies, read_study
 
 from .conftest import Inlay
 
@@ -21,9 +21,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What every study needs is imported: ten seconds are for the study."""
     import sklearn.linear_model  # noqa: F401
 
-    import inlay.cli.stage  # noqa: F401
+    import inlay.cli.study_progress  # noqa: F401
     from inlay.model import load_backbone
-    from inlay.model.tiny import make_tiny_folder
+    from inlay.model.backbone.tiny import make_tiny_folder
 
     load_backbone(str(make_tiny_folder(tmp_path_factory.mktemp("tiny") / "tiny")), device="cpu")
 

@@ -139,7 +139,7 @@ def test_unsure_answers_are_withheld_on_the_screen_and_in_files(inlay: Inlay, ma
     ],
 )
 def test_an_answer_that_says_nothing_says_why(about: dict[str, object], said: str) -> None:
-    from inlay.cli.rows import say_answer
+    from inlay.cli.output import say_answer
 
     assert say_answer(about) == said
 

@@ -70,7 +70,7 @@ def test_a_version_that_is_worse_than_an_earlier_one_says_so(inlay: Inlay, mail:
 def test_no_reuse_computes_the_frozen_layers_in_every_step(
     inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.training.prefix import PrefixCache
+    from inlay.training.cohort.frozen_cache import PrefixCache
 
     kept: list[int] = []
     real = PrefixCache.keep
@@ -92,8 +92,8 @@ def test_show_examples_prints_encoded_rows(inlay: Inlay, mail: Mail) -> None:
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inlay.cli.watch import ScreenWatcher
-    from inlay.training.cohort import Cohort
+    from inlay.cli.progress import ScreenWatcher
+    from inlay.training.cohort.cohort import Cohort
 
     real = ScreenWatcher.on_step
 
@@ -128,14 +128,14 @@ def test_settings_come_from_file_then_flags_then_set(inlay: Inlay, mail: Mail, t
 
 @pytest.mark.parametrize("labels", ["spam,ham", "spam, ham", '["spam", "ham"]'])
 def test_set_takes_a_list_with_commas(labels: str) -> None:
-    from inlay.config import RunConfig
+    from inlay.settings.run_config import RunConfig
 
     assert RunConfig().override([f"data.labels={labels}"]).data.labels == ("spam", "ham")
     assert RunConfig().override(["data.labels=1"]).data.labels == ("1",)
 
 
 def test_none_is_a_word_where_a_setting_takes_words_and_no_value_where_it_may_have_none() -> None:
-    from inlay.config import RunConfig
+    from inlay.settings.run_config import RunConfig
 
     config = RunConfig().override(["method.norms=none", "train.dropout=none"])
     assert (config.method.norms, config.train.dropout) == ("none", None)

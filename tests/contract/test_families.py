@@ -15,17 +15,17 @@ from safetensors.torch import load_file, save
 from torch.func import functional_call
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
-from inlay.config import MethodConfig, RunConfig
 from inlay.errors import InlayError, Unsupported
-from inlay.model.bank import Bank
-from inlay.model.families import FAMILIES
-from inlay.model.heads import WRITTEN, HeadSpec
-from inlay.model.inference import infer
-from inlay.model.methods import METHODS, UNSUPPORTED, resolve_method
-from inlay.model.route import Row, collate
-from inlay.model.slots import SlotSpec
-from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.run import make_run
+from inlay.model.backbone.families import FAMILIES
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.methods import METHODS, UNSUPPORTED, resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, collate
+from inlay.model.heads.heads import WRITTEN, HeadSpec
+from inlay.model.heads.inference import infer
+from inlay.settings.run_config import MethodConfig, RunConfig
+from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.run.run import make_run
 from tiny_backbones import WRITING
 from toys import WORDS
 

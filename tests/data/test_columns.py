@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from inlay.config import DataConfig
 from inlay.data.columns import Columns, Fault, Header, Scheme, find_columns, find_scheme, infer_kind, read_text
 from inlay.errors import BadConfig, BadData
+from inlay.settings.run_config import DataConfig
 
 
 def find(*names, labelled=True, **settings):

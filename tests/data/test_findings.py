@@ -2,8 +2,8 @@
 
 import pytest
 
-from inlay.config import DataConfig
 from inlay.data import load_task
+from inlay.settings.run_config import DataConfig
 
 MAIL = [f"win prize number {n},spam" for n in range(10)] + [f"see you at {n},ham" for n in range(30)]
 

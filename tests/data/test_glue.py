@@ -2,10 +2,10 @@
 
 import pytest
 
-from inlay.config import DataConfig
 from inlay.data import load_task, read_split, stream_rows
-from inlay.data.glue import GLUE
+from inlay.data.sets.glue import GLUE
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
+from inlay.settings.run_config import DataConfig
 
 FILES = {
     "CoLA/train.tsv": 'gj04\t1\t\tA "good one.\ngj04\t0\t*\tBad a one.\n',

@@ -7,7 +7,7 @@ import pytest
 
 from inlay.data.label_errors import FEWEST_ROWS, as_probabilities, find_label_errors
 from inlay.data.tasks import Split
-from inlay.training.linear import choose_strength, cross_validate
+from inlay.training.recipe.linear import choose_strength, cross_validate
 
 LABELS = ("ham", "spam", "bulk")
 

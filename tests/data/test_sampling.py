@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inlay.config import JointConfig
 from inlay.data.sampling import TaskSampler, task_shares
+from inlay.settings.run_config import JointConfig
 
 SIZES = (10, 100, 1000)
 

@@ -8,9 +8,9 @@ import types
 import pandas as pd
 import pytest
 
-from inlay.config import DataConfig
 from inlay.data.sources import keep_places, open_folder, open_hub, read_table, stream_rows
 from inlay.errors import BadData, Missing
+from inlay.settings.run_config import DataConfig
 
 SKIP = DataConfig(on_bad_row="skip")
 

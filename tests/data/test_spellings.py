@@ -5,11 +5,11 @@ import tomllib
 import pandas as pd
 import pytest
 
-from inlay.config import DataConfig, RunConfig
 from inlay.data import load_task, make_task, read_split
 from inlay.data.spellings import spelling_key
 from inlay.errors import BadConfig, BadData
-from inlay.trees import from_tree, write_toml
+from inlay.settings.run_config import DataConfig, RunConfig
+from inlay.settings.trees import from_tree, write_toml
 
 LABELS = ["true"] * 6 + ["false"] * 8 + ["True", "TRUE ", "false.", " False"]
 ROWS = [f"text {n},{label}" for n, label in enumerate(LABELS)]

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inlay.config import DataConfig
 from inlay.data import load_task, read_split
 from inlay.data.metrics import evaluate_report, score_all
 from inlay.data.tags import count_rows, join_words, sort_tags, split_words, tag_words, to_iob2
 from inlay.errors import BadConfig, BadData, Missing
+from inlay.settings.run_config import DataConfig
 
 CONLL = """-DOCSTART- -X- O
 

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from inlay.config import DataConfig
 from inlay.data import load_task, make_task, read_split
 from inlay.data.splits import group_keys
 from inlay.data.tasks import cut_task, take_sample
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
+from inlay.settings.run_config import DataConfig
 
 SPAM = [f"win prize number {n},spam" for n in range(10)] + [f"see you at {n},ham" for n in range(30)]
 

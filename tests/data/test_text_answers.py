@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.config import DataConfig
 from inlay.data.metrics import score_all
 from inlay.data.tasks import Split, load_task
 from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadData
+from inlay.settings.run_config import DataConfig
 from tiny_backbones import make_tokenizer
 
 

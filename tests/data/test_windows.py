@@ -172,7 +172,7 @@ def test_a_prompt_stands_before_a_text_and_before_a_pair_that_is_read_as_one(pai
 
 
 def test_what_stands_before_the_texts_makes_another_set_of_tokens(tokenizer):
-    from inlay.data.once import _name_set
+    from inlay.data.token_cache import _name_set
 
     split = Split(["the cat"], None, None, [1])
     names = {_name_set(tokenizer, split, Reading("classify", 8, prompt=prompt)) for prompt in ("", "a: ", "b: ")}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.config import MethodConfig
 from inlay.exchange import Wishes, export_folder, import_folder
 from inlay.exchange.heads import read_labels
 from inlay.exchange.to_adapterhub import _find_factor
-from inlay.model.heads import HeadSpec
-from inlay.model.slots import SlotSpec
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 
 CLS = HeadSpec("classify", 3, "cls")

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.config import MethodConfig
 from inlay.data.encode import encode, encode_apart
 from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
@@ -23,11 +22,12 @@ from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
 from inlay.exchange import onnx
 from inlay.exchange.gathered import TaskGraph
 from inlay.model import Bank, SlotSpec, infer, infer_canonically, load_backbone
-from inlay.model.families import FAMILIES
-from inlay.model.heads import HeadSpec
-from inlay.model.route import Row, collate, make_rows
+from inlay.model.backbone.families import FAMILIES
+from inlay.model.batch.route import Row, collate, make_rows
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Manifest, Probe, Store
-from inlay.training.publish import describe_backbone
+from inlay.training.run.publish import describe_backbone
 
 TOLERANCE = 2e-5
 """of logits of a size about 1, against Inlay's own inference in float32"""

@@ -9,14 +9,14 @@ import pytest
 import torch
 import transformers
 
-from inlay.config import MethodConfig
 from inlay.data.tasks import Split
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import Wishes, export_folder, import_folder
-from inlay.model.bank import Bank
-from inlay.model.heads import HeadSpec
-from inlay.model.route import collate
-from inlay.model.slots import SlotSpec
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import collate
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 from inlay.training.evaluate import encode_rows, predict_split
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.config import MethodConfig
 from inlay.errors import BadData, InlayError, Unsupported, WrongBackbone
 from inlay.exchange import FORMATS, Wishes, adapterhub, export_folder, import_folder, to_adapterhub
 from inlay.exchange.folder import Leaving
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import resolve_method
-from inlay.model.slots import SlotSpec
-from inlay.presets import find_preset
+from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.presets import find_preset
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 
 CLS, POOLER = HeadSpec("classify", 3, "cls"), HeadSpec("classify", 3, "pooler")

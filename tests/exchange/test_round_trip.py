@@ -8,14 +8,14 @@ import json
 import pytest
 import torch
 
-from inlay.config import MethodConfig
 from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.exchange import FORMATS, Wishes, export_folder, import_folder, named_backbone
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import METHODS
-from inlay.model.slots import SlotSpec
+from inlay.model.bank.methods import METHODS
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Engine, Request
 from inlay.serving.verify import verify
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 
 CLS, HIDDEN = HeadSpec("classify", 3, "cls"), HeadSpec("classify", 3, "cls", hidden="tanh")

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.config import MethodConfig
 from inlay.data.tasks import Split
 from inlay.errors import Unsupported
 from inlay.exchange import Wishes, export_folder, import_folder
-from inlay.model.heads import HeadSpec
-from inlay.model.slots import SlotSpec
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 from inlay.training.evaluate import predict_split
 

@@ -13,7 +13,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from inlay.model import attention_programs, fused, fused_programs, grouped, grouped_programs
+from inlay.model.kernels import fused_bottleneck as fused
+from inlay.model.kernels import grouped
+from inlay.model.kernels.triton import attention_programs, grouped_programs
+from inlay.model.kernels.triton import bottleneck_programs as fused_programs
 
 BF16, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
 ROUTE = dict.fromkeys(("slots_ptr", "starts_ptr", "stops_ptr", "begins_ptr", "ends_ptr"), I32)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.config import MethodConfig
-from inlay.model import attention
-from inlay.model.attention import attend, attend_across, attend_first, spread_bias
-from inlay.model.bank import Bank
-from inlay.model.families import FAMILIES
-from inlay.model.heads import HeadSpec
-from inlay.model.route import Pack, Row, collate, pack
-from inlay.model.rung import Capacity, Laid, Rung
-from inlay.model.slots import SlotSpec
+from inlay.model.backbone.families import FAMILIES
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.buckets import Capacity, Laid, Rung
+from inlay.model.batch.route import Pack, Row, collate, pack
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.kernels import attention
+from inlay.model.kernels.attention import attend, attend_across, attend_first, spread_bias
+from inlay.settings.run_config import MethodConfig
 from tiny_backbones import WRITING
 
 LENGTHS = (1, 1, 3, 7, 7, 7, 12, 2)

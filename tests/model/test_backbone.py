@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model import load_backbone
-from inlay.model.families import FAMILIES
-from inlay.model.folders import BUILT_IN, find_folder
-from inlay.model.route import Row, collate
+from inlay.model.backbone.families import FAMILIES
+from inlay.model.backbone.folders import BUILT_IN, find_folder
+from inlay.model.batch.route import Row, collate
 
 # Computed with transformers 5.17.0 and 5.22.2; a version that changes it would orphan every published task.
 MINILM = "1b270ee776ef549a2507f6df6dcc4adad804dd6a36dc5f2f2110833ae6840ba8"
@@ -223,7 +223,7 @@ def test_what_cannot_be_found_is_an_error_that_says_what_to_do(tmp_path, monkeyp
 def test_a_built_in_backbone_with_other_weights_is_refused(monkeypatch):
     import dataclasses
 
-    from inlay.model import folders
+    from inlay.model.backbone import folders
 
     wrong = dataclasses.replace(BUILT_IN["minilm"], sha256="0" * 64)
     monkeypatch.setitem(folders.BUILT_IN, "minilm", wrong)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged
-from inlay.model import launch
-from inlay.model.bank import Bank
-from inlay.model.heads import HEADS, HeadSpec, Output, find_head
-from inlay.model.inference import batches_by_length, infer, infer_canonically, single_thread
-from inlay.model.kernels import ACTIVATIONS, Bottleneck, Shape, bottleneck_update, layer_norm, linear_heads
-from inlay.model.route import Route, Row, Segment, collate
-from inlay.model.slots import SlotSpec
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Route, Row, Segment, collate
+from inlay.model.heads.heads import HEADS, HeadSpec, Output, find_head
+from inlay.model.heads.inference import batches_by_length, infer, infer_canonically, single_thread
+from inlay.model.kernels import launch
+from inlay.model.kernels.reference import ACTIVATIONS, Bottleneck, Shape, bottleneck_update, layer_norm, linear_heads
+from inlay.settings.run_config import MethodConfig
 
 
 def spec(size=8, num_labels=2, method="houlsby", **more):

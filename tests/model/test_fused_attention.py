@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.model.fused_attention import joined_attention, segment_attention
+from inlay.model.kernels.fused_attention import joined_attention, segment_attention
 
 pytestmark = pytest.mark.triton
 HEADS, WIDTH, SCALING = 2, 8, 0.3
@@ -78,7 +78,7 @@ def test_a_launch_for_rows_of_each_length_equals_one_for_all(monkeypatch, max_le
     lengths, seed = [40, 0, 33, 2, 16, 17], torch.tensor([5])
     *qkv, _ = leaves(lengths)
     at_once = segment_attention(*qkv, *places(lengths), None, SCALING, max_length, 0.3, seed)
-    monkeypatch.setattr("inlay.model.fused_attention.PROGRAMS", 1)
+    monkeypatch.setattr("inlay.model.kernels.fused_attention.PROGRAMS", 1)
     check(lengths, max_length)
     by_length = segment_attention(*qkv, *places(lengths), None, SCALING, max_length, 0.3, seed)
     torch.testing.assert_close(by_length, at_once)
@@ -87,7 +87,7 @@ def test_a_launch_for_rows_of_each_length_equals_one_for_all(monkeypatch, max_le
 @pytest.mark.parametrize("programs", [1, 2048])
 def test_rows_of_half_precision_are_summed_in_float32(monkeypatch, programs):
     """float16, as Triton's interpreter has no products in bf16; those are tested on a GPU."""
-    monkeypatch.setattr("inlay.model.fused_attention.PROGRAMS", programs)
+    monkeypatch.setattr("inlay.model.kernels.fused_attention.PROGRAMS", programs)
     lengths = [70, 1, 9, 32, 33, 64, 65]
     *inputs, do = (tensor.half() for tensor in leaves(lengths, 16))
     own = [tensor.clone().requires_grad_() for tensor in inputs]

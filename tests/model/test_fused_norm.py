@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.model.fused_norm import layer_norm, rms_norm
-from inlay.model.tiles import TILE_SIZES, Tiles, make_tiles, tile_capacity
+from inlay.model.batch.tiles import TILE_SIZES, Tiles, make_tiles, tile_capacity
+from inlay.model.kernels.fused_norm import layer_norm, rms_norm
 
 pytestmark = pytest.mark.triton
 EPS = 1e-5
@@ -144,7 +144,7 @@ def test_scale_in_float32_keeps_its_precision_under_bf16_tokens():
 
 
 def test_nothing_is_kept_for_backward_without_gradients(monkeypatch):
-    from inlay.model import fused_norm
+    from inlay.model.kernels import fused_norm
 
     kept = []
     inner = fused_norm._norm

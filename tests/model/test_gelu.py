@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inlay.model.gelu import find_gelu, lean_gelu, quick_gelu
+from inlay.model.kernels.gelu import find_gelu, lean_gelu, quick_gelu
 
 
 @pytest.mark.triton
@@ -45,7 +45,7 @@ def test_other_activations_stay(module, kind):
 
 
 def test_a_backbone_of_the_families_goes_through_one_in_each_block(backbone_of):
-    from inlay.model.mount import ActivationWrapper
+    from inlay.model.backbone.wrappers import ActivationWrapper
 
     kinds = dict.fromkeys(("bert", "mpnet", "distilbert", "roberta"), "none") | {"mt5": "tanh"}
     for family, kind in kinds.items():

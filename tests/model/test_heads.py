@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inlay.errors import NotFinite
-from inlay.model.heads import HEADS, WRITTEN, HeadSpec, Output, find_head
+from inlay.model.heads.heads import HEADS, WRITTEN, HeadSpec, Output, find_head
 
 PLACES = (np.array([[-1, -1], [0, 2], [3, 5], [-1, -1]], dtype=np.int32),)
 TOKENS = {"places": PLACES, "text": "ab cd", "words": ((0, 2), (3, 5))}

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from inlay.config import MethodConfig
 from inlay.errors import Unsupported
-from inlay.model.bank import Bank
-from inlay.model.heads import HeadSpec
-from inlay.model.hypernet import write_adapters
-from inlay.model.methods import find_hypernet, layout, written_method
-from inlay.model.sites import survey
-from inlay.model.slots import SlotSpec
+from inlay.model.backbone.sites import survey
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.methods import find_hypernet, layout, written_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.parts.hypernet import write_adapters
+from inlay.settings.run_config import MethodConfig
 
 SMALL = {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
 BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}

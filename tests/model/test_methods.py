@@ -8,15 +8,15 @@ import pytest
 import torch
 import transformers
 
-from inlay.config import MethodConfig
 from inlay.errors import BadConfig, UnknownName
-from inlay.model.bank import Bank
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import METHODS, layout, resolve_method
-from inlay.model.route import Row, collate
-from inlay.model.sites import survey
-from inlay.model.slots import SlotSpec
-from inlay.model.tensors import adapted_layers
+from inlay.model.backbone.sites import survey
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.methods import METHODS, layout, resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, collate
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.parts.tensors import adapted_layers
+from inlay.settings.run_config import MethodConfig
 from tiny_backbones import random_tensors
 
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model import load_backbone
-from inlay.model.families import FAMILIES
-from inlay.model.pooling import describe_noise
+from inlay.model.backbone.families import FAMILIES
+from inlay.model.backbone.pooling import describe_noise
 from tiny_backbones import untrain_pooler
 
 HAVING = [name for name, family in FAMILIES.items() if family.pooler is not None]

@@ -10,12 +10,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from inlay.config import MethodConfig
 from inlay.errors import StoreDamaged
 from inlay.model import load_backbone
-from inlay.model.methods import layout
-from inlay.model.sites import survey
-from inlay.model.writing import Read
+from inlay.model.backbone.sites import survey
+from inlay.model.bank.methods import layout
+from inlay.model.heads.generation import Read
+from inlay.settings.run_config import MethodConfig
 
 SMALL = {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
 BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inlay.config import MethodConfig
-from inlay.model import launch
-from inlay.model.bank import Bank
-from inlay.model.heads import WRITTEN, HeadSpec
-from inlay.model.route import Row, collate
-from inlay.model.slots import SlotSpec
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, collate
+from inlay.model.heads.heads import WRITTEN, HeadSpec
+from inlay.model.kernels import launch
+from inlay.settings.run_config import MethodConfig
 
 pytestmark = pytest.mark.triton
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.model.route import Route
-from inlay.model.rung import Capacity
-from inlay.model.tiles import FEW_TILES, TILE_SIZES, make_tiles, tile_capacity
+from inlay.model.batch.buckets import Capacity
+from inlay.model.batch.route import Route
+from inlay.model.batch.tiles import FEW_TILES, TILE_SIZES, make_tiles, tile_capacity
 
 
 def lay_out(lengths, order):

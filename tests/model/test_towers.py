@@ -9,15 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inlay.config import MethodConfig
-from inlay.model.bank import Bank
-from inlay.model.heads import HeadSpec
-from inlay.model.inference import batch_rows, batches_by_length, infer, infer_canonically
-from inlay.model.methods import resolve_method
-from inlay.model.readout import pair_features
-from inlay.model.route import Row, Segment, collate, pack
-from inlay.model.slots import SlotSpec
-from inlay.training.probe import _cosine
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, Segment, collate, pack
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.heads.inference import batch_rows, batches_by_length, infer, infer_canonically
+from inlay.model.heads.readout import pair_features
+from inlay.settings.run_config import MethodConfig
+from inlay.training.recipe.probe import _cosine
 from tiny_backbones import WIDTH, random_tensors
 
 METHOD = MethodConfig("houlsby", size=8)

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from inlay.config import MethodConfig
-from inlay.model import readout
-from inlay.model.bank import Bank
-from inlay.model.heads import HeadSpec
-from inlay.model.route import Row, collate
-from inlay.model.slots import SlotSpec
-from inlay.model.views import Copies
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.views import Copies
+from inlay.model.batch.route import Row, collate
+from inlay.model.heads import readout
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.run_config import MethodConfig
 
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3]]
 

@@ -8,10 +8,12 @@ import torch
 
 import inlay
 from counted import count_graphs
-from inlay.config import MethodConfig
-from inlay.model import SlotSpec, graphed, launch
-from inlay.model.heads import HeadSpec
+from inlay.model import SlotSpec
+from inlay.model.heads import captured as graphed
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.kernels import launch
 from inlay.serving import passes
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 
 pytestmark = pytest.mark.triton

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.model.heads import HeadSpec, Outcome, Output
+from inlay.model.heads.heads import HeadSpec, Outcome, Output
 from inlay.serving.drift import Drift, is_changed, measure_drift
 from inlay.store import Probe
 

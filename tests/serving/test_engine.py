@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import WrongBackbone
 from inlay.model import SlotSpec, load_backbone
-from inlay.model.heads import HeadSpec
+from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Engine, Request
 from inlay.serving.verify import _difference, verify
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
 from inlay.training.evaluate import predict_split

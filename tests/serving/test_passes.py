@@ -7,13 +7,15 @@ import torch
 
 import inlay
 from counted import Traced, trace_graphs
-from inlay.config import MethodConfig
 from inlay.errors import Unsupported
-from inlay.model import Bank, SlotSpec, graphed, infer, launch
-from inlay.model.graphed import GraphedForward
-from inlay.model.heads import HeadSpec
-from inlay.model.route import Row
+from inlay.model import Bank, SlotSpec, infer
+from inlay.model.batch.route import Row
+from inlay.model.heads import captured as graphed
+from inlay.model.heads.captured import GraphedForward
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.kernels import launch
 from inlay.serving import Engine, Request, passes
+from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3], [2, *range(8, 40), 3]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig, Unsupported
 from inlay.serving import Engine, Request
 from inlay.serving.verify import verify
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
 from inlay.training.evaluate import predict_split

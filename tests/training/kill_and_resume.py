@@ -25,12 +25,13 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import Backbone, load_backbone
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import write_atomically
-from inlay.training import FitSettings, Run, fit, loop, make_run
-from inlay.training.cohort import Cohort
-from inlay.training.optimizer import SlotOptimizer
+from inlay.training import FitSettings, Run, fit, make_run
+from inlay.training.cohort import loop
+from inlay.training.cohort.cohort import Cohort
+from inlay.training.step.optimizer import SlotOptimizer
 from toys import make_toy_task
 
 

@@ -57,7 +57,7 @@ def _enter(rank: int, size: int, port: int, work: Callable[..., None], args: tup
 
 def make_runs(backbone: Any, method: str = "houlsby", *, dropout: float = 0.0) -> list[Any]:
     """Runs of different tasks, sizes, rates and batch sizes; every epoch's last batch is uneven, one has one row."""
-    from inlay.config import MethodConfig, RunConfig, TrainConfig
+    from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
     from inlay.training import make_run
     from toys import make_toy_tags, make_toy_task
 
@@ -93,7 +93,7 @@ def take_twenty_steps(folder: str, out: Path, method: str, device: str = "cpu") 
     """Twenty steps of every run together; leaves losses, weights and dev logits, of each process."""
     from safetensors.torch import save_file
 
-    from inlay.world import find_place
+    from inlay.processes import find_place
 
     backbone = load(folder, device)
     runs = make_runs(backbone, method)
@@ -103,9 +103,9 @@ def take_twenty_steps(folder: str, out: Path, method: str, device: str = "cpu") 
 def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, Any]:
     import torch
 
-    from inlay.model.route import make_rows
-    from inlay.training.cohort import Cohort, CohortSettings
-    from inlay.training.parallel import spread_over
+    from inlay.model.batch.route import make_rows
+    from inlay.training.cohort.cohort import Cohort, CohortSettings
+    from inlay.training.cohort.parallel import spread_over
 
     with spread_over(runs, backbone.device, "rows") as part:
         cohort = Cohort(part.runs, backbone, CohortSettings(16384, 1, 100), world=part.world)
@@ -124,8 +124,8 @@ def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, A
 
 def train(folder: str, out: Path, settings: dict[str, Any], fate: tuple[int, int] | None = None) -> None:
     """Train three runs to their end, dropout on; the process `fate[0]` is killed at its event `fate[1]`."""
+    from inlay.processes import find_place
     from inlay.training import FitSettings, fit
-    from inlay.world import find_place
 
     backbone = load(folder)
     if fate is not None and find_place().rank == fate[0]:
@@ -154,9 +154,9 @@ def train_several_tasks(folder: str, out: Path, method: str) -> None:
 
 def train_quietly(folder: str, out: Path, spread: str) -> None:
     """Train three runs to their end; only the first process may write where all train together."""
+    from inlay.processes import find_place
     from inlay.store import files
     from inlay.training import FitSettings, fit
-    from inlay.world import find_place
 
     backbone = load(folder)
     if spread == "rows" and not find_place().is_first:
@@ -176,9 +176,9 @@ def train_twice(folder: str, out: Path) -> None:
 
 def fail_on_the_second(folder: str, out: Path, step: int) -> None:
     """The second process fails in the middle of training."""
+    from inlay.processes import find_place
     from inlay.training import FitSettings, fit
-    from inlay.training.cohort import Cohort
-    from inlay.world import find_place
+    from inlay.training.cohort.cohort import Cohort
 
     backbone = load(folder)
     original = Cohort.step
@@ -196,9 +196,9 @@ def run_out_of_memory(folder: str, out: Path, last_call: int) -> None:
     """From its fifth forward pass to its `last_call`th the second process has no memory left."""
     import torch
 
-    from inlay.model.bank import Bank
+    from inlay.model.bank.bank import Bank
+    from inlay.processes import find_place
     from inlay.training import FitSettings, fit
-    from inlay.world import find_place
 
     backbone, calls = load(folder), itertools.count(1)
     original = Bank.logits
@@ -217,9 +217,9 @@ def write_hint(folder: str, out: Path, method: str) -> None:
     import torch
 
     from inlay.errors import OutOfMemory
-    from inlay.model.bank import Bank
+    from inlay.model.bank.bank import Bank
+    from inlay.processes import find_place
     from inlay.training import FitSettings, fit
-    from inlay.world import find_place
 
     def fails(bank: Any, *args: Any, **kwargs: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
@@ -237,10 +237,10 @@ def write_hint(folder: str, out: Path, method: str) -> None:
 
 def interrupt(folder: str, out: Path, rank: int, step: int) -> None:
     """One process hears Ctrl-C in the middle of training; all stop after the same step."""
+    from inlay.processes import find_place
     from inlay.training import FitSettings, fit
-    from inlay.training.cohort import Cohort
-    from inlay.training.fit import Interrupted
-    from inlay.world import find_place
+    from inlay.training.cohort.cohort import Cohort
+    from inlay.training.cohort.fit import Interrupted
 
     backbone, steps = load(folder), []
     original = Cohort.step
@@ -261,8 +261,8 @@ def interrupt(folder: str, out: Path, rank: int, step: int) -> None:
 def differ(folder: str, out: Path) -> None:
     """The processes are given different runs."""
     from inlay.errors import InlayError
+    from inlay.processes import find_place
     from inlay.training import fit
-    from inlay.world import find_place
 
     backbone = load(folder)
     runs = make_runs(backbone)

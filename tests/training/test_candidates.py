@@ -9,17 +9,17 @@ import random
 
 import pytest
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import make_run
-from inlay.training.candidates import (
+from inlay.training.recipe.candidates import (
     Spending,
     count_epochs_at_most,
     list_changes,
     make_candidate,
     plan_spending,
 )
-from inlay.training.halving import make_rungs
-from inlay.training.plan import Durations, measure_durations
+from inlay.training.recipe.halving import make_rungs
+from inlay.training.run.plan import Durations, measure_durations
 
 PARTS = Durations(setup=1.0, once=0.0, epoch=9.0, dev=1.0, probe=0.0)
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
-from inlay.model.inference import infer
-from inlay.training.cohort import Cohort, CohortSettings
+from inlay.model.heads.inference import infer
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import Verdict, encode_rows
-from inlay.training.run import DIVERGED, make_run
+from inlay.training.run.run import DIVERGED, make_run
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "epochs": 6}

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from counted import Traced, trace_graphs
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import OutOfMemory
-from inlay.model import launch
-from inlay.training import compiled
-from inlay.training.cohort import Cohort, CohortSettings
-from inlay.training.run import make_run
+from inlay.model.kernels import launch
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
+from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.run.run import make_run
+from inlay.training.step import compiled
 
 
 @pytest.fixture

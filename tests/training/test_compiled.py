@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from counted import count_graphs
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.model import infer
-from inlay.model import rung as rungs
-from inlay.training import compiled
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.movers import JointMover
-from inlay.training.prefix import PrefixCache
-from inlay.training.run import make_run
-from inlay.training.steps import Stepper
+from inlay.model.batch import buckets as rungs
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.frozen_cache import PrefixCache
+from inlay.training.run.run import make_run
+from inlay.training.step import compiled
+from inlay.training.step.eager import Stepper
+from inlay.training.step.updates import JointMover
 from joint_runs import make_joint
 
 pytestmark = pytest.mark.triton

@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
-from inlay.config import MethodConfig
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import layout
-from inlay.model.sites import survey
-from inlay.training.counts import Totals, count_totals
+from inlay.model.backbone.sites import survey
+from inlay.model.bank.methods import layout
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.run_config import MethodConfig
+from inlay.training.run.counts import Totals, count_totals
 
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 T5_SMALL = {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}

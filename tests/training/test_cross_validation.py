@@ -8,13 +8,13 @@ import json
 import numpy as np
 import pytest
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import Diverged, StoreDamaged
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort import Watcher
-from inlay.training.cross_validation import LEFT_OUT, judge_folds, make_fold_runs
+from inlay.training.cohort.cohort import Watcher
 from inlay.training.evaluate import score_split
+from inlay.training.recipe.cross_validation import LEFT_OUT, judge_folds, make_fold_runs
 
 QUIET = FitSettings(draw_curves=False, keep_last=False)
 

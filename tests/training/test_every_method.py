@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig, Unsupported
-from inlay.model.families import find_family
-from inlay.model.fingerprint import digest_weights
-from inlay.model.methods import METHODS
+from inlay.model.backbone.families import find_family
+from inlay.model.backbone.fingerprint import digest_weights
+from inlay.model.bank.methods import METHODS
 from inlay.serving import Engine, Request, verify
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort import Watcher
-from inlay.training.plan import make_plan
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.run.plan import make_plan
 
 TEXTS = ["the movie was good", "free prize call now", "why", "a very bad film , it is awful"]
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig, read_toml
 from inlay.errors import BadConfig, Diverged
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig, read_toml
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort import Watcher
-from inlay.training.fit import MAX_DRAWN, _group
-from inlay.training.loop import Desk, Interrupted
-from inlay.training.plan import make_plan
-from inlay.training.run import count_steps
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.cohort.fit import MAX_DRAWN, _group
+from inlay.training.cohort.loop import Desk, Interrupted
+from inlay.training.run.plan import make_plan
+from inlay.training.run.run import count_steps
 
 
 def make(backbone, task, *, method="houlsby", size=8, **train):
@@ -222,7 +222,7 @@ def test_resume_states_are_no_more_often_than_asked_and_curves_are_drawn_if_aske
     tiny_bert, toy_task, tmp_path, monkeypatch
 ):
     saved = []
-    monkeypatch.setattr("inlay.training.loop.save_state", lambda place, cohort: saved.append(cohort.num_steps))
+    monkeypatch.setattr("inlay.training.cohort.loop.save_state", lambda place, cohort: saved.append(cohort.num_steps))
     run = make(tiny_bert, toy_task(), epochs=3)
     fit([run], tiny_bert, tmp_path / "often")
     assert saved == [6, 12, 18], "at every epoch's end"
@@ -239,10 +239,10 @@ def test_a_state_that_takes_long_to_write_is_written_seldom(tmp_path, monkeypatc
     """A save of two seconds is not repeated before 40 more; one of half a second may be at every occasion."""
     now = [100.0]
     desk = Desk(tmp_path, tmp_path, [], Watcher())
-    monkeypatch.setattr("inlay.training.loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("inlay.training.cohort.loop.time.monotonic", lambda: now[0])
     for took, rest in [(2.0, 40.0), (0.5, 0.0)]:
         monkeypatch.setattr(
-            "inlay.training.loop.save_state", lambda place, cohort, took=took: now.__setitem__(0, now[0] + took)
+            "inlay.training.cohort.loop.save_state", lambda place, cohort, took=took: now.__setitem__(0, now[0] + took)
         )
         desk.save(SimpleNamespace(num_steps=1))
         now[0] += max(0.0, rest - 0.1)

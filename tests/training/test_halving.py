@@ -11,12 +11,12 @@ import signal
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort import Watcher
-from inlay.training.fit import Interrupted
-from inlay.training.halving import SPENT, Contest, Halving, Rung, Standing, find_chance, make_rungs
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.cohort.fit import Interrupted
+from inlay.training.recipe.halving import SPENT, Contest, Halving, Rung, Standing, find_chance, make_rungs
 
 NAMES = tuple("abcdef")
 

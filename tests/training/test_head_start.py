@@ -12,22 +12,23 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig, settled
 from inlay.data.sampling import draw_by_label
 from inlay.data.tasks import Split
 from inlay.errors import BadConfig, OutOfMemory
-from inlay.model.bank import Bank
-from inlay.model.inference import infer_vectors
-from inlay.model.methods import find_method
-from inlay.training import fit, head_start, make_run
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.contrast import lose_contrast
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.methods import find_method
+from inlay.model.heads.inference import infer_vectors
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig, settled
+from inlay.training import fit, make_run
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.loop import Interrupted
 from inlay.training.evaluate import Verdict, encode_rows, predict_split
-from inlay.training.head_start import draw_rows, fit_honest
-from inlay.training.linear import fit_raw
-from inlay.training.loop import Interrupted
-from inlay.training.probe import compare_readings, fit_probe
-from inlay.training.recipe import choose_blend
+from inlay.training.recipe import head_start
+from inlay.training.recipe.contrast import lose_contrast
+from inlay.training.recipe.head_start import draw_rows, fit_honest
+from inlay.training.recipe.linear import fit_raw
+from inlay.training.recipe.probe import compare_readings, fit_probe
+from inlay.training.recipe.recipe import choose_blend
 from toys import make_toy_task
 
 SETTINGS = CohortSettings(token_budget=100_000, num_threads=1, save_every=1000)
@@ -489,7 +490,7 @@ def test_long_rows_are_contrasted_in_smaller_batches(tiny_bert, toy_task, monkey
     (member,) = cohort.members
     cohort.finish_epochs()
     assert len(member.next_batch()) == 32
-    monkeypatch.setattr("inlay.training.member._MOST_CONTRASTED", 8 * member.longest)
+    monkeypatch.setattr("inlay.training.cohort.member._MOST_CONTRASTED", 8 * member.longest)
     assert len(member.next_batch()) == 8
     assert member.fewest_tokens == 8 * member.longest
 

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inlay.config import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig
 from inlay.model import load_backbone
-from inlay.model.bank import Bank
-from inlay.model.inference import infer
-from inlay.model.methods import written_method
-from inlay.model.route import Row
-from inlay.model.slots import SlotSpec
-from inlay.training.cohort import Cohort, Watcher
-from inlay.training.fit import FitSettings, fit
-from inlay.training.joint import make_joint_run
-from inlay.training.materialize import write_out
-from inlay.training.run import make_run
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.methods import written_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row
+from inlay.model.heads.inference import infer
+from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.training.cohort.cohort import Cohort, Watcher
+from inlay.training.cohort.fit import FitSettings, fit
+from inlay.training.run.joint import make_joint_run
+from inlay.training.run.materialize import write_out
+from inlay.training.run.run import make_run
 from joint_runs import METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 
 

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from inlay.config import MethodConfig, RunConfig
 from inlay.errors import BadConfig
-from inlay.training.cohort import Cohort, Watcher
-from inlay.training.joint import make_joint_run
-from inlay.training.run import make_run
+from inlay.settings.run_config import MethodConfig, RunConfig
+from inlay.training.cohort.cohort import Cohort, Watcher
+from inlay.training.run.joint import make_joint_run
+from inlay.training.run.run import make_run
 from joint_runs import QUIET, SETTINGS
 
 CONFIG = RunConfig(method=MethodConfig("hyperformer++", 4)).override(

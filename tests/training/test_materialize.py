@@ -7,19 +7,19 @@ import dataclasses
 import pytest
 import torch
 
-from inlay.config import TrainConfig
 from inlay.errors import BadConfig, BadData, Missing, UnknownName, WrongBackbone
-from inlay.model.bank import Bank
-from inlay.model.inference import infer
-from inlay.model.route import Row
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.route import Row
+from inlay.model.heads.inference import infer
 from inlay.serving import Engine, Request
+from inlay.settings.run_config import TrainConfig
 from inlay.store import Store
-from inlay.training.cohort import Cohort
-from inlay.training.fit import FitSettings, fit
-from inlay.training.joint import make_joint_run
-from inlay.training.materialize import materialize, read_materialized, read_parts, start_from
-from inlay.training.publish import publish
-from inlay.training.run import make_run
+from inlay.training.cohort.cohort import Cohort
+from inlay.training.cohort.fit import FitSettings, fit
+from inlay.training.run.joint import make_joint_run
+from inlay.training.run.materialize import materialize, read_materialized, read_parts, start_from
+from inlay.training.run.publish import publish
+from inlay.training.run.run import make_run
 from joint_runs import METHOD_TABLE, METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 
 QUICK = FitSettings(draw_curves=False, token_budget=4096)

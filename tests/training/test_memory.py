@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import OutOfMemory
-from inlay.model.families import find_family
-from inlay.training import FitSettings, fit, make_run, memory
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.memory import TOKEN_BUDGET, choose_budget, choose_slots, counting_saved
-from inlay.training.parallel import World
-from inlay.training.plan import make_plan
-from inlay.training.steps import Stepper
+from inlay.model.backbone.families import find_family
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
+from inlay.training import FitSettings, fit, make_run
+from inlay.training.cohort import memory
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.memory import TOKEN_BUDGET, choose_budget, choose_slots, counting_saved
+from inlay.training.cohort.parallel import World
+from inlay.training.run.plan import make_plan
+from inlay.training.step.eager import Stepper
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "lr": 3e-3, "epochs": 2}
@@ -251,7 +252,7 @@ def test_little_memory_means_fewer_slots_and_tokens_and_the_same_results(tiny_be
     cohort = Cohort(runs, tiny_bert, SETTINGS)
     token_bytes = memory.measure_token_bytes(cohort)
     free = int(5 * slot_bytes / 0.8)  # two and a half slots fit in half of the usable four fifths
-    monkeypatch.setattr(sys.modules["inlay.training.fit"], "available_bytes", lambda device: free)
+    monkeypatch.setattr(sys.modules["inlay.training.cohort.fit"], "available_bytes", lambda device: free)
     small = fit(runs, tiny_bert, tmp_path / "small", watch=ear)
     slots, budget = ear.seen[-1]
     assert slots == 2
@@ -328,7 +329,7 @@ def test_plan_tells_the_budget_and_cohort_that_fit_would_choose(tiny_bert, toy_t
     assert ear.seen == [(1, plan.token_budget)]
     assert plan.max_together == memory.MAX_COHORT
     free = int(5 * memory.count_slot_bytes([run], tiny_bert) / 0.8)
-    monkeypatch.setattr("inlay.training.plan.available_bytes", lambda device: free)
+    monkeypatch.setattr("inlay.training.run.plan.available_bytes", lambda device: free)
     assert make_plan(run, tiny_bert).max_together == 2
     assert make_plan(make(tiny_bert, toy_task(), size=None, method={"name": "full"}), tiny_bert).max_together == 1
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from inlay.config import TrainConfig
-from inlay.model.flat import FlatBank
-from inlay.training.optimizer import SlotOptimizer, _move, learning_rate
+from inlay.model.bank.flat import FlatBank
+from inlay.settings.run_config import TrainConfig
+from inlay.training.step.optimizer import SlotOptimizer, _move, learning_rate
 
 # Of a slot's seven parameters the first five are a matrix's, the rest biases.
 DECAYS = torch.tensor([True] * 5 + [False] * 2)
@@ -67,7 +67,7 @@ def test_a_step_in_pieces_is_a_step_of_all_at_once_and_of_columns(monkeypatch):
     settings = [TrainConfig(weight_decay=0.1, clip_norm=0.5), TrainConfig(optimizer="bert-adam"), TrainConfig()]
     found = []
     for piece in (10**6, 3):
-        monkeypatch.setattr("inlay.training.optimizer._PIECE", piece)
+        monkeypatch.setattr("inlay.training.step.optimizer._PIECE", piece)
         bank = make_bank(3)
         optimizer = SlotOptimizer(bank, settings)
         for step in range(3):

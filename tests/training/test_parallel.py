@@ -12,11 +12,11 @@ from kill_and_resume import outcome
 from processes import in_processes, make_joint_runs, make_runs
 from safetensors.torch import load_file
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig, UnknownName
+from inlay.processes import Place, find_place
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.parallel import deal, spread_over
-from inlay.world import Place, find_place
+from inlay.training.cohort.parallel import deal, spread_over
 
 
 @pytest.mark.parametrize("method", ["houlsby", "lora", "full"])

@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from inlay.data.tasks import Split
 from inlay.errors import Unsupported
-from inlay.training.probe import _Reader, fit_probe
+from inlay.training.recipe.probe import _Reader, fit_probe
 
 
 def test_vectors_are_those_that_transformers_gives_alone(backbone_of):

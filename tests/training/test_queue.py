@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.queue import Queue, longest_first
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.queue import Queue, longest_first
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32}

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import StoreDamaged
-from inlay.model.inference import infer
+from inlay.model.heads.inference import infer
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.threads import Threads
-from inlay.training import FitSettings, fit, make_run, parallel
-from inlay.training.cohort import CohortSettings, Watcher
-from inlay.training.fit import Interrupted
-from inlay.training.resume import cohort_id, find_stopped, write_membership
+from inlay.training import FitSettings, fit, make_run
+from inlay.training.cohort import parallel
+from inlay.training.cohort.cohort import CohortSettings, Watcher
+from inlay.training.cohort.fit import Interrupted
+from inlay.training.cohort.resume import cohort_id, find_stopped, write_membership
 
 PROGRAM = Path(__file__).with_name("kill_and_resume.py")
 

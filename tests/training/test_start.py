@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import BadConfig, Missing, UnknownName, WrongBackbone
-from inlay.model.bank import Bank
-from inlay.model.inference import infer
-from inlay.model.route import Row
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.route import Row
+from inlay.model.heads.inference import infer
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.start import inherit
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.run.start import inherit
 
 SETTINGS = CohortSettings(16384, 1, 100)
 TRAIN = {"batch_size": 8, "max_length": 32, "epochs": 2, "lr": 3e-3, "pooling": "mean"}
@@ -97,7 +97,7 @@ def test_head_of_a_regression_answers_as_before_on_another_scale(tiny_bert, toy_
     loaded = store.load(store.resolve("number"))
     row = Row(tiny_bert.tokenizer("the good cat")["input_ids"], 0)
     bank = Bank(tiny_bert, 1)
-    from inlay.model.slots import SlotSpec
+    from inlay.model.bank.slots import SlotSpec
 
     spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
     bank.put(0, spec, loaded.tensors)

@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.data.calibration import negative_log_likelihood
 from inlay.data.windows import encode_split
-from inlay.model.bank import Bank
-from inlay.model.inference import infer
-from inlay.model.route import make_rows
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.route import make_rows
+from inlay.model.heads.inference import infer
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
-from inlay.training.cohort import Cohort, CohortSettings
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import judge_split
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
-from inlay.data import once
+from inlay.data import token_cache as once
 from inlay.data.windows import encode_split
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
-from inlay.training.cohort import Watcher
+from inlay.training.cohort.cohort import Watcher
 from inlay.training.evaluate import score_split
-from inlay.training.plan import make_plan
+from inlay.training.run.plan import make_plan
 
 
 @pytest.fixture

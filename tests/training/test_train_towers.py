@@ -9,21 +9,21 @@ import signal
 import pytest
 import torch
 
-from inlay.config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, settled
 from inlay.errors import BadConfig
-from inlay.model.inference import infer
-from inlay.model.route import Row, make_rows
+from inlay.model.batch.route import Row, make_rows
+from inlay.model.heads.inference import infer
 from inlay.serving.engine import Engine, Request
 from inlay.serving.verify import verify
+from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, settled
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.fit import Interrupted, has_known_heads
 from inlay.training.evaluate import encode_rows, predict_split
-from inlay.training.fit import Interrupted, has_known_heads
-from inlay.training.joint import make_joint_run
-from inlay.training.materialize import materialize
-from inlay.training.plan import count_plan, make_plan
-from inlay.training.run import Result, read_trained
+from inlay.training.run.joint import make_joint_run
+from inlay.training.run.materialize import materialize
+from inlay.training.run.plan import count_plan, make_plan
+from inlay.training.run.run import Result, read_trained
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 24, "epochs": 3, "lr": 3e-3}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.data.metrics import score
 from inlay.exchange import Wishes, export_folder, import_folder
 from inlay.exchange.onnx import Leaving as LeavingGraph
 from inlay.exchange.onnx import _describe_task
-from inlay.model.heads import HEADS, HeadSpec, Output
-from inlay.model.slots import SlotSpec
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import HEADS, HeadSpec, Output
 from inlay.serving import Engine, Request
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import evaluate, fit, make_run, publish
 from inlay.training.evaluate import judge_split, score_split

@@ -8,14 +8,14 @@ import shutil
 import pytest
 
 import inlay
-from inlay.config import MethodConfig, RunConfig, TrainConfig
 from inlay.errors import Unsupported
 from inlay.model import load_backbone
 from inlay.serving import Engine, Request, verify
+from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
-from inlay.training.run import read_trained
-from inlay.training.start import inherit
+from inlay.training.run.run import read_trained
+from inlay.training.run.start import inherit
 from tiny_backbones import untrain_pooler
 
 QUICK = {"batch_size": 8, "max_length": 32, "epochs": 1, "lr": 3e-3}

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.border import Border, Command, make_typer
+from inlay.cli.app import Border, Command, make_typer
 from inlay.threads import spin_briefly
 
 COMMANDS = {
@@ -38,20 +38,20 @@ COMMANDS = {
     "study": Command("Train", "study", "study", "Reproduce published tables and figures."),
     "presets": Command("Train", "presets", "presets", "List the presets and what each sets."),
     "stream": Command("Train", "stream", "stream", "Train every data file that appears in a folder."),
-    "predict": Command("Use", "use", "predict", "Answer texts, lines from stdin, or a file of any length."),
-    "evaluate": Command("Use", "judge", "evaluate", "Judge a task on labelled rows."),
-    "tasks": Command("Keep", "keep", "tasks", "List the tasks and the parameters each adds."),
-    "show": Command("Keep", "keep", "show", "Show all there is to know of a version."),
+    "predict": Command("Use", "predict", "predict", "Answer texts, lines from stdin, or a file of any length."),
+    "evaluate": Command("Use", "evaluate", "evaluate", "Judge a task on labelled rows."),
+    "tasks": Command("Keep", "tasks", "tasks", "List the tasks and the parameters each adds."),
+    "show": Command("Keep", "tasks", "show", "Show all there is to know of a version."),
     "verify": Command("Keep", "verify", "verify", "Prove that published versions still stand."),
     "export": Command(
-        "Keep", "carry", "export", "Write a version as a file for another store, or a folder for another library."
+        "Keep", "exchange", "export", "Write a version as a file for another store, or a folder for another library."
     ),
     "import": Command(
-        "Keep", "carry", "import_", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."
+        "Keep", "exchange", "import_", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."
     ),
-    "remove": Command("Keep", "keep", "remove", "Drop a version, or a task with all its versions."),
-    "gc": Command("Keep", "keep", "gc", "Delete the bytes that no version needs."),
-    "backbone": Command("Set up", "backbones", "app", "List, fetch and describe backbones."),
+    "remove": Command("Keep", "tasks", "remove", "Drop a version, or a task with all its versions."),
+    "gc": Command("Keep", "tasks", "gc", "Delete the bytes that no version needs."),
+    "backbone": Command("Set up", "backbone", "app", "List, fetch and describe backbones."),
     "doctor": Command("Set up", "doctor", "doctor", "Check the environment, the backbones and the store."),
 }
 

@@ -64,8 +64,8 @@ class Asked:
     def read(self, *, has_pairs: bool) -> Windows:
         """The rows, a window at a time. `has_pairs`: lines of stdin are two texts with a tab between."""
         if self.is_file:
-            from inlay.config import DataConfig
             from inlay.data import stream_rows
+            from inlay.settings.run_config import DataConfig
 
             columns = DataConfig(text=self.text_column, pair=self.pairs[0] if self.pairs else None)
             return _join(stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True))

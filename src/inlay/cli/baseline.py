@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, run_options
 from inlay.cli.label_errors import put_label_errors
-from inlay.cli.options import DeviceOption, JsonOption, RunOptions, run_options
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task, put_metrics
-from inlay.config import RunConfig
 from inlay.errors import Unsupported
+from inlay.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from inlay.data.tasks import Task
-    from inlay.research.baseline import Baseline
-    from inlay.training.probe import Probe
+    from inlay.explore.baseline import Baseline
+    from inlay.training.recipe.probe import Probe
 
 
 @run_options(panels=("Data",), shared=("data", "task", "backbone", "config", "set_"))
@@ -42,7 +42,7 @@ def baseline(
     check_device_name(device)
     config = run.resolve()
     task = load_task(config)
-    from inlay.research.baseline import STRENGTHS, fit_baseline
+    from inlay.explore.baseline import STRENGTHS, fit_baseline
 
     try:
         with screen.Meter("fitting", len(STRENGTHS)) as meter:
@@ -64,7 +64,7 @@ def baseline(
 
 def _fit_probe(task: Task, config: RunConfig, device: str) -> Probe:
     backbone = open_backbone(config.backbone, device)
-    from inlay.training.probe import fit_probe
+    from inlay.training.recipe.probe import fit_probe
 
     done = 0
     with screen.Meter("reading") as meter:

@@ -20,15 +20,15 @@ from inlay.cli import screen
 from inlay.cli.screen import Column
 from inlay.cli.study import parse_budget
 from inlay.cli.train import Prepared, fit_runs, is_finished
-from inlay.config import RunConfig, digest
 from inlay.errors import BadConfig, StoreDamaged
-from inlay.fit_settings import FitSettings
+from inlay.settings.fit_settings import FitSettings
+from inlay.settings.run_config import RunConfig, digest
 from inlay.store import write_atomically
 
 if TYPE_CHECKING:
     from inlay.training import Result, Run
-    from inlay.training.candidates import Spending
-    from inlay.training.halving import Standing
+    from inlay.training.recipe.candidates import Spending
+    from inlay.training.recipe.halving import Standing
 
 _PLAN = "plan.json"
 _RESULT = "result.json"
@@ -42,7 +42,7 @@ def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
     they do and judge the usual settings."""
     if text is None:
         return None
-    from inlay.training.halving import refuse_several
+    from inlay.training.recipe.halving import refuse_several
 
     seconds = parse_budget(text)
     if folds is not None:
@@ -71,7 +71,7 @@ class Budget:
 
     def train(self, ready: Prepared, asked: RunConfig, effort: FitSettings) -> tuple[Prepared, Result, bool]:
         """Train the candidates for a run; returns the best one, ready to be published, and whether all were known."""
-        from inlay.training.halving import Halving, Standing
+        from inlay.training.recipe.halving import Halving, Standing
 
         folder = self._find_folder(ready, asked)
         if effort.restart and not _is_done(folder):
@@ -105,7 +105,7 @@ class Budget:
 
     def _plan(self, ready: Prepared, asked: RunConfig, folder: Path, effort: FitSettings) -> tuple[Spending, list[Run]]:
         """What was planned when the command was first given; or a new plan, from measured steps."""
-        from inlay.training.candidates import Spending, make_candidate
+        from inlay.training.recipe.candidates import Spending, make_candidate
 
         path = folder / _PLAN
         if path.is_file():
@@ -121,8 +121,8 @@ class Budget:
         return spending, runs
 
     def _measure(self, ready: Prepared, asked: RunConfig, effort: FitSettings) -> Spending:
-        from inlay.training.candidates import count_answered, list_changes, plan_spending
-        from inlay.training.plan import measure_durations
+        from inlay.training.recipe.candidates import count_answered, list_changes, plan_spending
+        from inlay.training.run.plan import measure_durations
 
         run = ready.run
         with screen.working("budget: measuring a few steps"):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inlay.cli import screen
-from inlay.cli.backbones import describe_built_in
-from inlay.cli.options import JsonOption, StoreOption, open_store
+from inlay.cli.backbone import describe_built_in
+from inlay.cli.flags import JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, Missing
 from inlay.store import Store
@@ -100,7 +100,7 @@ def _check_machine() -> list[Finding]:
 
 def _check_backbones() -> list[Finding]:
     try:
-        from inlay.model.folders import BUILT_IN
+        from inlay.model.backbone.folders import BUILT_IN
     except (ImportError, OSError) as error:
         return [Finding("backbones", "missing", f"the model room cannot be imported: {error}")]
     findings = []
@@ -130,7 +130,7 @@ def _check_store(store: Store) -> Finding:
 
 def _check_cache() -> Finding:
     try:
-        from inlay.data.once import open_tokens
+        from inlay.data.token_cache import open_tokens
 
         cache = open_tokens()
     except ImportError as error:

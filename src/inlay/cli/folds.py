@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from inlay.cli import screen
 from inlay.cli.label_errors import LABEL_ERRORS, put_label_errors, write_label_errors
 from inlay.cli.train import Prepared, fit_runs
-from inlay.fit_settings import FitSettings
+from inlay.settings.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.data.label_errors import LabelErrors
-    from inlay.training.cross_validation import FoldRuns, FoldScores
+    from inlay.training.recipe.cross_validation import FoldRuns, FoldScores
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Validated:
 
 def cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Validated | None:
     """Train a run for every fold, together, and score what each left out; None in all processes but the first."""
-    from inlay.training.cross_validation import judge_folds, make_fold_runs
+    from inlay.training.recipe.cross_validation import judge_folds, make_fold_runs
 
     planned = make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
     for text in planned.folds.notes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inlay.cli import screen
-from inlay.cli.rows import open_rows
+from inlay.cli.output import open_rows
 from inlay.cli.screen import Column
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
+from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.multitask import put_report, report_task
-from inlay.cli.options import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.train import load_task
-from inlay.config import RunConfig
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
+from inlay.settings.run_config import RunConfig
 
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.training.run import Run, Trained
+    from inlay.training.run.run import Run, Trained
 
 _RUN = typer.Argument(metavar="RUN", help="id of a run that `inlay multitask` trained, or its task (`cola`, `cola@1`)")
 _PARTS = typer.Argument(
@@ -43,7 +43,7 @@ def materialize(
     """
     check_device_name(device)
     kept = open_store(store)
-    from inlay.training.materialize import find_run, read_materialized, read_parts
+    from inlay.training.run.materialize import find_run, read_materialized, read_parts
 
     folder = find_run(run, kept)
     chosen = _choose_parts(read_parts(folder), tasks or ())

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
-from inlay.cli.effort import MEMORY, fit_options
-from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, name_of, open_store, run_options
+from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.fit_flags import MEMORY, fit_options
+from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, name_of, open_store, run_options
 from inlay.cli.plan import describe_times, describe_totals
 from inlay.cli.screen import Column
 from inlay.cli.train import PublishOption, ResumeOption, fit_runs, load_task
-from inlay.config import MethodConfig, RunConfig
 from inlay.errors import BadConfig, Diverged, InlayError, Unsupported
-from inlay.fit_settings import FitSettings
-from inlay.presets import find_preset
+from inlay.settings.fit_settings import FitSettings
+from inlay.settings.presets import find_preset
+from inlay.settings.run_config import MethodConfig, RunConfig
 from inlay.store import Store
 
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.training.joint import JointRun
-    from inlay.training.plan import JointPlan
-    from inlay.training.run import Result, Trained
+    from inlay.training.run.joint import JointRun
+    from inlay.training.run.plan import JointPlan
+    from inlay.training.run.run import Result, Trained
 
 _METHOD = "hyperformer++"
 _TASKS = typer.Argument(metavar="DATA…", help="data of every task, as `inlay train` takes it, or NAME=DATA")
@@ -103,13 +103,13 @@ class _Ready:
 
 def _find_config(run: RunOptions, store: Store) -> RunConfig:
     """The settings, over the method and the backbone of the run that this one starts from, if it starts from one."""
-    from inlay.config import read_toml
+    from inlay.settings.run_config import read_toml
 
     named = dataclasses.replace(run, task="multitask")
     config = named.resolve(base=RunConfig(method=MethodConfig(_METHOD)))
     if config.joint.start is None:
         return config
-    from inlay.training.materialize import find_run
+    from inlay.training.run.materialize import find_run
 
     folder = find_run(config.joint.start, store)
     source = read_toml(folder / "config.toml")
@@ -135,9 +135,9 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
         for name, source in named
     ]
     tasks = [_load_part(each) for each in configs]
-    from inlay.training.joint import make_joint_run
-    from inlay.training.materialize import find_run, start_from
-    from inlay.training.start import Start
+    from inlay.training.run.joint import make_joint_run
+    from inlay.training.run.materialize import find_run, start_from
+    from inlay.training.run.start import Start
 
     backbone = open_backbone(config.backbone, device)
     _check_preset(run, config, backbone)
@@ -220,7 +220,7 @@ def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
 
 def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bool) -> None:
     """Put what a run would take: its tasks, how often each is drawn and parameters first; then time and memory."""
-    from inlay.training.plan import count_joint, plan_joint
+    from inlay.training.run.plan import count_joint, plan_joint
 
     made, num_seeds = count_joint(ready.runs[0], ready.backbone), len(ready.runs)
     if not as_json:
@@ -273,7 +273,7 @@ def _put_counts(made: JointPlan) -> None:
 
 def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) -> dict[str, Any]:
     """Every task made an ordinary one and published, as data."""
-    from inlay.training.materialize import materialize
+    from inlay.training.run.materialize import materialize
 
     trained = materialize(run, result, ready.backbone)
     tasks = [report_task(item, ready.backbone, ready.store, publish=publish) for item in trained]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.effort import fit_options
-from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
+from inlay.cli.fit_flags import fit_options
+from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
 from inlay.cli.screen import Column
 from inlay.cli.train import describe_run, is_finished, prepare
-from inlay.fit_settings import FitSettings
+from inlay.settings.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.training import Run
-    from inlay.training.counts import Totals
-    from inlay.training.plan import Cost, Plan
+    from inlay.training.run.counts import Totals
+    from inlay.training.run.plan import Cost, Plan
 
 MeasureOption = Annotated[
     bool, typer.Option("--measure/--no-measure", help="time a few steps, or only count, which takes a moment")
@@ -41,7 +41,7 @@ def plan(
     Parameters by part, as the papers count them, and bytes on disk come first, from the shapes; then time and memory,
     from a few measured steps.
     """
-    from inlay.training.plan import count_plan, make_plan
+    from inlay.training.run.plan import count_plan, make_plan
 
     kept = open_store(store)
     ready = prepare(run.resolve(kept), kept, device)

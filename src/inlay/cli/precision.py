@@ -12,7 +12,7 @@ from inlay.cli.screen import Column
 from inlay.errors import BadConfig, Unsupported
 
 if TYPE_CHECKING:
-    from inlay.cli.judge import Judged
+    from inlay.cli.evaluate import Judged
     from inlay.serving.drift import Drift
     from inlay.store import Manifest
 
@@ -32,7 +32,7 @@ def check_precision(precision: str, device: str) -> str:
         return device
     if device.startswith("cuda"):
         raise Unsupported("int8 on a GPU", "int8 is for answering on a CPU: use `--device cpu`, or leave it out")
-    from inlay.model.quantize import check_int8
+    from inlay.model.backbone.int8 import check_int8
 
     check_int8("cpu")
     return "cpu"
@@ -41,7 +41,7 @@ def check_precision(precision: str, device: str) -> str:
 def check_int8_task(manifest: Manifest) -> None:
     """Refuse a task that int8 cannot answer, before its rows are read."""
     from inlay.model import SlotSpec
-    from inlay.model.quantize import check_spec
+    from inlay.model.backbone.int8 import check_spec
 
     check_spec(SlotSpec.from_stored(manifest.method, manifest.head))
 

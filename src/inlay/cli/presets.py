@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.options import JsonOption
+from inlay.cli.flags import JsonOption
 from inlay.cli.screen import Column
-from inlay.presets import PRESETS, find_preset
+from inlay.settings.presets import PRESETS, find_preset
 
 
 def presets(

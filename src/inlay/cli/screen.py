@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TextIO
 
-from inlay.world import find_place
+from inlay.processes import find_place
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
-from inlay.cli.effort import MEMORY, fit_options
-from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, config_help, open_store
+from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.fit_flags import MEMORY, fit_options
+from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, config_help, open_store
 from inlay.errors import BadConfig, Missing
-from inlay.fit_settings import FitSettings
+from inlay.settings.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.stream import Event

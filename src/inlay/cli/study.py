@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
-from inlay.cli.effort import REUSE, changes, fit_options
-from inlay.cli.forecast import describe, describe_others, forecast
-from inlay.cli.options import DeviceOption, JsonOption, StoreOption, open_store
-from inlay.cli.report import draw, put_report
+from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.fit_flags import REUSE, changes, fit_options
+from inlay.cli.flags import DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
+from inlay.cli.study_dry_run import describe, describe_others, forecast
+from inlay.cli.study_report import draw, put_report
 from inlay.errors import BadConfig, Missing, UnknownName
-from inlay.fit_settings import FitSettings
+from inlay.settings.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.research.conduct import Outcome
-    from inlay.research.entries import Entry
-    from inlay.research.ledger import Places
-    from inlay.research.planning import Plan
-    from inlay.research.study import Study
+    from inlay.studies.glue_entries import Entry
+    from inlay.studies.run.ledger import Places
+    from inlay.studies.run.session import Outcome
+    from inlay.studies.spec.planning import Plan
+    from inlay.studies.spec.study import Study
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -118,7 +118,7 @@ def study(
     report.md. `inlay study report` draws them anew, of all studies or of those named after it, on all backbones or on
     that of `--backbone`, and trains nothing.
     """
-    from inlay.research.study import find_study, list_studies, study_folders
+    from inlay.studies.spec.study import find_study, list_studies, study_folders
 
     began = time.monotonic()
     folders = study_folders()
@@ -196,14 +196,14 @@ def parse_budget(text: str) -> float:
 
 
 def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
-    from inlay.research.study import read_study
+    from inlay.studies.spec.study import read_study
 
     return read_study(path, profile, backbone)
 
 
 def _having(paths: Iterable[Path], profile: str) -> list[Path]:
     """The studies that have a profile; all of them, to be refused by name, where none has."""
-    from inlay.research.study import has_profile
+    from inlay.studies.spec.study import has_profile
 
     all_paths = list(paths)
     return [path for path in all_paths if has_profile(path, profile)] or all_paths
@@ -252,13 +252,13 @@ class _Session:
 
     @property
     def places(self) -> Places:
-        from inlay.research.ledger import Places
+        from inlay.studies.run.ledger import Places
 
         return Places(self.results, self.kept / "runs")
 
     def prepare(self, study: Study) -> Plan:
         """Read a study's data and make its runs, saying what is left out."""
-        from inlay.research.planning import load_tasks, plan_study
+        from inlay.studies.spec.planning import load_tasks, plan_study
 
         screen.say(f"study {study.name}: {study.title}", "bold")
         with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
@@ -281,8 +281,8 @@ class _Session:
         return self._backbones[name]
 
     def _find_tiny(self) -> str:
-        from inlay.model.tiny import make_tiny_folder
-        from inlay.research.toy import WORDS
+        from inlay.model.backbone.tiny import make_tiny_folder
+        from inlay.studies.spec.toy import WORDS
 
         return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
@@ -295,7 +295,7 @@ class _Session:
         """Answer the test sets of a study that has a server for them, and put into its report where."""
         if not plan.study.submission or plan.study.is_toy:
             return
-        from inlay.research.entries import choose_entries, list_gone, write_entries
+        from inlay.studies.glue_entries import choose_entries, list_gone, write_entries
 
         own = [record for record in outcome.records if record.study == plan.study.name]
         entries = choose_entries(plan, own, self.places, self.data_root)
@@ -306,18 +306,18 @@ class _Session:
             report["submission"] = write_entries(plan, entries, self.places, self.data_root, missing)
 
     def _train_again(self, plan: Plan, gone: Sequence[Entry]) -> None:
-        from inlay.cli.watch import ScreenWatcher
-        from inlay.research.entries import train_again
+        from inlay.cli.progress import ScreenWatcher
+        from inlay.studies.glue_entries import train_again
 
         screen.say(f"training again, to answer the test sets: {screen.count(len(gone), 'run')} without weights")
         with _resumable(), screen.Meter("training") as meter:
             train_again(plan, gone, self.places, ScreenWatcher(meter, num_runs=len(gone)))
 
     def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> Outcome:
-        from inlay.cli.stage import CrewStage, ScreenStage
-        from inlay.research.conduct import conduct
-        from inlay.research.jobs import Crew, conduct_in_jobs
-        from inlay.training.memory import take_share
+        from inlay.cli.study_progress import CrewStage, ScreenStage
+        from inlay.studies.run.jobs import Crew, conduct_in_jobs
+        from inlay.studies.run.session import conduct
+        from inlay.training.cohort.memory import take_share
 
         for plan in plans:
             take_share(plan.backbone.device, memory_share)
@@ -329,7 +329,7 @@ class _Session:
 
 
 def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
-    from inlay.research.records import results_file
+    from inlay.studies.run.records import results_file
 
     study = plan.study
     missing: dict[str, list[str]] = {}

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
-from inlay.cli.options import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
+from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task
 from inlay.errors import Missing
-from inlay.trees import split_list
+from inlay.settings.trees import split_list
 
 if TYPE_CHECKING:
-    from inlay.research.suggest import Suggestion, Suggestions
+    from inlay.explore.suggest import Suggestion, Suggestions
 
 _FEW_ROWS = 50
 """below which a score on rows not seen is mostly chance"""
@@ -45,8 +45,8 @@ def suggest(
         raise Missing(f"no tasks in {kept.root} yet", "train some first: `inlay train mail.csv --task mail`")
     task = load_task(config)
     backbone = open_backbone(config.backbone, device)
-    from inlay.research.suggest import SuggestSettings
-    from inlay.research.suggest import suggest as rank
+    from inlay.explore.suggest import SuggestSettings
+    from inlay.explore.suggest import suggest as rank
 
     done = 0
     with screen.Meter("looking") as meter:

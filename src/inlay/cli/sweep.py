@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.effort import MEMORY, fit_options
-from inlay.cli.options import (
+from inlay.cli.fit_flags import MEMORY, fit_options
+from inlay.cli.flags import (
     DeviceOption,
     JsonOption,
     RunOptions,
@@ -31,10 +31,10 @@ from inlay.cli.train import (
     put_report,
     report_run,
 )
-from inlay.fit_settings import FitSettings
+from inlay.settings.fit_settings import FitSettings
 
 if TYPE_CHECKING:
-    from inlay.research.sweep import Ranking
+    from inlay.explore.sweep import Ranking
 
 _AXES = ("method", "size", "lr", "epochs", "batch_size")
 
@@ -71,7 +71,7 @@ def sweep(
     Options that take A,B,… take one value or several; every combination is trained, with every seed, all together or,
     where memory is small, as many at a time as fit.
     """
-    from inlay.research.sweep import make_grid, parse_axes, rank
+    from inlay.explore.sweep import make_grid, parse_axes, rank
     from inlay.training import make_run
 
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
-from inlay.cli.effort import MEMORY, fit_options
-from inlay.cli.options import (
+from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.fit_flags import MEMORY, fit_options
+from inlay.cli.flags import (
     DeviceOption,
     JsonOption,
     RunOptions,
@@ -24,17 +24,17 @@ from inlay.cli.options import (
     run_options,
 )
 from inlay.errors import Diverged, UnknownName
-from inlay.fit_settings import FitSettings
+from inlay.settings.fit_settings import FitSettings
 from inlay.store import Store, Version
 
 if TYPE_CHECKING:
     from inlay.cli.folds import Validated
-    from inlay.config import RunConfig
     from inlay.data import Task
     from inlay.model import Backbone
+    from inlay.settings.run_config import RunConfig
     from inlay.training import Result, Run
-    from inlay.training.halving import Referee
-    from inlay.training.joint import AnyRun
+    from inlay.training.recipe.halving import Referee
+    from inlay.training.run.joint import AnyRun
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
@@ -148,7 +148,7 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     store.check_name(name or config.task)
     check_device_name(device)
     task = load_task(config)
-    from inlay.model.methods import find_method, resolve_method
+    from inlay.model.bank.methods import find_method, resolve_method
     from inlay.training import make_run
 
     resolve_method(config.method)  # a name that is in no table is refused before the backbone is loaded
@@ -172,8 +172,8 @@ def load_task(config: RunConfig) -> Task:
 
 def describe_run(run: Run, backbone: Backbone) -> None:
     """Say which parameters a run adds, and how it is trained."""
-    from inlay.config import MethodConfig
-    from inlay.model.methods import resolve_method
+    from inlay.model.bank.methods import resolve_method
+    from inlay.settings.run_config import MethodConfig
 
     added = run.spec.count_parameters(backbone.anatomy)
     train, method, head = run.config.train, run.config.method, run.spec.head
@@ -244,9 +244,9 @@ def fit_runs(
     runs: Sequence[AnyRun], ready: Ready, settings: FitSettings, referee: Referee | None = None
 ) -> list[Result]:
     """The results of the runs; those that are not finished yet are trained, with progress."""
-    from inlay.cli.watch import ScreenWatcher
+    from inlay.cli.progress import ScreenWatcher
     from inlay.training import fit
-    from inlay.training.cohort import Watcher
+    from inlay.training.cohort.cohort import Watcher
 
     if all(is_finished(run, ready) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
@@ -259,7 +259,7 @@ def fit_runs(
 
 def is_finished(run: AnyRun, ready: Ready) -> bool:
     """Whether a run was trained to its end before."""
-    from inlay.training.run import read_result
+    from inlay.training.run.run import read_result
 
     return read_result(ready.runs_folder / run.id) is not None
 
@@ -293,7 +293,7 @@ def report_run(ready: Prepared, result: Result, version: Version | None) -> dict
         from inlay.training.evaluate import score_split
 
         metrics["test"] = score_split(ready.run, result, ready.backbone, task.test)
-    from inlay.training.rising import find_rising
+    from inlay.training.recipe.rising import find_rising
 
     rising = find_rising(result.history, task.metric, len(task.dev))
     folder = ready.runs_folder / result.run_id
@@ -327,7 +327,7 @@ def _score_probe(ready: Prepared, result: Result, metrics: Mapping[str, Any]) ->
     if first.get("stage") != "probe":
         return None
     from inlay.training.evaluate import score_probe
-    from inlay.training.run import read_probe_head
+    from inlay.training.run.run import read_probe_head
 
     found = {"dev": first["dev"][metric]}
     head, test = read_probe_head(ready.runs_folder / result.run_id), ready.run.task.test

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbones import check_device_name, open_backbone
-from inlay.cli.options import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, StoreDamaged
 from inlay.store import Store, Version

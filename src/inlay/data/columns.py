@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inlay.config import DataConfig
 from inlay.data.tags import sort_tags
 from inlay.errors import BadConfig, BadData
+from inlay.settings.run_config import DataConfig
 
 # Names are compared in lower case; earlier ones are preferred. Where both columns of a pair are there, the pair wins
 # over a single text: reading only one half of a pair would be silently wrong.

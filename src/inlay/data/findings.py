@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inlay.config import DataConfig
 from inlay.data.columns import Scheme
-from inlay.data.near import Near, find_near
+from inlay.data.near_duplicates import Near, find_near
 from inlay.data.spellings import spelling_key
 from inlay.data.splits import find_repeats, group_keys
+from inlay.settings.run_config import DataConfig
 
 if TYPE_CHECKING:
     from inlay.data.rows import Rows

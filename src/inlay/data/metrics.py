@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inlay.data.answers import Gold, has_unanswerable, score_answer
+from inlay.data.squad import Gold, has_unanswerable, score_answer
 from inlay.data.tags import TagCounts, count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, NotFinite, UnknownName
 

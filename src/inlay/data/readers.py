@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from inlay.data.answers import is_squad, read_squad
 from inlay.data.columns import Header
 from inlay.data.encodings import find_encoding
+from inlay.data.squad import is_squad, read_squad
 from inlay.errors import BadData, Missing
 
 SKIP_HINT = "mend the row, or leave bad rows out with `--on-bad-row skip`"

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inlay.config import DataConfig
-from inlay.data.answers import read_answers
 from inlay.data.columns import Fault, as_list, find_name, list_columns
 from inlay.data.readers import SKIP_HINT
 from inlay.data.sources import Table
+from inlay.data.squad import read_answers
 from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
+from inlay.settings.run_config import DataConfig
 
 _WORDS = ("tokens", "words")
 _TAGS = ("tags", "ner_tags", "labels", "ner", "tag", "pos_tags", "label")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inlay.config import DataConfig
 from inlay.data.columns import (
     UNLABELLED_KINDS,
     Columns,
@@ -27,7 +26,6 @@ from inlay.data.columns import (
     list_names,
     sort_labels,
 )
-from inlay.data.extra import open_extra
 from inlay.data.findings import (
     describe_kind,
     describe_merged,
@@ -39,15 +37,17 @@ from inlay.data.findings import (
     describe_variants,
     join_some,
 )
-from inlay.data.glue import open_glue
 from inlay.data.metrics import resolve_metric
 from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
+from inlay.data.sets.glue import open_glue
+from inlay.data.sets.houlsby17 import open_extra
 from inlay.data.shapes import shape_table
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
 from inlay.data.spellings import count_names, find_spellings, find_variants, known_types, respell
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_strata, is_alone, row_keys
 from inlay.data.tags import entity_types
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
+from inlay.settings.run_config import DataConfig
 
 if TYPE_CHECKING:
     import pandas

@@ -16,17 +16,17 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.config import MethodConfig
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
 from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
 from inlay.exchange.parts import Bottleneck, LowRank, join_bottlenecks, join_low_ranks, name_layers
-from inlay.model.backbone import Backbone
-from inlay.model.families import find_family
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import resolve_method
-from inlay.model.sites import Anatomy
-from inlay.model.tensors import adapted_linears
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.families import find_family
+from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.methods import resolve_method
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.parts.tensors import adapted_linears
+from inlay.settings.run_config import MethodConfig
 
 CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")

@@ -25,18 +25,18 @@ from inlay.data.tasks import Split
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_json, read_json
-from inlay.model.backbone import Backbone
-from inlay.model.folders import BUILT_IN
-from inlay.model.heads import find_head
-from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
-from inlay.model.methods import resolve_method
-from inlay.model.sites import Anatomy
-from inlay.model.slots import SlotSpec
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.folders import BUILT_IN
+from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import find_head
+from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.serving.engine import check_backbone
 from inlay.store import Manifest, Probe, Store, Version
 from inlay.store.format import legal_name
 from inlay.training.evaluate import encode_rows
-from inlay.training.publish import current_commit, describe_backbone
+from inlay.training.run.publish import current_commit, describe_backbone
 
 OWN = "inlay.json"
 """what a folder says about the task that the other library has no word for"""

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.config import MethodConfig
 from inlay.errors import BadData, Unsupported, WrongBackbone
-from inlay.model.heads import HeadSpec
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.run_config import MethodConfig
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inlay.model.bank import Bank
-from inlay.model.kernels import ACTIVATIONS, NORM_EPS, Bottleneck, Shape
-from inlay.model.methods import resolve_method
-from inlay.model.readout import pair_features
-from inlay.model.route import Batch, Route
-from inlay.model.routed import RoutedBank
-from inlay.model.views import Views, build_views
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.forward import RoutedBank
+from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.views import Views, build_views
+from inlay.model.batch.route import Batch, Route
+from inlay.model.heads.readout import pair_features
+from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, Shape
 
 
 class Choice:

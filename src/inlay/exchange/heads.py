@@ -9,9 +9,9 @@ from torch import Tensor
 
 from inlay.errors import BadData, Unsupported
 from inlay.exchange.folder import Leaving, Weights
-from inlay.model.backbone import Backbone
-from inlay.model.families import CLASSIFIERS, find_family
-from inlay.model.heads import HeadSpec
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.families import CLASSIFIERS, find_family
+from inlay.model.heads.heads import HeadSpec
 
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.config import MethodConfig
 from inlay.errors import Unsupported
+from inlay.settings.run_config import MethodConfig
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ from inlay.data.tasks import Split
 from inlay.data.windows import encode_split
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
 from inlay.exchange.gathered import TaskGraph
-from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank
-from inlay.model.inference import canonical_backbone
-from inlay.model.methods import find_method
-from inlay.model.route import Row, collate, make_rows
-from inlay.model.slots import SlotSpec
-from inlay.model.tensors import pals
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.methods import find_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, collate, make_rows
+from inlay.model.heads.inference import canonical_backbone
+from inlay.model.parts.tensors import pals
 from inlay.serving.engine import check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
 from inlay.store.files import DRAFT_PREFIX, sync_directory

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.config import MethodConfig
-from inlay.model.backbone import Backbone
-from inlay.model.methods import layout
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.methods import layout
+from inlay.settings.run_config import MethodConfig
 
 
 @dataclass(frozen=True)

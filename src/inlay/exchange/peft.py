@@ -16,19 +16,19 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.config import MethodConfig
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_number, read_weights
 from inlay.exchange.heads import check_classifier, describe_decisions, fold_targets, take_classifier
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
-from inlay.model.backbone import Backbone
-from inlay.model.families import CLASSIFIERS, find_family
-from inlay.model.heads import HeadSpec
-from inlay.model.methods import resolve_method
-from inlay.model.sites import Anatomy, LinearSite
-from inlay.model.tensors import adapted_linears, scales_input, trained_norms
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.families import CLASSIFIERS, find_family
+from inlay.model.backbone.sites import Anatomy, LinearSite
+from inlay.model.bank.methods import resolve_method
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.parts.tensors import adapted_linears, scales_input, trained_norms
+from inlay.settings.run_config import MethodConfig
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.config import MethodConfig
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Leaving, dump_json
 from inlay.exchange.heads import HEAD_KINDS, describe_decisions, fold_targets
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
-from inlay.model.families import find_family
-from inlay.model.heads import HeadSpec
-from inlay.model.sites import Anatomy
-from inlay.model.tensors import adapted_layers, adapted_linears, adapter_groups
+from inlay.model.backbone.families import find_family
+from inlay.model.backbone.sites import Anatomy
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.parts.tensors import adapted_layers, adapted_linears, adapter_groups
+from inlay.settings.run_config import MethodConfig
 
 _BOTTLENECK: dict[str, Any] = {
     "mh_adapter": False,

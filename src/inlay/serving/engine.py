@@ -20,12 +20,12 @@ from inlay.data.encode import Encoded
 from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig, BadData, InlayError, NotFinite, Unsupported, WrongBackbone
-from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank
-from inlay.model.heads import HeadSpec, Outcome, Output, collect_outputs, find_head
-from inlay.model.quantize import check_slot, find_precision
-from inlay.model.route import Row, make_rows
-from inlay.model.slots import SlotSpec
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.int8 import check_slot, find_precision
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, make_rows
+from inlay.model.heads.heads import HeadSpec, Outcome, Output, collect_outputs, find_head
 from inlay.serving.drift import Drift, measure_drift
 from inlay.serving.passes import Passes
 from inlay.store import Manifest, Store, Version

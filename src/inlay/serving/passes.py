@@ -1,7 +1,7 @@
 """The passes that answer an engine's rows: captured programs on a GPU once they pay, launched ones elsewhere.
 
-A captured pass (model/graphed.py) takes rows of any mix of tasks whose heads read one vector of a row. Rows of other
-heads, and all rows where nothing can be captured, are launched: one odd row slows no other down.
+A captured pass (model/heads/captured.py) takes rows of any mix of tasks whose heads read one vector of a row. Rows of
+other heads, and all rows where nothing can be captured, are launched: one odd row slows no other down.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from inlay.errors import Unsupported
-from inlay.model.bank import Bank
-from inlay.model.capture import is_out_of_memory
-from inlay.model.graphed import MOST_TOKENS, GraphedForward, find_obstacle
-from inlay.model.inference import batches_by_length, infer
-from inlay.model.route import Row
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.route import Row
+from inlay.model.heads.captured import MOST_TOKENS, GraphedForward, find_obstacle
+from inlay.model.heads.inference import batches_by_length, infer
+from inlay.model.kernels.cuda_graphs import is_out_of_memory
 
 PATIENCE_S = 5.0
 """Seconds of launched passes after which an engine that may choose begins to capture: about what compiling takes (on an

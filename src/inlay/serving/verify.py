@@ -16,11 +16,11 @@ from torch import Tensor
 from inlay.data.tasks import Split
 from inlay.data.windows import encode_split
 from inlay.errors import InlayError
-from inlay.model.backbone import Backbone
-from inlay.model.heads import collect_outputs
-from inlay.model.inference import canonical_backbone, canonical_environment, infer_canonically
-from inlay.model.route import make_rows
-from inlay.model.slots import SlotSpec
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import make_rows
+from inlay.model.heads.heads import collect_outputs
+from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.serving.engine import Engine, Request, check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
 

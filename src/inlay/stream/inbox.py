@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay.config import RunConfig, digest
 from inlay.errors import BadConfig, BadData, InlayError, Missing
+from inlay.settings.run_config import RunConfig, digest
+from inlay.settings.trees import from_tree
 from inlay.store import Store, Version, write_atomically
-from inlay.trees import from_tree
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 UNFINISHED_SUFFIXES = (".tmp", ".part")

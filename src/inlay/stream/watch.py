@@ -25,19 +25,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from inlay.config import RunConfig, digest
 from inlay.data import Split, Task, load_task
 from inlay.errors import Diverged, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.model import Backbone
 from inlay.serving import Engine, verify
+from inlay.settings.run_config import RunConfig, digest
+from inlay.settings.trees import from_tree, write_toml
 from inlay.store import Store, Version
 from inlay.stream.inbox import SUFFIXES, Folder, Item, Journal, Stamp, describe_error, identify, open_journal
 from inlay.training import FitSettings, Result, Run, fit, make_run, publish
-from inlay.training.cohort import Watcher
-from inlay.training.joint import AnyMember
-from inlay.training.memory import MAX_COHORT
-from inlay.training.run import DIVERGED, read_result
-from inlay.trees import from_tree, write_toml
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.cohort.memory import MAX_COHORT
+from inlay.training.run.joint import AnyMember
+from inlay.training.run.run import DIVERGED, read_result
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from inlay.store import write_atomically
-from inlay.training.joint import AnyRun
-from inlay.training.member import PROBE, Progress
+from inlay.training.cohort.member import PROBE, Progress
+from inlay.training.run.joint import AnyRun
 
 
 def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:

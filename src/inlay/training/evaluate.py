@@ -18,21 +18,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.data.answers import tune_threshold
 from inlay.data.calibration import calibration_error, fit_temperature
 from inlay.data.encode import Encoded
 from inlay.data.metrics import decide, score_all
-from inlay.data.once import encode_once
+from inlay.data.squad import tune_threshold
 from inlay.data.tasks import Split
 from inlay.data.thresholds import tune_thresholds
+from inlay.data.token_cache import encode_once
 from inlay.data.windows import IGNORED, Reading, align_targets
-from inlay.model.backbone import Backbone
-from inlay.model.bank import Bank
-from inlay.model.heads import HeadSpec, Output, collect_outputs, find_head, find_output_passages
-from inlay.model.inference import infer
-from inlay.model.route import Row, make_rows
-from inlay.model.slots import SlotSpec
-from inlay.training.run import Result, Run
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, make_rows
+from inlay.model.heads.heads import HeadSpec, Output, collect_outputs, find_head, find_output_passages
+from inlay.model.heads.inference import infer
+from inlay.training.run.run import Result, Run
 
 
 class Targets:

@@ -1,0 +1,176 @@
+"""The Python library: the rooms' functions with the defaults a script wants, the user's own store above all.
+
+Nothing is computed here; every function hands on to the room that does it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.data import Task, make_task
+from inlay.data import load_task as _load_task
+from inlay.errors import BadConfig
+from inlay.model import Backbone
+from inlay.serving import Check
+from inlay.serving import Engine as _Engine
+from inlay.serving import verify as _verify
+from inlay.settings.presets import apply_preset
+from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, overlay
+from inlay.settings.trees import from_tree
+from inlay.store import Store, Version
+from inlay.training import FitSettings, Result, Run
+from inlay.training import fit as _fit
+from inlay.training import make_run as _make_run
+from inlay.training import publish as _publish
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.run.joint import JointRun
+from inlay.training.run.joint import make_joint_run as _make_joint_run
+from inlay.training.run.materialize import materialize as _materialize
+from inlay.training.run.materialize import read_method, start_from
+from inlay.training.run.run import Trained
+from inlay.training.run.start import Start, inherit
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def load_task(data: str | Path | pandas.DataFrame, *, name: str, **settings: Any) -> Task:
+    """A task from a file, a folder, `glue/NAME`, `extra/NAME`, `hub:NAME` or a DataFrame.
+
+    `settings` are those of `DataConfig`: `text`, `pair`, `label`, `kind`, `dev`, `test_share` …
+    """
+    if isinstance(data, str | Path):
+        return _load_task(from_tree(DataConfig, {"source": str(data), **settings}, "data."), name)
+    return make_task(data, name, from_tree(DataConfig, settings, "data."))
+
+
+def make_run(
+    task: Task,
+    backbone: Backbone,
+    config: RunConfig | None = None,
+    *,
+    preset: str | None = None,
+    store: Store | None = None,
+    **settings: Any,
+) -> Run:
+    """A run of `task`, with `settings` of the method and of training by name: `size=64, lr=5e-4, epochs=3` …
+
+    `method` is the method's name, `preset` a published recipe whose settings the others override, and `start` names
+    the tasks of `store` to start from, whose method the run then has. An unknown setting is an error that names the
+    nearest one.
+    """
+    store = store or Store()
+    own = {field.name for field in dataclasses.fields(MethodConfig)}
+    tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}}
+    for key, value in settings.items():
+        key = "name" if key == "method" else key
+        tree["method" if key in own else "train"][key] = value
+    if config is None:
+        config = inherit(tree["train"]["start"], store) if tree["train"].get("start") else RunConfig()
+    config = config if preset is None else apply_preset(preset, config)
+    return _make_run(task, overlay(config, tree), backbone, store)
+
+
+def make_joint_run(
+    tasks: Sequence[Task],
+    backbone: Backbone,
+    config: RunConfig | None = None,
+    *,
+    store: Store | None = None,
+    **settings: Any,
+) -> JointRun:
+    """A run of several tasks that share parameters, by default with `hyperformer++`.
+
+    `settings` are those of the method, of training and of `JointConfig` by name: `size=12, batches="mixed", steps=500`
+    … `start` names the finished run of `store` that this one goes on from, whose method it then has. Train it with
+    `fit`, make its tasks ordinary ones with `materialize`, and publish those.
+    """
+    store, own = store or Store(), {field.name for field in dataclasses.fields(MethodConfig)}
+    shared = {field.name for field in dataclasses.fields(JointConfig)}
+    tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}, "joint": {}}
+    for key, value in settings.items():
+        key = "name" if key == "method" else key
+        value = _list_pairs(value) if key in ("weights", "like") else value
+        tree["joint" if key in shared else "method" if key in own else "train"][key] = value
+    folder = store.run_folder(tree["joint"]["start"]) if tree["joint"].get("start") else None
+    if config is None:
+        config = RunConfig(method=MethodConfig("hyperformer++"))
+        config = config if folder is None else dataclasses.replace(config, method=read_method(folder))
+    config = overlay(config, tree)
+    start = Start() if folder is None else start_from(folder, config, tasks)
+    return _make_joint_run(tasks, config, backbone, start=start)
+
+
+def _list_pairs(value: Any) -> Any:
+    """`{"cola": 2}` and `"cola=2,rte=1"` as settings have them: `["cola=2", …]`."""
+    if isinstance(value, Mapping):
+        return [f"{key}={item}" for key, item in value.items()]
+    return value.split(",") if isinstance(value, str) else value
+
+
+def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
+    """Every task of a finished run as an ordinary one, in order: `publish(item.run, item.result, backbone)` each."""
+    if result.run_id != run.id:
+        raise BadConfig(
+            f"the result is that of run `{result.run_id}`, not of `{run.id}`",
+            "give a run with what `fit` returned for it",
+        )
+    return _materialize(run, result, backbone)
+
+
+def fit(
+    runs: Sequence[Run | JointRun],
+    backbone: Backbone,
+    store: Store | None = None,
+    settings: FitSettings | None = None,
+    watch: Watcher | None = None,
+) -> list[Result]:
+    """Train runs together, each in its own slot; finished ones are read back, stopped ones go on."""
+    folder = (store or Store()).root / "runs"
+    return _fit(runs, backbone, folder, settings or FitSettings(), watch)
+
+
+def publish(
+    run: Run | JointRun, result: Result, backbone: Backbone, store: Store | None = None, name: str | None = None
+) -> Version:
+    """Add a run's best weights to the store as an immutable version, with probes that prove it later."""
+    if isinstance(run, JointRun):
+        raise BadConfig(
+            f"a run of several tasks (`{', '.join(part.name for part in run.parts)}`) is published task by task",
+            "`for item in materialize(run, result, backbone): publish(item.run, item.result, backbone)`",
+        )
+    return _publish(run, result, backbone, store or Store(), name)
+
+
+class Engine(_Engine):
+    """Answers requests for any mix of the store's tasks on one backbone.
+
+    On a GPU it compiles by itself once it has had enough to answer; `is_compiled=True` does so from the first request
+    on, and `is_compiled=False` never.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: Store | None = None,
+        *,
+        num_slots: int = 64,
+        precision: str = "auto",
+        is_compiled: bool | None = None,
+    ) -> None:
+        super().__init__(backbone, store or Store(), num_slots=num_slots, precision=precision, is_compiled=is_compiled)
+
+
+def verify(backbone: Backbone, store: Store | None = None) -> list[Check]:
+    """Prove that every version of the store trained on `backbone` still stands, bit for bit where it can be."""
+    store = store or Store()
+    versions = [
+        info.version
+        for task in store.ledger()
+        for info in task.versions
+        if info.summary.backbone["fingerprint"] == backbone.fingerprint
+    ]
+    return _verify(versions, backbone, store)

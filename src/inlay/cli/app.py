@@ -1,0 +1,156 @@
+"""The border between typer and the commands: found by name, listed in groups, errors as words and exit statuses.
+
+A command's module is imported when the command is called, so that `--help` imports none of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from inlay.cli import screen
+from inlay.errors import BadConfig, InlayError
+from inlay.processes import find_place
+
+STOPPED = 130  # what shells report of a program that Ctrl-C ended
+_UsageError: Any = typer.BadParameter.__base__  # click's; newer typers carry a click of their own
+
+
+class Command(NamedTuple):
+    """Where a command is, and the line that lists it: the first of its docstring."""
+
+    panel: str
+    module: str
+    function: str
+    summary: str
+    takes_several: bool = False
+    """whether it may run in the several processes of `torchrun`"""
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose options are listed under the headings they belong to."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and options, a section for each heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                heading = getattr(parameter, "rich_help_panel", None) or usual
+                sections.setdefault(heading, []).append(record)
+        usual_last = sections.pop("Options", None)
+        for heading, records in {**sections, **({"Options": usual_last} if usual_last else {})}.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=32)
+
+
+class Border(TyperGroup):
+    """Where commands are found, and where errors become words."""
+
+    table: Mapping[str, Command] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands."""
+        return list(self.table)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command as the list shows it, without its module."""
+        if cmd_name not in self.table:
+            close = difflib.get_close_matches(cmd_name, self.table, n=1)
+            hint = f"did you mean `inlay {close[0]}`?" if close else "`inlay --help` lists the commands"
+            raise BadConfig(f"no command named `{cmd_name}`", hint)
+        return TyperCommand(cmd_name, help=self.table[cmd_name].summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
+        """The command that was asked for, whole, and its arguments."""
+        self.get_command(ctx, args[0])
+        entry, size = self.table[args[0]], find_place().size
+        if size > 1 and not entry.takes_several:
+            raise BadConfig(f"`{args[0]}` is for one process, not {size}", "call it without `torchrun`")
+        return args[0], load_command(args[0], entry), args[1:]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands, a section for each group."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, entry in self.table.items():
+            sections.setdefault(entry.panel, []).append((name, entry.summary))
+        width = max(map(len, self.table), default=0)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in records])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except InlayError as error:
+            if os.environ.get("INLAY_DEBUG"):
+                raise
+            screen.complain(error, as_json=ctx.meta.get("inlay.json", False))
+            raise typer.Exit(error.exit_status) from None
+        except OSError as error:
+            # A reader that went away (`| head`) is no error of ours: typer ends quietly.
+            if isinstance(error, BrokenPipeError) or os.environ.get("INLAY_DEBUG"):
+                raise
+            refusal = _describe_os_error(error)
+            screen.complain(refusal, as_json=ctx.meta.get("inlay.json", False))
+            raise typer.Exit(refusal.exit_status) from None
+        except KeyboardInterrupt as stop:
+            screen.say()
+            screen.say(str(stop) or "stopped", "yellow")
+            raise typer.Exit(STOPPED) from None
+        except _UsageError as error:
+            where = error.ctx.command_path if error.ctx is not None else "inlay"
+            refusal = BadConfig(_describe_usage(error), f"see `{where} --help`")
+            screen.complain(refusal, as_json=ctx.meta.get("inlay.json", False))
+            raise typer.Exit(refusal.exit_status) from None
+
+
+def _describe_usage(error: Any) -> str:
+    """What is wrong with an option or argument. Of a wrong type pydantic says it for typer, without the value."""
+    text = error.format_message()
+    faults = getattr(error.__cause__ or error.__context__, "errors", None)
+    if faults is not None and "Input should be" in text:
+        text = text.replace("Input should be", f"`{faults()[0]['input']}` should be").partition(", unable to")[0]
+    return str(text[:1].lower() + text[1:].rstrip("."))
+
+
+def _describe_os_error(error: OSError) -> InlayError:
+    where = "" if error.filename is None else f"`{screen.shorten(os.fsdecode(error.filename), 200)}`: "
+    hint = "check that the file is there and who may use it; `inlay --debug …` shows where it happened"
+    return InlayError(f"{where}{error.strerror or error}", hint)
+
+
+def load_command(name: str, entry: Command) -> Any:
+    """A command with its options, from its module."""
+    found = getattr(import_module(f"inlay.cli.{entry.module}"), entry.function)
+    if not isinstance(found, typer.Typer):
+        alone = make_typer()
+        alone.command(name, cls=GroupedCommand, help=_unwrap(found.__doc__))(found)
+        found = alone
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
+
+
+def make_typer(**settings: Any) -> typer.Typer:
+    """A Typer as all of ours are: plain help, no completion script, tracebacks as Python prints them."""
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        **settings,
+    )
+
+
+def _unwrap(text: str | None) -> str:
+    """A docstring with one line for each paragraph, so that the terminal's width decides where lines end."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))

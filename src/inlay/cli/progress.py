@@ -1,0 +1,165 @@
+"""How training goes, on the screen: a line for every epoch of a single run, for every ended run of several.
+
+Imported only where something is trained, since it stands on the training room and so on torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from inlay.cli import screen
+from inlay.training.cohort.cohort import Cohort, Watcher
+from inlay.training.cohort.member import CONTRAST, PROBE, Member
+from inlay.training.run.joint import AnyMember
+from inlay.training.run.run import DIVERGED, STOPPED_EARLY
+
+_STAGES = {PROBE: "linear probe", CONTRAST: " of the contrastive start"}
+_MANY_TEXTS = 500  # fewer go through the backbone's lower layers before a bar could be read
+_LONG_SECONDS = 1.0  # less is no news
+_MANY_ROWS = 10_000  # fewer are tokenised before a bar could be read
+
+
+class ScreenWatcher(Watcher):
+    """Draws the progress of `num_runs` runs on a meter, cohort by cohort."""
+
+    def __init__(self, meter: screen.Meter, *, num_runs: int = 1) -> None:
+        self._meter, self._num_runs = meter, num_runs
+        self._began, self._num_rows = 0.0, 0
+        self._noted: set[str] = set()
+        self._best = ""
+        self._fell_back = False
+
+    def on_encode(self, num_done: int, num_rows: int) -> None:
+        if num_rows >= _MANY_ROWS:
+            self._meter.update(num_done, title="tokenising", total=num_rows)
+
+    def on_prefix(self, num_done: int, num_texts: int) -> None:
+        if num_texts >= _MANY_TEXTS:
+            self._meter.update(num_done, title="computing the frozen layers once", total=num_texts)
+
+    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
+        self._meter.say(
+            f"memory and disk hold the frozen layers of {num_texts - num_left:,} of {num_texts:,} texts: "
+            "those of the others are computed in every epoch"
+        )
+
+    def on_compile(self, what: str) -> None:
+        self._meter.wait(what)
+
+    def on_compiled(self, what: str, seconds: float) -> None:
+        if seconds >= _LONG_SECONDS:  # else it was compiled before, and read back
+            self._meter.say(f"{what}: {screen.duration(seconds)}")
+
+    def on_notice(self, message: str) -> None:
+        self._meter.say(message)
+
+    def on_start(self, cohort: Cohort) -> None:
+        self._began, self._num_rows = time.perf_counter(), 0
+        for member in cohort.members:
+            self.on_enter(member)
+        if cohort.num_steps and not self._fell_back:
+            self._meter.say(f"going on after step {cohort.num_steps:,} of the run that was stopped")
+        self._meter.say(_describe_cohort(cohort))
+        self._draw(cohort)
+
+    def on_enter(self, member: AnyMember) -> None:
+        for part in member.parts:
+            if part.run.task.digest not in self._noted:
+                self._noted.add(part.run.task.digest)
+                _note_truncation(part, self._meter)
+
+    def on_fallback(self, message: str) -> None:
+        self._fell_back = True
+        self._meter.say(message, "yellow")
+
+    def on_step(self, cohort: Cohort, num_rows: int) -> None:
+        self._num_rows += num_rows
+        self._draw(cohort)
+
+    def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
+        metric, epochs = member.run.metric, member.num_stages
+        value = record["dev"][metric]
+        self._best = f"dev {member.progress.best_metric:.4f}"
+        if self._is_alone:
+            digits = len(str(epochs))
+            is_best = " *" if member.progress.best_epoch == record["epoch"] else ""
+            loss = _STAGES.get(record.get("stage", ""), "")
+            if record["train_loss"] is not None:
+                loss = f"loss {record['train_loss']:.4f}{loss}"
+            self._meter.say(
+                f"epoch {record['epoch']:>{digits}}/{epochs}  {loss}  "
+                f"dev {metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
+            )
+
+    def on_end(self, member: AnyMember) -> None:
+        progress = member.progress
+        if progress.status == DIVERGED:
+            self._meter.say(f"run {member.run.id} {progress.message}", "yellow")
+        elif progress.status == STOPPED_EARLY and self._is_alone:
+            self._meter.say(f"stopped after epoch {progress.epoch}: {progress.message}")
+        elif not self._is_alone:
+            why = f"  {progress.message}" if progress.status == STOPPED_EARLY else ""
+            self._meter.say(
+                f"{_describe(member)}  dev {member.run.metric} {screen.score(progress.best_metric)}  "
+                f"epoch {progress.best_epoch}{why}"
+            )
+
+    def _draw(self, cohort: Cohort) -> None:
+        members, queue = cohort.members, cohort.queue
+        self._is_alone = len(queue.runs) == self._num_runs == 1
+        total = cohort.left_steps + sum(run.num_steps for run in queue.waiting)
+        taken = sum(member.steps_taken for member in members)
+        total += taken + sum(member.steps_left for member in members if member.is_active)
+        done = cohort.left_steps + taken
+        done += sum(parked.progress.step for parked in queue.parked)
+        rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
+        text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
+        if len(queue.runs) == 1:
+            epoch, epochs = members[0].progress.epoch, members[0].num_stages
+            name = "" if self._is_alone else f"{_describe(members[0])}  "
+            title = f"{name}epoch {min(epoch + 1, epochs)}/{epochs}"
+        else:
+            title = f"{len(cohort.active)} of {len(queue.runs)} runs"
+            title += f", {len(queue.waiting)} waiting" if queue.waiting else ""
+        self._meter.update(done, text, title=title, total=total)
+
+
+def _describe_cohort(cohort: Cohort) -> str:
+    """What fits in the memory: `4 runs together, 2 waiting, up to 16,384 tokens a forward pass`."""
+    how = f"{cohort.num_seats} runs together" if cohort.num_seats > 1 else "one run after another"
+    many = f"{how}, {len(cohort.queue.waiting)} waiting, "
+    again = ", activations computed again" if cohort.settings.checkpointing else ""
+    tokens = f"up to {cohort.settings.token_budget:,} tokens a forward pass"
+    return f"{many if len(cohort.queue.runs) > 1 else ''}{tokens}{again}"
+
+
+def _describe(member: AnyMember) -> str:
+    method, train = member.run.config.method, member.run.config.train
+    return f"{screen.name_method(method.name, method.size)}  lr {train.lr:g}  seed {train.seed}"
+
+
+def _mean_loss(members: Sequence[AnyMember]) -> str:
+    losses = [member.progress.losses[-1] for member in members if member.is_active and member.progress.losses]
+    return f"{sum(losses) / len(losses):.3f}" if losses else "-"
+
+
+def _note_truncation(member: Member, meter: screen.Meter) -> None:
+    num_truncated, num_rows = member.train.num_truncated, len(member.train.ids)
+    if num_truncated:
+        max_length = member.run.max_length
+        part = screen.share(num_truncated, num_rows)
+        meter.say(f"{screen.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")
+    if member.num_cut_answers:
+        part, longest = screen.share(member.num_cut_answers, num_rows), member.run.spec.head.max_answer
+        answers = screen.count(member.num_cut_answers, "answer")
+        meter.say(f"{answers} of {num_rows:,} ({part}) cut to {longest} tokens; more with `--set train.max_answer=N`")
+    if member.num_unwritable:
+        answers = screen.count(member.num_unwritable, "answer")
+        meter.say(f"{answers} of {num_rows:,} with characters that `{member.run.config.backbone}` cannot write")
+    if member.train.num_lost:
+        meter.say(f"{screen.count(member.train.num_lost, 'word')} beyond them: not trained on, and taken as outside")
+    if member.train.num_rows < num_rows:
+        rows = screen.count(member.train.num_rows, "row")
+        meter.say(f"{rows} read in {num_rows:,} windows: {screen.count(member.steps_per_epoch, 'step')} an epoch")

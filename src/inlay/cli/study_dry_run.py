@@ -1,0 +1,166 @@
+"""`inlay study --dry-run`: what is left of studies, in which order, and what it would take. Nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from inlay.cli import screen
+from inlay.cli.screen import Column
+
+if TYPE_CHECKING:
+    from inlay.studies.run.agenda import Unit
+    from inlay.studies.run.estimate import Estimate
+    from inlay.studies.run.ledger import Places
+    from inlay.studies.spec.planning import Plan
+
+
+def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: bool) -> None:
+    """Put the work that is left of several studies, each run once, and the rows of every arm."""
+    from inlay.studies.run.agenda import make_agenda
+    from inlay.studies.run.estimate import estimate_units
+    from inlay.studies.run.ledger import Ledger, count_read_otherwise
+
+    ledger = Ledger(plans, places)
+    units = make_agenda(plans, ledger, places.runs)
+    with screen.working("measuring a step of each kind" if measured else "counting"):
+        estimates = estimate_units(units, plans, measured=measured)
+    left = {plan.study.name: {item.id for item in plan.items if not ledger.is_known(item)} for plan in plans}
+    rows = _join_alone(units, estimates, left)
+    if not measured:
+        for row in rows:
+            row["seconds"] = None
+    num_left = len(set().union(*left.values()))
+    totals = {
+        "left": num_left,
+        "done": len({item.id for plan in plans for item in plan.items}) - num_left,
+        "seconds": round(sum(found.seconds for found in estimates), 1) if measured else None,
+        "samples": {
+            "cohorts": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if not unit.is_solo),
+            "copies": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if unit.is_solo),
+        },
+    }
+    studies = [
+        {
+            **_describe_left(plan, units, rows, len(left[plan.study.name])),
+            "read_otherwise": count_read_otherwise(plan, places.results),
+        }
+        for plan in plans
+    ]
+    if as_json:
+        screen.put_json({"studies": studies, **totals})
+    else:
+        _put(plans, studies, rows, totals)
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """A plan in short, as data."""
+    return {
+        "study": plan.study.name,
+        "profile": plan.study.profile,
+        "backbone": plan.backbone.name,
+        "runs": len({item.id for item in plan.items}),
+        "left_out": list(plan.left_out),
+    }
+
+
+def describe_others(plan: Plan, places: Places) -> list[str]:
+    """That there are records of the same study on the same backbone, read in another way, in words."""
+    from inlay.studies.run.ledger import count_read_otherwise
+
+    return [
+        f"{screen.count(number, 'run')} of {plan.study.name} in {places.results} with the pooling `{pooling}`, and all "
+        "else as here: another experiment, and no part of this one"
+        for pooling, number in count_read_otherwise(plan, places.results).items()
+    ]
+
+
+def _describe_left(plan: Plan, units: Sequence[Unit], rows: Sequence[dict[str, Any]], num_left: int) -> dict[str, Any]:
+    """A plan with what is left of it: in each unit its own runs; time and memory are the whole unit's.
+
+    The rows of a run that several studies ask for are counted for the first of them.
+    """
+    name = plan.study.name
+    samples: dict[str, int] = {}
+    for item in (item for unit in units for item in unit.items if item.study == name):
+        samples[item.arm.name] = samples.get(item.arm.name, 0) + item.num_samples
+    own = [{**row, "runs": row["studies"][name]} for row in rows if name in row["studies"]]
+    counts = describe(plan)
+    return {**counts, "left": num_left, "done": counts["runs"] - num_left, "units": own, "samples": samples}
+
+
+def _join_alone(
+    units: Sequence[Unit], estimates: Sequence[Estimate], left: Mapping[str, set[str]]
+) -> list[dict[str, Any]]:
+    """A row for each unit of work; neighbours that train alone, of one arm and seed, have one together.
+
+    `left` has the runs that each study lacks: a unit is of all that ask for one of its runs.
+    """
+    groups: list[tuple[Unit, list[Estimate]]] = []
+    for unit, found in zip(units, estimates, strict=True):
+        before = groups[-1][0] if groups else None
+        if before is not None and unit.is_solo and before.is_solo and _key(before) == _key(unit):
+            groups[-1] = (before.take((*before.items, *unit.items)), [*groups[-1][1], found])
+        else:
+            groups.append((unit, [found]))
+    return [
+        {
+            "studies": _count_runs(unit, left),
+            "work": unit.describe(),
+            "runs": unit.num_runs,
+            "together": max(item.num_slots for item in found),
+            "samples": sum(item.num_samples for item in found),
+            "seconds": round(sum(item.seconds for item in found), 1),
+            "memory_bytes": max(item.memory_bytes for item in found),
+        }
+        for unit, found in groups
+    ]
+
+
+def _count_runs(unit: Unit, left: Mapping[str, set[str]]) -> dict[str, int]:
+    """How many of a unit's runs each study asks for."""
+    ids = {item.id for item in unit.items}
+    return {study: len(ids & wanted) for study, wanted in left.items() if ids & wanted}
+
+
+def _key(unit: Unit) -> tuple[str, str, int]:
+    return (unit.items[0].study, unit.items[0].arm.name, unit.items[0].seed)
+
+
+def _put(
+    plans: Sequence[Plan], studies: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], totals: dict[str, Any]
+) -> None:
+    numbers = [Column(name, is_number=True) for name in ("runs", "together", "rows", "time", "memory")]
+    cells = [
+        [
+            _name_studies(list(row["studies"])),
+            row["work"],
+            str(row["runs"]),
+            str(row["together"]),
+            screen.count(row["samples"]),
+            "-" if row["seconds"] is None else screen.duration(row["seconds"]),
+            screen.size(row["memory_bytes"]),
+        ]
+        for row in rows
+    ]
+    screen.put_table([Column("study"), Column("work, in this order", is_flexible=True), *numbers], cells)
+    screen.put()
+    devices = ", ".join(dict.fromkeys(str(plan.backbone.device) for plan in plans))
+    samples = totals["samples"]
+    several = {said["study"]: f"{said['left']} to train of {said['runs']}" for said in studies}
+    is_shared = sum(said["left"] for said in studies) > totals["left"]
+    screen.put_pairs(
+        {
+            **(several if len(studies) > 1 else {}),
+            "runs": f"{totals['left']} to train, {totals['done']} done"
+            + (": what several studies ask for is counted once" if is_shared else ""),
+            "rows": f"{samples['cohorts']:,} in cohorts, {samples['copies']:,} for copies of the backbone",
+            "time": "not measured"
+            if totals["seconds"] is None
+            else f"about {screen.duration(totals['seconds'])} on {devices}, from a measured step of each kind",
+        }
+    )
+
+
+def _name_studies(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"

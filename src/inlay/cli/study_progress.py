@@ -1,0 +1,74 @@
+"""How a study goes, on the screen. Imported only where one is conducted, since it stands on torch."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from inlay.cli import screen
+from inlay.cli.progress import ScreenWatcher
+from inlay.studies.run.agenda import Unit
+from inlay.studies.run.session import Stage
+from inlay.training.cohort.cohort import Watcher
+
+_SMOOTHED_SECONDS = 10.0  # the rate shown is that of about so long
+
+
+class ScreenStage(Stage):
+    """A study on the screen: a line for every unit of work, with a bar while it is trained."""
+
+    def __init__(self) -> None:
+        self._meter: screen.Meter | None = None
+
+    def begin(self, number: int, num_units: int, unit: Unit) -> None:
+        self._close()
+        screen.say(f"{number}/{num_units}  {unit.describe()}: {screen.count(unit.num_runs, 'run')}")
+
+    def watch(self, unit: Unit) -> Watcher:
+        self._meter = screen.Meter("training")
+        return ScreenWatcher(self._meter.__enter__(), num_runs=unit.num_runs)
+
+    def end(self, unit: Unit, seconds: float) -> None:
+        self._close()
+        screen.note(f"{screen.duration(seconds)}")
+
+    def warn(self, message: str) -> None:
+        self._close()
+        screen.say(message, "yellow")
+
+    def _close(self) -> None:
+        if self._meter is not None:
+            self._meter.__exit__(None, None, None)
+            self._meter = None
+
+
+class CrewStage(Stage):
+    """Studies done by several processes, on the screen: one bar for all, a line for every unit that begins or fails."""
+
+    def __init__(self) -> None:
+        self._meter = screen.Meter("runs")
+        self._told, self._rate = time.monotonic(), 0.0
+
+    def __enter__(self) -> Self:
+        self._meter.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._meter.__exit__(*_)
+
+    def begin(self, number: int, num_units: int, unit: Unit) -> None:
+        self._meter.say(f"{number}/{num_units}  {unit.describe()}: {screen.count(unit.num_runs, 'run')}")
+
+    def tell(self, num_done: int, num_runs: int, num_busy: int, num_rows: int) -> None:
+        now = time.monotonic()
+        passed, self._told = max(now - self._told, 1e-3), now
+        weight = min(1.0, passed / _SMOOTHED_SECONDS)
+        self._rate += weight * (num_rows / passed - self._rate)
+        text = f"{screen.count(num_busy)} at work  {self._rate:,.0f} rows/s"
+        self._meter.update(num_done, text, title="runs", total=num_runs)
+
+    def end(self, unit: Unit, seconds: float) -> None:
+        self._meter.say(f"  {unit.describe()}: {screen.duration(seconds)}")
+
+    def warn(self, message: str) -> None:
+        self._meter.say(message, "yellow")

@@ -1,0 +1,1 @@
+"""Before and around training: sweeps, starting points, cheap baselines."""

@@ -1,0 +1,149 @@
+"""The baseline without a transformer: TF-IDF of words, and a linear model on it.
+
+Words and pairs of words, weighted by TF-IDF, go into a logistic regression (one per label where a row may have several,
+a ridge regression where the target is a number). Its one free setting is chosen on the dev rows, as a run's best epoch
+is, and it is scored by the same metrics, so that the numbers stand beside those of any run. Pairs of texts share one
+vocabulary: their two vectors lie side by side, followed by three numbers on how much the texts overlap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from inlay.data.metrics import is_better, list_metrics, score
+from inlay.data.tasks import Split, Task
+from inlay.errors import BadData, Unsupported
+from inlay.training.recipe.linear import KINDS, MAX_STEPS, Linear, fit_linear
+
+STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+"""inverse regularisation: C of a logistic regression, 1/alpha of a ridge regression"""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the baseline came to."""
+
+    task: str
+    kind: str
+    metric: str
+    strength: float
+    """the inverse regularisation that was best on dev"""
+    metrics: dict[str, dict[str, float]]
+    """split -> metric -> value"""
+    tried: dict[str, float]
+    """each strength's dev score"""
+    num_features: int
+    num_parameters: int
+    num_train: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The baseline as data."""
+        return asdict(self)
+
+
+def fit_baseline(
+    task: Task,
+    *,
+    chars: bool = False,
+    strengths: Sequence[float] = STRENGTHS,
+    on_fit: Callable[[int], object] = lambda _: None,
+) -> Baseline:
+    """Train on a task's training rows, choose the strength on dev, score dev and test.
+
+    `chars` adds n-grams of three to five letters within words. `on_fit` hears how many strengths have been tried.
+    """
+    if task.kind not in KINDS:
+        raise Unsupported(f"a baseline for a `{task.kind}` task", f"it knows: {', '.join(KINDS)}")
+    began = time.perf_counter()
+    features = _Features(task.train, chars=chars)
+    train, dev = features.read(task.train), features.read(task.dev)
+    models: dict[float, Linear] = {}
+    tried: dict[float, float] = {}
+    best: float | None = None
+    for number, strength in enumerate(strengths, start=1):
+        models[strength] = fit_linear(task.kind, train, _targets(task.train), strength, len(task.labels))
+        tried[strength] = score(task.metric, models[strength].outputs(dev), _targets(task.dev))
+        if best is None or is_better(task.metric, tried[strength], tried[best]):
+            best = strength
+        on_fit(number)
+    assert best is not None
+    chosen = models[best]
+    splits = {"dev": task.dev} | ({} if task.test is None or task.test.targets is None else {"test": task.test})
+    return Baseline(
+        task=task.name,
+        kind=task.kind,
+        metric=task.metric,
+        strength=best,
+        metrics={name: _score(task, chosen.outputs(features.read(split)), split) for name, split in splits.items()},
+        tried={f"{strength:g}": value for strength, value in tried.items()},
+        num_features=train.shape[1],
+        num_parameters=chosen.num_parameters,
+        num_train=len(task.train),
+        seconds=time.perf_counter() - began,
+        notes=() if chosen.has_converged else (f"stopped after {MAX_STEPS:,} steps, before it had settled",),
+    )
+
+
+class _Features:
+    """Texts as sparse rows; the vocabulary is the training rows'."""
+
+    def __init__(self, split: Split, *, chars: bool) -> None:
+        settings: dict[str, Any] = {"sublinear_tf": True, "dtype": np.float64, "strip_accents": None}
+        # One letter is a word too: "I" and "a" tell texts apart, and in some scripts a letter is a whole word.
+        self._makers = [TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b|[!?$£€]", **settings)]
+        if chars:
+            self._makers.append(TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), **settings))
+        texts = [*split.texts, *(split.pairs or ())]
+        try:
+            for maker in self._makers:
+                maker.fit(texts)
+        except ValueError:  # scikit-learn's "empty vocabulary"
+            hint = "the baseline counts words; a text of signs alone has none"
+            raise BadData("no word in any text", hint, path=split.path) from None
+
+    def read(self, split: Split) -> Any:
+        """The rows of a split [n, features]."""
+        first = self._vectors(split.texts)
+        if split.pairs is None:
+            return first
+        second = self._vectors(split.pairs)
+        return sparse.hstack([first, second, sparse.csr_matrix(_overlap(first, second))]).tocsr()
+
+    def _vectors(self, texts: Sequence[str]) -> Any:
+        return sparse.hstack([maker.transform(texts) for maker in self._makers]).tocsr()
+
+
+def _overlap(first: Any, second: Any) -> np.ndarray:
+    """How alike two texts are [n, 3]: the cosine, the share of terms in common, and how their lengths compare."""
+    cosine = _sum(first.multiply(second)) / np.maximum(_norm(first) * _norm(second), 1e-12)
+    num_first, num_second = first.getnnz(axis=1), second.getnnz(axis=1)
+    both = _sum((first > 0).multiply(second > 0))
+    jaccard = both / np.maximum(num_first + num_second - both, 1)
+    lengths = np.minimum(num_first, num_second) / np.maximum(np.maximum(num_first, num_second), 1)
+    return np.stack([cosine, jaccard, lengths], axis=1)
+
+
+def _sum(rows: Any) -> np.ndarray:
+    return np.asarray(rows.sum(axis=1), dtype=np.float64).ravel()
+
+
+def _norm(rows: Any) -> np.ndarray:
+    return np.sqrt(_sum(rows.multiply(rows)))
+
+
+def _targets(split: Split) -> np.ndarray:
+    assert split.targets is not None
+    return split.targets
+
+
+def _score(task: Task, outputs: np.ndarray, split: Split) -> dict[str, float]:
+    return {name: score(name, outputs, _targets(split)) for name in list_metrics(task.kind, len(task.labels))}

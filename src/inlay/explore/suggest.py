@@ -1,0 +1,275 @@
+"""Which stored task is the best start for new data: a ranking from a few forward passes, without any training.
+
+A sample of the new rows goes through every candidate's slot and through the plain backbone, all in mixed batches. A
+ridge regression on each candidate's pooled vectors is then solved in closed form, and candidates are ranked by the
+share of the targets' variance that it explains on rows it has not seen: a start whose vectors already tell the new
+labels apart ranks high. The score is the task's own metric on the same predictions, the gain that over the plain
+backbone's vectors.
+
+Leave one out: with the rows centred, H = X (XᵀX + λI)⁻¹ Xᵀ + 1/n is the matrix that turns targets into fitted values,
+and the prediction for row i without row i is y_i − (y_i − ŷ_i) / (1 − H_ii), exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.data.encode import Encoded
+from inlay.data.metrics import METRICS, score
+from inlay.data.splits import find_strata, group_keys
+from inlay.data.tasks import Task
+from inlay.data.token_cache import encode_once
+from inlay.data.windows import Reading
+from inlay.errors import InlayError, Unsupported
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, collate, make_rows
+from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
+from inlay.store import Store, Version
+
+NUM_ROWS = 256
+_SLOTS = 16  # candidates in one bank
+_PENALTIES = np.logspace(-4, 3, 15)  # of the ridge, as multiples of the mean squared singular value
+
+Vectors = np.ndarray
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A candidate, and what its vectors are worth for the new task."""
+
+    reference: str
+    score: float
+    """of the task's metric, by predictions for rows left out"""
+    fit: float
+    """share of the targets' variance that those predictions explain; below 0: worse than the mean"""
+    gain: float
+    """of the score over the plain backbone's; above 0 is better, whichever way the metric goes"""
+    kind: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """The candidates, the best first."""
+
+    task: str
+    metric: str
+    num_rows: int
+    plain: Suggestion
+    """the backbone without any task"""
+    ranked: tuple[Suggestion, ...]
+    refused: dict[str, str]
+    """candidate -> why it cannot be a start"""
+
+    def to_json(self) -> dict[str, Any]:
+        """The ranking as data."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    reference: str
+    spec: SlotSpec | None
+    """None: the plain backbone"""
+    tensors: dict[str, Tensor]
+    kind: str = ""
+
+
+def suggest(
+    task: Task,
+    backbone: Backbone,
+    store: Store,
+    references: Sequence[str] | None = None,
+    settings: SuggestSettings | None = None,
+) -> Suggestions:
+    """Rank versions of the store as starts for `task`: those of `references`, or every task's latest on `backbone`."""
+    settings = settings or SuggestSettings()
+    if task.kind not in _TARGETS:
+        raise Unsupported(f"a suggestion for a `{task.kind}` task", f"it knows: {', '.join(_TARGETS)}")
+    candidates, refused = _load(_choose(store, backbone, references), backbone, store, task.digest)
+    rows = sample_rows(task, settings.num_rows)
+    part = task.train.take(rows)
+    whole = Reading("classify", min(settings.max_length, backbone.max_length))
+    encoded = encode_once(backbone.tokenizer, part, whole)
+    everyone = [_Candidate("", None, {}), *candidates]
+    assert part.targets is not None
+    scored = []
+    for group in _groups(everyone):
+        for candidate, vectors in zip(group, pooled_vectors(group, backbone, encoded, settings.on_rows), strict=True):
+            if not np.isfinite(vectors).all():
+                refused[candidate.reference] = "its vectors are not finite numbers"
+                continue
+            predictions, fit = predict_left_out(vectors, _TARGETS[task.kind](part.targets, len(task.labels)))
+            scored.append((candidate, score(task.metric, _outputs(task.kind, predictions), part.targets), fit))
+    sign = 1 if METRICS[task.metric].higher_is_better else -1
+    plain, *others = [_phrase(*item, sign * (item[1] - scored[0][1])) for item in scored]
+    # By how much of the targets' variance is explained, not by the metric: few rows often tie on a metric, and on real
+    # tasks this chose the better starts (docs/results.md).
+    ranked = sorted(others, key=lambda item: (-item.fit, -sign * item.score, item.reference))
+    return Suggestions(task.name, task.metric, len(rows), plain, tuple(ranked), refused)
+
+
+@dataclass(frozen=True)
+class SuggestSettings:
+    """How much of the data is looked at."""
+
+    num_rows: int = NUM_ROWS
+    """rows of the sample at most"""
+    max_length: int = 128
+    """tokens a row is cut to"""
+    on_rows: Callable[[int], object] = lambda num_rows: None
+    """hears how many rows have just gone through the backbone"""
+
+
+def sample_rows(task: Task, num_rows: int) -> np.ndarray:
+    """Positions of training rows, drawn once for all: the same shares of every class, and no text twice.
+
+    A text that is there again would tell the label of the row left out.
+    """
+    keys, targets = group_keys(task.train.texts, task.train.pairs), task.train.targets
+    assert targets is not None
+    firsts = np.array(list({key: row for row, key in reversed(list(enumerate(keys)))}.values()))
+    order = np.random.default_rng(0).permutation(np.sort(firsts))
+    if len(order) <= num_rows:
+        return np.sort(order)
+    strata = np.asarray(find_strata(task.kind, targets))[order]
+    # Each row's place within its stratum, as a share of it: the smallest shares are an even sample of all strata.
+    places = np.empty(len(order))
+    for stratum in np.unique(strata):
+        members = np.flatnonzero(strata == stratum)
+        places[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return np.sort(order[np.argsort(places, kind="stable")[:num_rows]])
+
+
+def _groups(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
+    """Candidates that share a bank; one with its own copy of the backbone's weights goes alone."""
+    mixed = [item for item in candidates if item.spec is None or not item.spec.is_solo]
+    for start in range(0, len(mixed), _SLOTS):
+        yield mixed[start : start + _SLOTS]
+    yield from ([item] for item in candidates if item.spec is not None and item.spec.is_solo)
+
+
+def pooled_vectors(
+    candidates: Sequence[_Candidate], backbone: Backbone, encoded: Encoded, on_rows: Callable[[int], object]
+) -> list[Vectors]:
+    """The pooled vectors [rows, D] of every candidate, each row through all slots in mixed batches."""
+    bank = Bank(backbone, len(candidates))
+    for slot, candidate in enumerate(candidates):
+        if candidate.spec is not None:
+            bank.put(slot, candidate.spec, candidate.tensors)
+    weights = {
+        name.removeprefix("weight."): backbone.like_own(name, tensor)
+        for name, tensor in candidates[0].tensors.items()
+        if name.startswith("weight.")
+    }
+    found = [np.zeros((len(encoded), backbone.hidden_size)) for _ in candidates]
+    places = [(slot, row) for row in range(len(encoded)) for slot in range(len(candidates))]
+    lengths = [int(encoded.lengths[row]) for _, row in places]
+    for chunk in batches_by_length(lengths, TOKEN_BUDGET[backbone.device.type]):
+        rows = [_row(encoded, *places[index]) for index in chunk]
+        for index, vector in zip(chunk, _pool(bank, rows, weights or None), strict=True):
+            slot, row = places[index]
+            found[slot][row] = vector
+        on_rows(len(chunk))
+    return found
+
+
+def _row(encoded: Encoded, slot: int, row: int) -> Row:
+    return make_rows([encoded.window(row)], slot)[0]
+
+
+def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None) -> list[np.ndarray]:
+    """Each row's pooled vector, in order; where a slot's head pools nothing, as suits the backbone."""
+    backbone = bank.backbone
+    batch = collate(rows, backbone.pad_id, backbone.device)
+    assert batch.mask_BT is not None
+    answers: list[np.ndarray] = [np.empty(0)] * len(rows)
+    with torch.inference_mode(), bank.routed(batch.route):
+        hidden_BTD = backbone.hidden_layers(batch, weights)[-1]
+        for slot, start, stop in batch.route.segments:
+            pooling = _pooling_of(bank.specs[slot], backbone)
+            pooled = backbone.pool(hidden_BTD[start:stop], batch.mask_BT[start:stop], pooling, weights)
+            for place, vector in zip(batch.order[start:stop], pooled.double().cpu().numpy(), strict=True):
+                answers[place] = vector
+    return answers
+
+
+def _pooling_of(spec: SlotSpec | None, backbone: Backbone) -> str:
+    is_pooled = spec is not None and spec.head.pooling in ("cls", "pooler", "mean")
+    default = "mean" if backbone.writes else backbone.default_pooling
+    return spec.head.pooling if spec is not None and is_pooled else default
+
+
+def predict_left_out(vectors: Vectors, targets: np.ndarray) -> tuple[np.ndarray, float]:
+    """What a ridge regression predicts for each row without it [n, outputs], and the share of variance explained.
+
+    The penalty is the one with the least squared error over the rows left out.
+    """
+    num_rows = len(vectors)
+    centred, means = vectors - vectors.mean(0), targets.mean(0)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    shares = left.T @ (targets - means)
+    scale = (sizes**2).sum() / max(len(sizes), 1) or 1.0
+    best, least = targets - targets, np.inf
+    for penalty in _PENALTIES * scale:
+        kept = sizes**2 / (sizes**2 + penalty)
+        fitted = left @ (kept[:, None] * shares) + means
+        leverage = (left**2) @ kept + 1 / num_rows
+        errors = (targets - fitted) / np.maximum(1 - leverage, 1e-9)[:, None]
+        if (errors**2).sum() < least:
+            best, least = targets - errors, float((errors**2).sum())
+    spread = float(((targets - means) ** 2).sum())
+    return best, 1 - least / spread if spread else 0.0
+
+
+_TARGETS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "classify": lambda targets, num_labels: np.eye(num_labels)[targets],
+    "multilabel": lambda targets, num_labels: targets.astype(np.float64),
+    "regress": lambda targets, num_labels: targets.astype(np.float64)[:, None],
+}
+
+
+def _outputs(kind: str, predictions: np.ndarray) -> np.ndarray:
+    """Predictions as the metrics take them; of a set of labels those count that are predicted above one half."""
+    return predictions - 0.5 if kind == "multilabel" else predictions
+
+
+def _choose(store: Store, backbone: Backbone, references: Sequence[str] | None) -> list[Version]:
+    if references is not None:
+        return [store.resolve(reference) for reference in references]
+    latest = [task.latest for task in store.ledger()]
+    return [info.version for info in latest if info.summary.backbone["fingerprint"] == backbone.fingerprint]
+
+
+def _load(
+    versions: Sequence[Version], backbone: Backbone, store: Store, data_digest: str
+) -> tuple[list[_Candidate], dict[str, str]]:
+    """The versions that can be starts, and why the others cannot."""
+    found, refused = [], {}
+    for version in versions:
+        try:
+            loaded = store.load(version)
+            if loaded.manifest.backbone["fingerprint"] != backbone.fingerprint:
+                raise Unsupported(f"it was trained on the backbone `{loaded.manifest.backbone['name']}`")
+            if loaded.manifest.data_digest == data_digest:
+                raise Unsupported("it was trained on these very rows")
+            spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
+            Bank(backbone, 1).put(0, spec, loaded.tensors)  # what no bank can hold is known before any work
+            found.append(_Candidate(version.reference, spec, loaded.tensors, loaded.manifest.kind))
+        except InlayError as error:
+            refused[version.reference] = error.message
+    return found, refused
+
+
+def _phrase(candidate: _Candidate, value: float, fit: float, gain: float) -> Suggestion:
+    method = "" if candidate.spec is None else candidate.spec.method.name
+    return Suggestion(candidate.reference, value, fit, gain, candidate.kind, method)

@@ -1,0 +1,137 @@
+"""Sweeps: a grid of settings becomes runs, and their results become a ranking."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import BadConfig, Diverged
+from inlay.settings.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from inlay.training import Result, Run
+
+
+@dataclass(frozen=True)
+class RankedRun:
+    """One run of a sweep. `values` are its settings on the axes, by config key."""
+
+    run_id: str
+    values: dict[str, Any]
+    seed: int
+    dev_metric: float | None
+    best_epoch: int
+    status: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class RankedSetting:
+    """One point of the grid, over its seeds. Runs that diverged have no score and are counted in `num_runs` only."""
+
+    values: dict[str, Any]
+    num_runs: int
+    scores: tuple[float, ...]
+    mean: float | None
+    std: float | None
+    """of the sample; None for fewer than two scores"""
+    best: float | None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A sweep's runs and settings, the best first."""
+
+    metric: str
+    axes: tuple[str, ...]
+    num_seeds: int
+    runs: tuple[RankedRun, ...]
+    settings: tuple[RankedSetting, ...]
+
+    @property
+    def best(self) -> RankedRun:
+        """The run with the best dev score."""
+        return self.runs[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """The ranking as data."""
+        return dataclasses.asdict(self)
+
+
+def parse_axes(given: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Config key -> the values of a comma list such as `1e-4,3e-4`; keys that were not given are left out."""
+    axes = {}
+    for key, text in given.items():
+        if text is None:
+            continue
+        axes[key] = list(dict.fromkeys(value.strip() for value in text.split(",") if value.strip()))
+        if not axes[key]:
+            raise BadConfig(f"`{key}` has no values", f"give one or more, such as `--{key.partition('.')[2]} A,B`")
+    return axes
+
+
+def make_grid(config: RunConfig, axes: Mapping[str, Sequence[Any]], num_seeds: int = 1) -> list[RunConfig]:
+    """Every combination of the axes' values, `num_seeds` times each, with seeds counted up from the config's own.
+
+    Values may be texts; they are checked as `--set` checks them. Seeds of one setting come one after the other.
+    """
+    grid = []
+    for values in itertools.product(*axes.values()):
+        point = config.override(f"{key}={value}" for key, value in zip(axes, values, strict=True))
+        for seed in range(config.train.seed, config.train.seed + num_seeds):
+            grid.append(dataclasses.replace(point, train=dataclasses.replace(point.train, seed=seed)))
+    return grid
+
+
+def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) -> Ranking:
+    """Runs by dev score and settings by the mean of theirs; of equals the first. Refuses a sweep that all diverged."""
+    from inlay.data.metrics import METRICS
+
+    task = runs[0].task
+    sign = 1 if METRICS[task.metric].higher_is_better else -1
+    found = {result.run_id: result for result in results}
+    ranked = [_rank_run(run, found[run.id], axes) for run in runs]
+    groups: dict[tuple[Any, ...], list[RankedRun]] = {}
+    for item in ranked:
+        groups.setdefault(tuple(item.values.values()), []).append(item)
+    settings = [_summarise(items, sign) for items in groups.values()]
+    ranked.sort(key=lambda item: _order(item.dev_metric, sign))
+    if ranked[0].dev_metric is None:
+        raise Diverged(f"all {len(ranked)} runs diverged: {ranked[0].message}", "sweep smaller learning rates")
+    settings.sort(key=lambda item: _order(item.mean, sign))
+    num_seeds = max(len(items) for items in groups.values())
+    return Ranking(task.metric, tuple(axes), num_seeds, tuple(ranked), tuple(settings))
+
+
+def _rank_run(run: Run, result: Result, axes: Sequence[str]) -> RankedRun:
+    # A run that diverged after a good epoch is no candidate: its settings do not hold.
+    score = None if result.status == "diverged" else result.dev_metric
+    values = {key: _look_up(run.config, key) for key in axes}
+    seed = run.config.train.seed
+    return RankedRun(run.id, values, seed, score, result.best_epoch, result.status, result.message)
+
+
+def _summarise(items: Sequence[RankedRun], sign: int) -> RankedSetting:
+    scores = tuple(item.dev_metric for item in items if item.dev_metric is not None)
+    return RankedSetting(
+        values=items[0].values,
+        num_runs=len(items),
+        scores=scores,
+        mean=statistics.fmean(scores) if scores else None,
+        std=statistics.stdev(scores) if len(scores) > 1 else None,
+        best=max(scores, key=lambda score: sign * score) if scores else None,
+    )
+
+
+def _order(score: float | None, sign: int) -> float:
+    return math.inf if score is None or math.isnan(score) else -sign * score
+
+
+def _look_up(config: RunConfig, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)

@@ -1,0 +1,1 @@
+"""A frozen pretrained model: its families, sites, wrappers, loading and fingerprint."""

@@ -1,0 +1,462 @@
+"""Backbones: a frozen pretrained encoder with its tokenizer and fingerprint.
+
+A model that transformers has read (`loading.py`), frozen and wrapped at its sites; its passes, and what is pooled of
+them. Nothing in Inlay ever writes to its weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from inlay.caches import use_compiled
+from inlay.errors import Unsupported
+from inlay.model.backbone.families import find_family
+from inlay.model.backbone.fingerprint import digest_weights, fingerprint
+from inlay.model.backbone.pooling import describe_noise, find_default
+from inlay.model.backbone.sites import survey
+from inlay.model.backbone.wrappers import join_projections, mount
+from inlay.model.batch.buckets import Rung
+from inlay.model.batch.route import Batch, Pack, Reach, Row, collate, pack
+from inlay.model.heads.generation import Read, Tree
+from inlay.model.heads.heads import WRITTEN
+from inlay.model.kernels import launch
+from inlay.model.kernels.attention import crossing, placed
+
+
+class Backbone:
+    """A frozen encoder. `model` is mounted: routes of a bank go through it, and without one it is exactly itself."""
+
+    def __init__(self, name: str, folder: Path, model: nn.Module, tokenizer: Any) -> None:
+        family = find_family(model.config.model_type)  # type: ignore[union-attr, arg-type]
+        weights = digest_weights(folder, family)
+        self.name, self.folder = name, folder
+        self.tokenizer = tokenizer
+        self.fingerprint = fingerprint(model.config, weights, tokenizer)
+        self.exact_digest, self.precision = weights.exact, weights.precision
+        self.has_pooler = "weight" in weights.pooler
+        """whether its files have a pooler, trained or not"""
+        fresh_std = float(getattr(model.config, "initializer_range", 0.02))
+        self.pooler_noise = describe_noise(weights.pooler, fresh_std) if self.has_pooler else ""
+        """what shows that the pooler of its files was never trained; nothing where it was, or there is none"""
+        self.anatomy = survey(model)
+        self.num_parameters = weights.num_parameters
+        self.model = model.eval().requires_grad_(False)
+        self.mount = mount(model, self.anatomy)
+        if launch.is_available(self.device):
+            join_projections(model, self.anatomy, self.mount)
+        self._passes = _Passes(model, has_reader=self.anatomy.has_decoder)
+        self.first_position = family.first_position
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
+        self.packs = family.packing != "none"
+        self._blocks = [model.get_submodule(path) for path in self.anatomy.blocks]
+        self._compiled: dict[str | Callable[..., Any], list[Callable[..., Any]]] = {}
+        self._mounted_names = {
+            ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
+        }
+        own_pooling = find_default(folder, family, has_pooler=self.has_pooler, noise=self.pooler_noise)
+        self.default_pooling = WRITTEN if self.writes else own_pooling.name
+        self.pooling_reason = "it writes its answers" if self.writes else own_pooling.reason
+        """why its outputs are read as `default_pooling` says, as a clause"""
+        self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        start_id = getattr(model.config, "decoder_start_token_id", None)
+        self.start_id = self.pad_id if start_id is None else int(start_id)
+        self.end_id = tokenizer.eos_token_id
+        self.takes_token_types = "token_type_ids" in inspect.signature(model.forward).parameters
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is a text-to-text backbone, whose answers are texts."""
+        return self.anatomy.has_decoder
+
+    @property
+    def hidden_size(self) -> int:
+        return self.anatomy.hidden_size
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens a row may have."""
+        limit = find_family(self.anatomy.family).max_length
+        return limit or int(self.model.config.max_position_embeddings) - self.first_position  # type: ignore[union-attr, arg-type]
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        """Rows as a batch on the backbone's device: packed where its family allows it."""
+        if self.packs:
+            return pack(rows, self.first_position, self.device)
+        return collate(rows, self.pad_id, self.device)
+
+    def in_own_type(self, weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
+        """Weights that replace the backbone's in several passes, as precise as its own."""
+        return None if weights is None else {name: tensor.to(self.dtype) for name, tensor in weights.items()}
+
+    def resolve_pooling(self, pooling: str, *, takes_noise: bool = False) -> str:
+        """`auto` as the pooling that suits this backbone; refuses a pooler that was never trained, or is not there.
+
+        With `takes_noise` one that was never trained is taken: what read it before goes on reading it.
+        """
+        if self.writes and pooling not in ("auto", WRITTEN):
+            raise Unsupported(
+                f"pooling `{pooling}` on the backbone `{self.name}`, which writes its answers", "leave out `--pooling`"
+            )
+        if pooling == "auto":
+            return self.default_pooling
+        if pooling == "pooler" and not self.has_pooler:
+            family = find_family(self.anatomy.family)
+            why = "its family has none" if family.pooler is None else "its file has none"
+            raise Unsupported(f"pooling `pooler` on the backbone `{self.name}`: {why}", "use `cls` or `mean`")
+        if pooling == "pooler" and self.pooler_noise and not takes_noise:
+            raise Unsupported(
+                f"pooling `pooler` on the backbone `{self.name}`: its pooler was never trained ({self.pooler_noise})",
+                "use `--pooling mean`, or train the pooler with the task: `--set train.hidden=pooler`",
+            )
+        return pooling
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The last hidden states [B, T, D] ([1, N, D] if packed) of a batch, through the bank that is routed."""
+        return self.hidden_layers(batch)[-1]
+
+    def hidden_layers(
+        self, batch: Batch, weights: Mapping[str, Tensor] | None = None, *, all_layers: bool = False
+    ) -> list[Tensor]:
+        """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name.
+
+        A batch with a prefix begins at its layer: call it inside `Bank.routed(batch.route)`.
+        """
+        assert batch.prefix is None or not all_layers, "the states of lower layers were not kept"
+        if batch.prefix is not None and batch.prefix.reach.layer == self.anatomy.num_layers:
+            return [batch.prefix.states]
+        with _collecting(self._blocks if all_layers else []) as layers:
+            last = self._run(self._inputs(batch), weights, reads=True).last_hidden_state
+        return [*layers, last]
+
+    def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
+        """What a backbone that writes has read of a batch: padded, or where passes are for any mix of rows, packed."""
+        states, pack, tiling = self.hidden_layers(batch, weights)[-1], batch.pack, batch.route.tiling
+        if tiling is not None and tiling.rows_N is not None:
+            return Read(states, batch.input_ids_BT.new_ones(1, 1), tiling)
+        if pack is not None:
+            return Read(pack.unpack(states[0]), pack.is_real_BT.long())
+        assert batch.mask_BT is not None
+        return Read(states, batch.mask_BT)
+
+    def write(
+        self,
+        read: Read,
+        ids_RT: Tensor,
+        weights: Mapping[str, Tensor] | None = None,
+        cache: Any = None,
+        *,
+        keeps: bool = False,
+        tree: Tree | None = None,
+    ) -> tuple[Tensor, Any]:
+        """The logits [R, T, V] behind tokens that follow those of `cache`; with `keeps`, what the next ones need.
+
+        By themselves each follows all before it; of a `tree` each follows those that it says.
+        """
+        assert read.tiling is None or not (cache or keeps or tree), "what is read is packed in training alone"
+        # Masks of four axes, as attention adds them: transformers would ask the device whether one of two hides
+        # anything, and before 5.22 copy a number there for the one that hides later tokens: neither can be captured.
+        dtype, num_before = read.states_BTD.dtype, cache.get_seq_length() if cache is not None else 0
+        lowest, num_tokens = torch.finfo(dtype).min, ids_RT.shape[1]
+        mask_B11T = torch.zeros_like(read.mask_BT, dtype=dtype).masked_fill_(read.mask_BT == 0, lowest)
+        hidden_TT = ids_RT.new_full((num_tokens, num_before + num_tokens), lowest, dtype=dtype)
+        standing: AbstractContextManager[None] = nullcontext()
+        if tree is None:
+            hidden_TT.triu_(num_before + 1)
+        else:
+            places_T, sees_TT = tree.layout(ids_RT.device)
+            hidden_TT.masked_fill_(sees_TT, 0.0)
+            standing = placed(self.model, places_T)
+        attending = nullcontext() if read.tiling is None else crossing(self._cross_attentions, read.tiling)
+        inputs = {
+            "encoder_outputs": (read.states_BTD,),
+            "attention_mask": mask_B11T[:, None, None, :],
+            "decoder_input_ids": ids_RT,
+            "decoder_attention_mask": hidden_TT[None, None],
+            "past_key_values": cache,
+            "use_cache": keeps,
+        }
+        with standing, attending:
+            found = self._run(inputs, weights)
+        return found.logits, found.past_key_values if keeps else None
+
+    @property
+    def _cross_attentions(self) -> list[nn.Module]:
+        """Of the blocks that write, what attends to what was read."""
+        path = find_family(self.anatomy.family).cross
+        return [block.get_submodule(path) for block in self._blocks[self.anatomy.num_readers :]]
+
+    def prefix(self, batch: Batch, reach: Reach) -> Tensor:
+        """The states of a batch as far as `reach` says, laid out as `Prefix.states`; nothing above is computed.
+
+        Call it inside `Bank.routed(batch.route)` of a bank that changes nothing.
+        """
+        if reach.layer == self.anatomy.num_layers:
+            return self.hidden(batch)
+        found: list[Tensor] = []
+
+        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+            found.append(args[0])
+            if not reach.with_attention:
+                raise _Reached
+
+        def stop(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            found.append(output)
+            raise _Reached
+
+        sites = self.anatomy.linears
+        project = next(site.path for site in sites if (site.layer, site.name) == (reach.layer, "project"))
+        handles = [
+            self._blocks[reach.layer].register_forward_pre_hook(note),
+            self.model.get_submodule(project).register_forward_hook(stop),
+        ]
+        try:
+            self._run(self._inputs(batch))
+        except _Reached:
+            return torch.cat(found, -1) if reach.with_attention else found[0]
+        finally:
+            for handle in handles:
+                handle.remove()
+        raise AssertionError("no block was reached")
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor | None]:
+        inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
+        if self.takes_token_types and batch.token_types_BT is not None:
+            inputs["token_type_ids"] = batch.token_types_BT
+        if batch.positions_BT is not None:
+            if not self.writes:
+                inputs["position_ids"] = batch.positions_BT
+            # A mask of four axes is taken as it is: none is made for the whole pack, which packed attention ignores.
+            inputs["attention_mask"] = self._no_mask
+        return inputs
+
+    def _run(self, inputs: dict[str, Any], weights: Mapping[str, Tensor] | None = None, *, reads: bool = False) -> Any:
+        """A pass of the whole model, or of the part that reads."""
+        if weights is None:
+            return self._passes(inputs, reads=reads)
+        own = {f"model.{self._mounted_names[name]}": tensor.to(self.dtype) for name, tensor in weights.items()}
+        return functional_call(self._passes, own, (inputs,), {"reads": reads})
+
+    def pool(
+        self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """One vector per row: the first token, the pretrained pooler on it, or the mean over real tokens."""
+        if pooling == "mean":
+            keep_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
+            return (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
+        return hidden_BTD[:, 0] if pooling == "cls" else self._pretrained_pooler(hidden_BTD, weights)
+
+    def pool_packed(
+        self, hidden_ND: Tensor, pack: Pack, pooling: str, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """One vector per packed row, pooled as `pool` does."""
+        if pooling == "mean":
+            sums_BD = hidden_ND.new_zeros(len(pack.lengths), hidden_ND.shape[-1], dtype=torch.float32)
+            sums_BD = sums_BD.index_add(0, pack.rows_N, hidden_ND.float())
+            return (sums_BD / pack.lengths_B.unsqueeze(1)).to(hidden_ND.dtype)
+        first_B1D = hidden_ND[pack.starts_B].unsqueeze(1)
+        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
+
+    def pool_rung(
+        self, hidden_ND: Tensor, rung: Rung, pooling: str, weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """One vector for every row of a rung, those of padding and the empty ones included."""
+        starts_B, stops_B = rung.parts["starts"], rung.parts["stops"]
+        if pooling == "mean":
+            rows_N = rung.parts["rows"]
+            sums_BD = hidden_ND.new_zeros(len(starts_B), hidden_ND.shape[-1], dtype=torch.float32)
+            sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
+            return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
+        first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
+        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
+
+    @contextmanager
+    def compiled(self, backend: str | Callable[..., Any] = "inductor", *, with_blocks: bool = True) -> Iterator[None]:
+        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
+
+        Without blocks it is for what else is compiled there.
+
+        The first rung is compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest.
+
+        What was compiled is kept between processes, where `$TORCHINDUCTOR_CACHE_DIR` says or in our cache.
+        """
+        use_compiled()
+        # Which of them a pass leaves out is not compiled.
+        blocks: list[Any] = [block.inner for block in self._blocks] if with_blocks else []
+        if with_blocks and backend not in self._compiled:
+            self._compiled[backend] = [
+                torch.compile(block._call_impl, backend=backend, fullgraph=True) for block in blocks
+            ]
+        try:
+            for block, call in zip(blocks, self._compiled.get(backend, ()), strict=with_blocks):
+                block._compiled_call_impl = call
+            # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers that
+            # a route brings (its longest row) may change as its shapes do.
+            with (
+                warnings.catch_warnings(),
+                torch._dynamo.config.patch(recompile_limit=256, allow_unspec_int_on_nn_module=True),
+            ):
+                # The compiler looks for gradients where there are none.
+                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+                # A float32 backbone is asked for where every bit counts.
+                warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
+                yield
+        finally:
+            for block in blocks:
+                block._compiled_call_impl = None
+
+    def _pretrained_pooler(self, hidden_BTD: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
+        prefix = f"{find_family(self.anatomy.family).pooler}."
+        own = {
+            name.removeprefix(prefix): tensor.to(self.dtype)
+            for name, tensor in (weights or {}).items()
+            if name.startswith(prefix)
+        }
+        return functional_call(self.model.get_submodule(prefix[:-1]), own, (hidden_BTD,))
+
+    def own_tensor(self, name: str) -> Tensor:
+        """The backbone's own value of what a slot calls `name`, as a float32 copy on the CPU."""
+        return self._find_own(name).detach().to("cpu", torch.float32, copy=True)
+
+    def like_own(self, name: str, tensor: Tensor) -> Tensor:
+        """`tensor` where and as precise as the backbone's own."""
+        return tensor.to(self._find_own(name), copy=True)
+
+    def _find_own(self, name: str) -> Tensor:
+        kind, _, rest = name.partition(".")
+        if kind == "weight":
+            return self.model.get_parameter(self._mounted_names[rest])
+        if kind == "norm":
+            key, _, which = rest.rpartition(".")
+            path = next(norm.path for norm in self.anatomy.norms if norm.key == key)
+            return self.model.get_parameter(f"{path}.inner.{'weight' if which == 'scale' else 'bias'}")
+        if kind == "bias":
+            linear = next(linear for linear in self.anatomy.linears if linear.key == rest)
+            return self.model.get_parameter(f"{linear.path}.inner.bias")[linear.start : linear.stop]
+        assert name.startswith("head.hidden."), name
+        return self.model.get_parameter(f"{find_family(self.anatomy.family).pooler}.dense.{rest.rpartition('.')[2]}")
+
+    @contextmanager
+    def checkpointed(self, first_layer: int = 0) -> Iterator[None]:
+        """Inside the block, layers from `first_layer` on keep no activations: backward computes them again.
+
+        Call `backward` inside it, and where the route is bound.
+        """
+        blocks = [_Block(block) for block in self._blocks[first_layer:]]
+        try:
+            for item in blocks:
+                item.block.forward = item.recompute
+            yield
+        finally:
+            for item in blocks:
+                item.block.__dict__.pop("forward", None)
+
+    @contextmanager
+    def training(
+        self, dropout: float | None, first_layer: int = 0, *, attention_dropout: float | None = 0.0
+    ) -> Iterator[None]:
+        """Dropout on inside the block, at its own rate or `dropout`; switched off again and restored after it.
+
+        Attention has its own rate, `attention_dropout`; None: the backbone's.
+
+        Below `first_layer` nothing is trained, so nothing is dropped there either: its states can be computed once.
+        """
+        family = find_family(self.anatomy.family)
+        blocks = tuple(f"{path}." for path in self.anatomy.blocks[first_layer:])
+        names = [family.attention, *([family.cross] if family.cross else [])]
+        attention = tuple(f".{name}{end}" for name in names for end in ("", ".dropout"))
+        rates = list(_dropout_rates(self.model))
+        self.model.train()
+        try:
+            for path, module, name, rate in rates:
+                is_frozen = first_layer > 0 and not path.startswith(blocks)
+                chosen = attention_dropout if path.endswith(attention) else dropout
+                setattr(module, name, 0.0 if is_frozen else rate if chosen is None else chosen)
+            yield
+        finally:
+            self.model.eval()
+            for _, module, name, rate in rates:
+                setattr(module, name, rate)
+
+
+class _Passes(nn.Module):
+    """The passes of a model, as one module: `functional_call` replaces weights for one call."""
+
+    def __init__(self, model: nn.Module, *, has_reader: bool) -> None:
+        super().__init__()
+        self.model, self._has_reader = model, has_reader
+
+    def forward(self, inputs: dict[str, Any], *, reads: bool) -> Any:
+        return (self.model.encoder if reads and self._has_reader else self.model)(**inputs)  # type: ignore[operator]
+
+
+class _Reached(Exception):
+    """A pass has come as far as it should."""
+
+
+class _Block(nn.Module):
+    """A block as it was before its activations were no longer kept."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.compute = block, block.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compute(*args, **kwargs)
+
+    def recompute(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's output; what backward needs is computed again then, with the weights of now.
+
+        Not the block's own: a slot's copy of them (`full`, `top`) stands in the block only during the forward pass.
+        """
+        weights: dict[str, Tensor] = {f"block.{name}": tensor for name, tensor in self.block.named_parameters()}
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(self, weights, args, kwargs)
+
+        return checkpoint(compute, *args, use_reentrant=False, **kwargs)
+
+
+@contextmanager
+def _collecting(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """What every block reads, in a list that fills during the forward pass.
+
+    Not what they give: DeBERTa's convolution joins in between two blocks.
+    """
+    found: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        found.append(args[0] if args else kwargs["hidden_states"])
+
+    handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, float]]:
+    """Where a model keeps its dropout rates: in modules, and as ModernBERT's and T5's attention, in plain numbers."""
+    for path, module in model.named_modules():
+        for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout", "dropout"):
+            rate = vars(module).get(name)
+            if isinstance(rate, int | float) and not isinstance(rate, bool):
+                yield path, module, name, rate

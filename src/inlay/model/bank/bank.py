@@ -1,0 +1,457 @@
+"""The bank: the parameters of S slots, stacked in one tensor per name.
+
+A slot holds one task's parameters at its own size, padded to the bank's; a slot without a tensor at some site is that
+site's identity (no adapter, the backbone's own norm). `Bank.routed` binds a route to the backbone's wrappers for the
+forward passes inside the block. Training banks have gradients, and their slots are of one structure: sites that share
+an adapter read one stack. Serving banks grow as versions come in and may mix methods: what is shared is expanded.
+
+A run may own several slots, one for each of its tasks, that share parameters (a hypernetwork, norms, a copy of the
+backbone): those are stacked by run. What such slots read is expanded for every pass (`expand.py`); only training banks
+have them, since a trained task becomes an ordinary slot.
+
+A slot with its own copy of the backbone's weights (full and top-k fine-tuning) shares no forward pass with another:
+`is_solo` tells, and a batch for it goes alone.
+
+What always holds: reading a slot gives back exactly what was put in it (rounded, where a serving bank holds matrices in
+bf16), and no operation on one slot touches another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay.errors import Unsupported
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.flat import FlatBank, lay_flat
+from inlay.model.bank.forward import RoutedBank
+from inlay.model.bank.methods import resolve_method, written_method
+from inlay.model.bank.slots import SlotSpec, check_tensors
+from inlay.model.bank.views import Gated, Molds, Views, build_views, site_shapes
+from inlay.model.batch.route import Batch, Route, Segment
+from inlay.model.heads import generation as writing
+from inlay.model.heads import readout
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.kernels import launch
+from inlay.model.kernels import reference as kernels
+from inlay.model.parts.expand import Expander, renumber
+from inlay.model.parts.tensors import TensorSpec, adapter_groups, draw_tensor
+
+_ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
+_OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
+
+
+class Bank:
+    """Stacked parameters of the slots of one backbone. `stacks[name]` is [S, …]; `specs[s]` is None for a free slot."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_slots: int,
+        *,
+        trainable: bool = False,
+        dtype: torch.dtype = torch.float32,
+        slots_per_run: int = 1,
+    ) -> None:
+        """`dtype` is what the matrices of adapters are held in while they serve; all else is float32.
+
+        In training so many neighbouring slots belong to one run.
+        """
+        assert num_slots % slots_per_run == 0
+        self.backbone = backbone
+        self.slots_per_run = slots_per_run
+        self._dtype = torch.float32 if trainable else dtype
+        self.anatomy = backbone.anatomy
+        self.is_trainable = trainable
+        self.specs: list[SlotSpec | None] = [None] * num_slots
+        self.stacks: dict[str, Tensor] = {}
+        self._layouts: list[dict[str, TensorSpec]] = [{} for _ in range(num_slots)]
+        self._own_weights: list[dict[str, Tensor]] = [{} for _ in range(num_slots)]
+        self._removed: list[frozenset[int]] = [frozenset()] * num_slots
+        self._is_repeated = self._is_flat = False
+        self._grown: set[str] = set()
+        """adapters of which a stack grew since all of theirs were as wide"""
+        self._items: dict[str, TensorSpec] = {}
+        self._expander: Expander | None = None
+        self._known_views: tuple[Any, Views] | None = None
+        self._basis: tuple[Gated, ...] = ()
+        self._molds: dict[tuple[Gated, ...], Molds] = {}
+        self._trees: dict[tuple[str, ...], writing.Tree] = {}
+        self._views: Views | None = None
+        self._no_views = Views()  # of a slot with its own weights
+        self.num_changes = 0
+        """how often a slot changed hands"""
+
+    @property
+    def views(self) -> Views:
+        """What the wrappers read: another object whenever stacks were replaced or slots became of a new kind.
+
+        Slots of kinds that occur already change hands in place, so that what was compiled or captured stays right.
+        """
+        if self._views is None:
+            slots = [self._gated(slot) for slot in range(self.num_slots)]
+            views = build_views(self.anatomy, self.stacks, slots, is_expanded=not self.is_trainable)
+            if launch.is_available(self.backbone.device):
+                with torch.inference_mode(False):  # a pass may be the first to ask; slots are set outside of passes
+                    views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
+            self._views = views
+        return self._views
+
+    @property
+    def basis(self) -> object:
+        """What programs are made for: as long as it is equal, all that they read lies where it lay.
+
+        What a hypernetwork writes is made in every pass, out of stacks that stay where they are.
+        """
+        if self._expander is None or self.is_solo(0):
+            return self.views
+        self._basis = self._basis or tuple(map(self._gated, range(self.num_slots)))
+        return self._basis
+
+    def forget_written(self) -> None:
+        """Write anew for the next pass without gradients: a replayed graph changes stacks, and their versions stay."""
+        self._known_views = None
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.specs)
+
+    def run_of(self, slot: int) -> int:
+        """Which run a slot belongs to."""
+        return slot // self.slots_per_run
+
+    def is_solo(self, slot: int) -> bool:
+        """Whether rows of this slot must go through the backbone alone, in a copy of their own."""
+        spec = self.specs[slot]
+        return spec is not None and spec.is_solo
+
+    def put(self, slot: int, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> None:
+        """Set a slot to `tensors`, growing the bank where they do not fit. Refuses missing, extra or misshapen ones."""
+        expected = {item.name: item for item in spec.layout(self.anatomy)}
+        check_tensors(expected, tensors)
+        is_one_run = self.num_slots == self.slots_per_run
+        assert not (self.is_trainable and spec.is_solo and not is_one_run), "such a slot trains in a bank of one run"
+        if spec.is_joint and not self.is_trainable:
+            raise Unsupported(
+                f"a slot of the method `{spec.method.name}` answers nothing: its tasks share parameters",
+                "make it an ordinary one: `inlay materialize`",
+            )
+        self.free(slot)
+        self.specs[slot], self._layouts[slot] = spec, expected
+        with torch.no_grad():
+            for name, item in expected.items():
+                if name.startswith(_OWN) and not self.is_trainable:
+                    self._own_weights[slot][name] = self.backbone.like_own(name, tensors[name])
+                    continue
+                for place in self._places(spec, name):
+                    stack = self._stack_for(place, item)
+                    stack[self._row(item, slot)][_corner(item.shape)] = tensors[name].to(stack)
+            self._level()
+        if spec.is_joint:
+            self._expander = Expander(self.anatomy, resolve_method(spec.method), self.slots_per_run)
+        self._tell_views(slot)
+
+    def reserve(self, spec: SlotSpec) -> None:
+        """Make the stacks wide enough for `spec`, so that putting it in a slot later does not grow them."""
+        with torch.no_grad():
+            for item in spec.layout(self.anatomy):
+                for place in self._places(spec, item.name):
+                    self._stack_for(place, item)
+            self._level()
+
+    def tell_sizes(self, hear: Callable[[Tensor, int], None]) -> None:
+        """Let `hear` know every stack and its axes that are as wide as the largest of the slots."""
+        for name, stack in self.stacks.items():
+            for axis in self._items[name].ranks:
+                hear(stack, axis + 1)
+
+    def initialise(self, slot: int, spec: SlotSpec, seed: int, task: str = "") -> None:
+        """Set a slot to fresh values, which depend on the seed, the site and the slot's own size only.
+
+        Where a run has several tasks, what each has of its own also depends on the name of the task.
+        """
+        items = spec.layout(self.anatomy)
+        self.put(slot, spec, {item.name: self._initial(item, seed, "" if item.is_shared else task) for item in items})
+
+    def free(self, slot: int) -> None:
+        """Empty a slot: whatever was in it becomes the identity again."""
+        assert not self._is_repeated, "slots that are one cannot change hands"
+        spec = self.specs[slot]
+        places = [] if spec is None else [place for name in self._layouts[slot] for place in self._places(spec, name)]
+        with torch.no_grad():
+            for place in places:
+                if place in self.stacks:  # a slot's own weights are not
+                    self.stacks[place][self._row(self._items[place], slot)] = self._neutral(place)
+        self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
+        self._removed[slot] = frozenset()
+        self._tell_views(slot)
+
+    def gate(self, slot: int, removed: Iterable[int]) -> None:
+        """Take the adapters of these layers out of a slot: no update there, while its norms and its head stay.
+
+        Its tensors stay too: another gate brings them back, and so does whoever is put there next.
+        """
+        self._removed[slot] = frozenset(removed)
+        self._tell_views(slot)
+
+    def repeated(self, slot: int, num_slots: int) -> Bank:
+        """A bank whose slots are all this one, to be gated each in its way: they share its tensors, without copies."""
+        assert not self.is_trainable
+        assert not self.is_solo(slot), "its tensors are not in the stacks"
+        bank = Bank(self.backbone, num_slots, dtype=self._dtype)
+        bank.stacks = {name: stack[slot].expand(num_slots, *stack.shape[1:]) for name, stack in self.stacks.items()}
+        bank.specs, bank._layouts = [self.specs[slot]] * num_slots, [self._layouts[slot]] * num_slots
+        bank._is_repeated = True
+        return bank
+
+    def read(self, slot: int) -> dict[str, Tensor]:
+        """The slot's tensors at their own size, as float32 copies on the CPU."""
+        spec, tensors = self.specs[slot], {}
+        for name, item in self._layouts[slot].items():
+            assert spec is not None
+            if name in self._own_weights[slot]:
+                stored = self._own_weights[slot][name]
+            else:
+                stored = self.stacks[self._places(spec, name)[0]][self._row(item, slot)][_corner(item.shape)]
+            tensors[name] = stored.detach().to("cpu", torch.float32, copy=True).contiguous()
+        return tensors
+
+    def flatten(self, *, shared: bool = False) -> FlatBank:
+        """Lay the slots' own stacks out for training, or those of the runs, if they share any.
+
+        The bank must not grow after it: what its slots will hold is reserved.
+        """
+        items = {name: item for name, item in self._items.items() if item.is_shared == shared}
+        num_rows = self.num_slots // (self.slots_per_run if shared else 1)
+        stacks, decays = [self.stacks[name] for name in items], [item.decays for item in items.values()]
+        flat = lay_flat(stacks, decays, num_rows, self.backbone.device)
+        self.stacks.update(zip(items, flat.stacks, strict=True))
+        self._views, self._is_flat = None, True
+        return flat
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether slots of a run share parameters."""
+        return any(item.is_shared for item in self._items.values())
+
+    @contextmanager
+    def routed(self, route: Route) -> Iterator[None]:
+        """Send every forward pass of the backbone inside the block through the slots of `route`.
+
+        Running statistics of batch norms move when the block ends: call `backward` inside it.
+        """
+        is_training = self.is_trainable and self.backbone.model.training
+        # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
+        is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
+        is_solo = is_solo and (bool(route.segments) or self.num_slots == self.slots_per_run)
+        device = self.backbone.device
+        if self._expander is not None and not is_solo:
+            views, route = self._expand(self._expander, route)
+        else:
+            views = self._beside_own_weights() if is_solo else self.views
+        if launch.is_available(device) and route.tiling is None:
+            num_slots = views.num_slots or self.num_slots
+            route = self._tiled(route, num_slots)
+            if route.decoder is not None:
+                route = replace(route, decoder=self._tiled(route.decoder, num_slots))
+        views.renew_copies()
+        seeds = None
+        if is_training and route.tiling is not None:
+            seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
+        num_readers = self.anatomy.num_readers
+        operations = RoutedBank(
+            views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_solo=is_solo
+        )
+        with self.backbone.mount.routed(operations):
+            yield
+        operations.settle()
+
+    def _beside_own_weights(self) -> Views:
+        """What slots with their own weights have besides: the same object while the views are the same."""
+        if self._no_views.pals is not self.views.pals and self.views.pals:
+            self._no_views = Views(pals=self.views.pals)
+        return self._no_views
+
+    def _tiled(self, route: Route, num_slots: int) -> Route:
+        width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
+        return route.tiled(num_slots, width, self.backbone.device)
+
+    def logits(
+        self, batch: Batch, *, dropout: Mapping[int, float] | None = None, as_vectors: Collection[int] = frozenset()
+    ) -> list[Tensor]:
+        """The logits of each segment of the batch, through backbone, slots and heads.
+
+        They are [n, L], or [n, T, L] with padding where a head reads tokens. Where answers are written they are those
+        of every token [n, T, V] if the batch knows them, else what `writing.answer` gives. `dropout` is each slot's
+        rate on the vectors the head's layers read; of the slots `as_vectors` these vectors are given in place of
+        logits. Rows are two texts where a head has towers, and nowhere else. Call it, and `backward`, inside
+        `routed(batch.route)`.
+        """
+        slots = [segment.slot for segment in batch.route.segments]
+        is_one_run = len({self.run_of(slot) for slot in slots}) == 1
+        assert is_one_run or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
+        weights = self.backbone.in_own_type(self.weights_of(slots[0]))
+        heads = [self.head_of(slot) for slot in slots]
+        if heads[0].is_written:
+            assert all(head.is_written for head in heads), "answers of a batch are all written, or none"
+            if batch.written_BT is None:
+                return writing.answer(self, batch, weights)
+            logits_BTV = writing.forced_logits(self, batch, weights)
+            return list(
+                logits_BTV.split(readout.sizes_of(batch.rows))
+            )  # slices would each fill all with zeros in backward
+        layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
+        rates = [dropout[slot] if dropout else 0.0 for slot in slots]
+        _check_texts(batch, heads)
+        read = readout.read(self, batch, layers, rates, weights)
+        if as_vectors and all(slot in as_vectors for slot in slots):
+            return [seen.vectors for seen in read]
+        stops = list(itertools.accumulate(seen.states[..., 0].numel() for seen in read))
+        segments = tuple(map(Segment, slots, [0, *stops[:-1]], stops))
+        num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
+        vectors = torch.cat([seen.states.flatten(0, -2) for seen in read])
+        route = Route(segments)
+        if launch.is_available(self.backbone.device):
+            route = route.tiled(self.num_slots, 1, self.backbone.device)
+        weight, bias = self.stacks["head.weight"], self.stacks["head.bias"]
+        logits = kernels.linear_heads(vectors, weight, bias, num_outputs, route)
+        if any(head.has_towers for head in heads):
+            pairs = [(slot, seen.pairs_BF) for slot, seen in zip(slots, read, strict=True)]
+            logits = kernels.add_pairs(logits, self.stacks["head.pair_weight"], pairs)
+        found = [
+            part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
+            for part, seen, head, texts in zip(logits, read, heads, batch.texts, strict=True)
+        ]
+        return [
+            seen.vectors if slot in as_vectors else part for slot, seen, part in zip(slots, read, found, strict=True)
+        ]
+
+    def head_of(self, slot: int) -> HeadSpec:
+        """The head of a slot that is taken."""
+        spec = self.specs[slot]
+        assert spec is not None, f"slot {slot} is free"
+        return spec.head
+
+    def tree_of(self, slot: int) -> writing.Tree:
+        """The tokens of the texts that a slot's answers are scored by."""
+        texts = self.head_of(slot).texts
+        if texts not in self._trees:
+            tokens = [list(map(int, self.backbone.tokenizer(text)["input_ids"])) for text in texts]
+            self._trees[texts] = writing.Tree.of(tokens, self.backbone.start_id)
+        return self._trees[texts]
+
+    def weights_of(self, slot: int) -> dict[str, Tensor] | None:
+        """The slot's own weights by the backbone's names; None if it goes through the backbone's."""
+        if not self.is_solo(slot):
+            return None
+        if not self.is_trainable:
+            return {name.removeprefix(_OWN): tensor for name, tensor in self._own_weights[slot].items()}
+        names = [name for name in self._layouts[slot] if name.startswith(_OWN)]
+        return {name.removeprefix(_OWN): self.stacks[name].view(self.stacks[name].shape[1:]) for name in names}
+
+    def _expand(self, expander: Expander, route: Route) -> tuple[Views, Route]:
+        """What the slots of a route read, computed from what their runs share, and the route among them alone."""
+        used = [segment.slot for segment in route.segments]
+        if not used:  # a route of any mix
+            used = list(range(self.num_slots))
+        if not torch.is_grad_enabled():  # the same for all passes until something is trained: once for all slots
+            used = [slot for slot, spec in enumerate(self.specs) if spec is not None]
+        slots = tuple(used) if expander.is_generated else tuple(range(self.num_slots))
+        key = (slots, torch.is_inference_mode_enabled(), *(stack._version for stack in self.stacks.values()))
+        if torch.is_grad_enabled() or self._known_views is None or self._known_views[0] != key:
+            stacks, gated = expander.expand(self.stacks, slots), tuple(self._gated(slot) for slot in slots)
+            views = build_views(self.anatomy, stacks, gated, is_expanded=False)
+            if launch.is_available(self.backbone.device):
+                views = views.in_tiles(self.backbone.dtype, self._molds.get(gated), is_fixed=True)
+                if gated not in self._molds:
+                    self._molds[gated] = views.molds
+            self._known_views = None if torch.is_grad_enabled() else (key, views)
+        else:
+            views = self._known_views[1]
+        return views, renumber(route, slots)
+
+    def _initial(self, item: TensorSpec, seed: int, task: str) -> Tensor:
+        return self.backbone.own_tensor(item.name) if item.start == "backbone" else draw_tensor(item, seed, task)
+
+    def _places(self, spec: SlotSpec, name: str) -> list[str]:
+        """The stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""
+        if self.is_trainable or not name.startswith("adapter.") or spec.method.sharing == "none":
+            return [name]
+        group, _, part = name.removeprefix("adapter.").rpartition(".")
+        groups = adapter_groups(self.anatomy, resolve_method(spec.method))
+        return [f"adapter.{site}.{part}" for site, owner in groups.items() if owner == group]
+
+    def _row(self, item: TensorSpec, slot: int) -> int:
+        """Which row of its stack a slot's tensor is."""
+        return self.run_of(slot) if item.is_shared else slot
+
+    def _neutral(self, name: str) -> Tensor | float:
+        if name.startswith(("norm.", "bias.")):
+            return self.backbone.own_tensor(name).to(self.stacks[name])
+        return 1.0 if name.startswith("ia3.") else 0.0
+
+    def _stack_for(self, name: str, item: TensorSpec) -> Tensor:
+        """The stack of `name`, made or enlarged so that the tensor fits."""
+        shape = tuple(-(-n // _ALIGN) * _ALIGN if axis in item.ranks else n for axis, n in enumerate(item.shape))
+        old = self.stacks.get(name)
+        if old is not None and all(have >= want for have, want in zip(old.shape[1:], shape, strict=True)):
+            return old
+        assert not self._is_flat, "a stack that grows leaves what is trained"
+        if old is not None:
+            shape = tuple(max(have, want) for have, want in zip(old.shape[1:], shape, strict=True))
+        dtype = self._dtype if name.startswith(("adapter.", "lora.")) and len(shape) > 1 else torch.float32
+        num_rows = self.num_slots // self.slots_per_run if item.is_shared else self.num_slots
+        new = torch.zeros(num_rows, *shape, dtype=dtype, device=self.backbone.device)
+        if old is not None:
+            new[_corner(tuple(old.shape))] = old.detach()
+        self.stacks[name], self._views, self._items[name] = new, None, item
+        self._grown.add(_adapter_of(name))
+        if old is None:
+            new[:] = self._neutral(name)
+        return new.requires_grad_(self.is_trainable)
+
+    def _level(self) -> None:
+        """Make all stacks of an adapter that grew as wide as its widest: programs for all slots read them together."""
+        groups = self._grown - {""}
+        for name in [name for name in self.stacks if _adapter_of(name) in groups]:
+            item = self._items[name]
+            beside = f"{_adapter_of(name)}.down"
+            if item.ranks and beside in self.stacks:
+                width = self.stacks[beside].shape[2]
+                shape = tuple(width if axis in item.ranks else n for axis, n in enumerate(item.shape))
+                self._stack_for(name, replace(item, shape=shape))
+        self._grown = set()
+
+    def _tell_views(self, slot: int) -> None:
+        """A slot changed hands: in place where the views have room for its kind, else they are built anew."""
+        self.num_changes += 1
+        self._basis = ()
+        shapes = site_shapes(self.anatomy, *self._gated(slot))
+        if self._views is not None and not self._views.set_slot(slot, shapes):
+            self._views = None
+
+    def _gated(self, slot: int) -> Gated:
+        spec = self.specs[slot]
+        return None if spec is None else written_method(spec.method), self._removed[slot]
+
+
+def _check_texts(batch: Batch, heads: Sequence[HeadSpec]) -> None:
+    """State that rows are two texts for heads that read them apart, and one for all others."""
+    for head, rows, texts in zip(heads, batch.rows, batch.texts, strict=True):
+        num_texts = (2 if head.has_towers else 1) * (rows.stop - rows.start)
+        assert texts.stop - texts.start == num_texts, f"rows of slot {rows.slot} are not of its head's reading of pairs"
+
+
+def _adapter_of(name: str) -> str:
+    """The adapter that a stack is a part of; "" if of none."""
+    return name.rpartition(".")[0] if name.startswith("adapter.") else ""
+
+
+def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in shape)

@@ -1,0 +1,388 @@
+"""The methods: which parameters a task adds to a backbone, as one table of entries.
+
+`layout` turns a method and a backbone's anatomy into a list of tensors: what is initialised, counted, trained, stored
+and loaded. It needs shapes only, so counts come from models on the meta device too. A method is a row of METHODS: the
+settings it takes, what it chooses where they are left open, and the kinds of tensors it is made of. What a family
+cannot do stands in UNSUPPORTED.
+
+Houlsby et al. 2019 put an adapter after both sublayers of every block and train all layer norms; Pfeiffer et al. 2021
+put one at the end of each block, reading the normalised sum, `LN(s + f(LN(s)))`, and leave the norms frozen; He et al.
+2022 put a scaled one beside the feed-forward sublayer. Mahabadi et al. 2021 put two as Houlsby et al., with a layer
+norm behind each, `x + LN(f(x))`: such an adapter adds noise of size one at the start, however small its weights (on
+encoders, whose states are of that size, the norm begins small). LoRA (Hu et al. 2022), (IA)³ (Liu et al. 2022) and
+BitFit (Ben Zaken et al. 2022) change linear layers. Stickland and Murray 2019 put a small attention layer beside every
+block.
+
+Methods with `shared` tensors train several tasks as one run: HyperFormer and HyperFormer++ (Mahabadi et al. 2021), the
+adapters they were compared with, multi-task fine-tuning and PALs. A trained task of theirs becomes an ordinary one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase as fnmatch
+from functools import partial
+
+from inlay.errors import BadConfig, UnknownName, Unsupported
+from inlay.model.backbone.families import find_family
+from inlay.model.backbone.sites import Anatomy
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.kernels.reference import ACTIVATIONS
+from inlay.model.parts import tensors
+from inlay.model.parts.hypernet import EMBEDDED, Hypernet
+from inlay.model.parts.tensors import TensorSpec
+from inlay.settings.run_config import MethodConfig
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table."""
+
+    summary: str
+    builders: tuple[Callable[[Anatomy, MethodConfig], Iterator[TensorSpec]], ...]
+    settings: frozenset[str]
+    """of `MethodConfig`, those it takes"""
+    size: int | None = None
+    activation: str = "auto"
+    norms: str = "none"
+    places: tuple[str, ...] = ()
+    form: str = "auto"
+    inner_norm: str = "none"
+    scale: float | None = None
+    linears: tuple[str, ...] = ()
+    layers: str = "all"
+    lr: float = 5e-4
+    """the learning rate where nobody gives one: what did well on four GLUE tasks with MiniLM (docs/results.md)"""
+    lr_writing: float | None = None
+    """that on backbones that write their answers, if it is another"""
+    lr_alone: float | None = None
+    """that where a task of several trains nothing but what is its own, if it is another"""
+    trains_norm_scales: bool = True
+    """of the norms it trains, the scales too, not the shifts alone"""
+    has_own_weights: bool = False
+    """it trains a copy of the backbone's own weights: no other slot can share its forward pass"""
+    shared: tuple[str, ...] = ()
+    """patterns of the tensors that all tasks of a run have in common; with any, it trains several tasks as one run"""
+    becomes: str = ""
+    """the ordinary method that each of its tasks is of once it is trained"""
+    task_size: int | None = None
+    """width of a task's embedding, where a hypernetwork writes its adapters"""
+    projector: int | None = None
+    shares_heads: bool = False
+    """the hypernetwork's heads are the same for all layers and places"""
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it trains several tasks as one run."""
+        return bool(self.shared)
+
+    def find_lr(self, *, writes: bool, is_alone: bool) -> float:
+        """The learning rate where nobody gives one; `is_alone`: what tasks share is frozen."""
+        usual = (self.lr_writing if writes else None) or self.lr
+        return (self.lr_alone if is_alone else None) or usual
+
+    @property
+    def shares_all(self) -> bool:
+        """Whether the tasks of a run have nothing of their own but their heads."""
+        return self.shared == ("weight.*",) and self.builders == (tensors.own_weights,)
+
+
+def resolve_method(config: MethodConfig) -> MethodConfig:
+    """The config with everything left open replaced by the method's own choice: what is hashed, stored and shown."""
+    method = find_method(config.name)
+    _refuse_foreign_settings(config, method)
+    size = config.size or method.size
+    scale = method.scale if config.scale is None else config.scale
+    if config.alpha is not None and size:
+        scale = config.alpha / size
+        if config.scale not in (None, scale):
+            raise BadConfig(
+                f"`method.alpha` is `{config.alpha:g}` and `method.scale` `{config.scale:g}`",
+                "give one of them: LoRA's factor is alpha / r",
+            )
+    resolved = dataclasses.replace(
+        config,
+        size=size,
+        activation=method.activation if config.activation == "auto" else config.activation,
+        norms=method.norms if config.norms == "auto" else config.norms,
+        places=config.places or method.places,
+        layers=method.layers if config.layers == "auto" else config.layers,
+        form=method.form if config.form == "auto" else config.form,
+        inner_norm=method.inner_norm if config.inner_norm == "auto" else config.inner_norm,
+        scale=scale,
+        linears=config.linears or method.linears,
+        projector=method.projector if config.projector is None else config.projector,
+    )
+    # Straight into the heads, wide embeddings would make them as many times larger.
+    task_size = EMBEDDED if method.task_size and resolved.projector == 0 else method.task_size
+    resolved = dataclasses.replace(resolved, task_size=config.task_size or task_size)
+    _check(resolved, method)
+    return resolved
+
+
+def written_method(config: MethodConfig) -> MethodConfig:
+    """The ordinary method that a task of this one is of once it is trained; an ordinary one is its own."""
+    config = resolve_method(config)
+    becomes = find_method(config.name).becomes
+    if not becomes:
+        return config
+    settings = find_method(becomes).settings & find_method(config.name).settings
+    own = {name: getattr(config, name) for name in settings}
+    if config.writes == "norms":
+        own["inner_norm"] = "alone"
+    return resolve_method(MethodConfig(becomes, **own))
+
+
+def find_hypernet(anatomy: Anatomy, config: MethodConfig) -> Hypernet:
+    """What the hypernetwork of this method is on a backbone."""
+    config = resolve_method(config)
+    return tensors.make_hypernet(anatomy, config, shares_heads=find_method(config.name).shares_heads)
+
+
+def layout(anatomy: Anatomy, config: MethodConfig, head: HeadSpec | None = None) -> list[TensorSpec]:
+    """Every tensor of a task with this method, in a fixed order; refuses what the backbone's family cannot do."""
+    config = resolve_method(config)
+    if reason := UNSUPPORTED.get((anatomy.family, config.name)):
+        raise Unsupported(f"method `{config.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
+    specs = [spec for build in find_method(config.name).builders for spec in build(anatomy, config)]
+    if not find_method(config.name).has_own_weights:
+        specs += tensors.norms(anatomy, config, with_scales=find_method(config.name).trains_norm_scales)
+    elif head is None or head.pooling != "pooler":
+        poolers = {f"weight.{parameter.name}" for parameter in anatomy.parameters if parameter.is_pooler}
+        specs = [spec for spec in specs if spec.name not in poolers]  # nothing reads it
+    patterns = find_method(config.name).shared
+    specs = [dataclasses.replace(spec, is_shared=any(fnmatch(spec.name, each) for each in patterns)) for spec in specs]
+    return specs if head is None else [*specs, *tensors.head_layers(anatomy, head)]
+
+
+def find_method(name: str) -> Method:
+    """The entry for `name`, of one task or of several."""
+    found = METHODS.get(name) or JOINT_METHODS.get(name)
+    if found is None:
+        raise UnknownName("method", name, METHODS | JOINT_METHODS)
+    return found
+
+
+def first_layer(anatomy: Anatomy, config: MethodConfig) -> int:
+    """The lowest layer that anything is trained in; below it all is frozen, norms and dropout too."""
+    config = resolve_method(config)
+    if not (find_method(config.name).builders or config.norms != "none"):
+        return anatomy.num_layers
+    return min(tensors.adapted_layers(anatomy, config))
+
+
+def has_frozen_attention(anatomy: Anatomy, config: MethodConfig) -> bool:
+    """Whether in the lowest trained layer nothing is trained up to what attention's projection gives."""
+    layer = first_layer(anatomy, config)
+    has_own = find_method(config.name).has_own_weights
+    if layer == anatomy.num_layers or has_own or find_family(anatomy.family).is_prenorm:
+        return False
+    inside = tuple(f".{layer}.{name}" for name in tensors.ATTENTION_LINEARS)
+    return not any(place in spec.name for spec in layout(anatomy, config) for place in inside)
+
+
+def _refuse_foreign_settings(config: MethodConfig, method: Method) -> None:
+    for item in dataclasses.fields(config):
+        is_foreign = item.name not in method.settings | {"name"}
+        value = getattr(config, item.name)
+        # A resolved config has the table's values in it; resolving it again must change nothing.
+        if is_foreign and value not in (item.default, getattr(method, item.name, item.default)):
+            raise BadConfig(
+                f"method `{config.name}` has no setting `{item.name}`, which is `{value}`",
+                f"it takes: {', '.join(sorted(method.settings))}" if method.settings else "it has no settings",
+            )
+
+
+def _check(config: MethodConfig, method: Method) -> None:
+    if not method.builders and "norms" in method.settings and config.norms == "none":
+        raise BadConfig(
+            f"method `{config.name}` with `method.norms` `none` trains nothing", "use all or encoder, or method `head`"
+        )
+    if config.activation != "auto" and config.activation not in ACTIVATIONS:
+        raise UnknownName("activation", config.activation, ACTIVATIONS)
+    for place in config.places if "places" in method.settings else ():
+        if place not in ("attention", "feedforward"):
+            raise UnknownName("place", place, ("attention", "feedforward"))
+    tensors.sharing_step(config.sharing, 1)
+    if config.combine == "multiply" and config.form == "parallel":
+        raise BadConfig(
+            "`method.combine` is `multiply` for a parallel adapter",
+            "it multiplies what it reads: use `--set method.form=sequential`",
+        )
+
+
+_BOTTLENECK = frozenset(
+    "size init_std activation norms places layers sharing depth inner_norm form combine scale".split()
+)
+_HYPERFORMER = Method(
+    "a hypernetwork writes the adapters of all tasks, with heads of its own for every place",
+    (tensors.hypernet,),
+    frozenset("size norms places layers task_size projector writes".split()),
+    size=24,
+    activation="gelu",
+    norms="all",
+    places=("attention", "feedforward"),
+    form="sequential",
+    scale=1.0,
+    # A head multiplies a step by what it reads, 64 numbers of size one: with T5's published 3e-4 MiniLM learns nothing.
+    lr=1e-4,
+    lr_writing=3e-4,
+    # An embedding begins with numbers of size one: at the rates of weights it stays where it was. Of 1e-4 to 0.1, tried
+    # for 30 to 60 steps (MiniLM on SST-2, flan-T5-small on CB and MRPC), 0.01 to 0.1 brought the training loss lowest.
+    lr_alone=3e-2,
+    shared=("hyper.*", "adapter.*", "norm.*"),
+    becomes="mahabadi",
+    task_size=512,
+    projector=128,
+)
+METHODS: dict[str, Method] = {
+    "houlsby": Method(
+        "two adapters per block, all layer norms",
+        (tensors.adapters,),
+        _BOTTLENECK,
+        size=64,
+        activation="gelu",
+        norms="all",
+        places=("attention", "feedforward"),
+        form="sequential",
+        scale=1.0,
+    ),
+    "mahabadi": Method(
+        "two adapters per block with a layer norm behind each, all layer norms",
+        (tensors.adapters,),
+        _BOTTLENECK,
+        size=24,
+        activation="gelu",
+        norms="all",
+        places=("attention", "feedforward"),
+        form="sequential",
+        inner_norm="output",
+        scale=1.0,
+        # MiniLM, CoLA, MRPC, RTE and STS-B as one run, 400 steps, one seed: the mean is 53.6 at 3e-4, 55.1 at 1e-3,
+        # 55.4 at 3e-3; the studies of single tasks choose 1e-3 more often than 5e-4.
+        lr=1e-3,
+        lr_writing=3e-4,  # as published for T5
+    ),
+    "pfeiffer": Method(
+        "one adapter per block, layer norms frozen",
+        (tensors.adapters,),
+        _BOTTLENECK - {"places", "form", "combine"},
+        size=64,
+        activation="relu",
+        places=("output",),
+        form="sequential",
+        scale=1.0,
+    ),
+    "parallel": Method(
+        "one scaled adapter beside each feed-forward sublayer",
+        (partial(tensors.adapters, starts_at_zero=True),),
+        _BOTTLENECK - {"init_std", "form", "combine"},
+        size=64,
+        activation="relu",
+        places=("feedforward",),
+        form="parallel",
+        scale=4.0,
+    ),
+    "lora": Method(
+        "low-rank updates of linear layers, query and value",
+        (tensors.low_ranks,),
+        frozenset(("size", "alpha", "scale", "linears", "norms", "layers")),
+        size=8,
+        scale=1.0,
+        linears=("query", "value"),
+        lr=1e-3,
+    ),
+    "ia3": Method(
+        "(IA)³: factors on keys, values and the wide activations",
+        (tensors.factors,),
+        frozenset(("linears", "norms", "layers")),
+        linears=("key", "value", "contract"),
+        lr=5e-3,
+    ),
+    "bitfit": Method(
+        "all biases of blocks and norms",
+        (tensors.biases,),
+        frozenset(("layers",)),
+        norms="all",
+        lr=1e-3,
+        trains_norm_scales=False,
+    ),
+    "pal": Method(
+        "projected attention beside every block, the backbone frozen",
+        (tensors.pals,),
+        frozenset(("norms", "layers")),
+    ),
+    "norms": Method("layer norms only", (), frozenset(("norms", "layers")), norms="all", lr=1e-3),
+    "head": Method("nothing but the head, on frozen features", (), frozenset(), lr=3e-3),
+    "full": Method(
+        "every weight, a copy of the backbone per task",
+        (tensors.own_weights,),
+        frozenset(),
+        norms="all",
+        lr=5e-5,
+        lr_writing=3e-4,  # as published for T5
+        has_own_weights=True,
+    ),
+    "top": Method(
+        "every weight of the top layers",
+        (tensors.own_weights,),
+        frozenset(("layers",)),
+        norms="all",
+        layers="-1:",
+        lr=1e-4,
+        has_own_weights=True,
+    ),
+}
+METHODS["pal-full"] = dataclasses.replace(
+    METHODS["full"],
+    summary="projected attention beside every block, and a copy of the backbone",
+    lr_writing=None,
+    builders=(tensors.own_weights, tensors.pals),
+)
+JOINT_METHODS: dict[str, Method] = {
+    "hyperformer": _HYPERFORMER,
+    "hyperformer++": dataclasses.replace(
+        _HYPERFORMER,
+        summary="one hypernetwork writes the adapters of all tasks, layers and places",
+        builders=(partial(tensors.hypernet, shares_heads=True),),
+        task_size=64,
+        shares_heads=True,
+    ),
+    "mahabadi-multi": dataclasses.replace(
+        METHODS["mahabadi"],
+        summary="adapters for every task, the norms behind them and all layer norms shared by all tasks",
+        shared=("adapter.*.out_*", "norm.*"),
+        becomes="mahabadi",
+    ),
+    "full-multi": dataclasses.replace(
+        METHODS["full"],
+        summary="every weight, one copy of the backbone for all tasks",
+        lr_alone=METHODS["head"].lr,
+        shared=("weight.*",),
+        becomes="full",
+    ),
+    "pal-published": dataclasses.replace(
+        METHODS["pal-full"],
+        summary="projected attention for every task, and one copy of the backbone that all train together",
+        lr_alone=METHODS["pal"].lr,
+        shared=("weight.*",),
+        becomes="pal-full",
+    ),
+}
+"""Those that train several tasks as one run."""
+_NO_BIASES = ("its layers have no biases", "use `norms` or an adapter method")
+_NO_HEAD = ("it writes its answers with its own frozen output layer, and has no other head", "use `norms`")
+_NO_PAL = "projected attention stands beside the blocks of an encoder"
+_SHARED = "its query and key layers also project relative positions, which the rows of a batch share"
+UNSUPPORTED: dict[tuple[str, str], tuple[str, str]] = {
+    ("deberta-v2", "bitfit"): (_SHARED, "use `norms` or an adapter method"),
+    ("modernbert", "bitfit"): _NO_BIASES,
+    **{(family, "bitfit"): _NO_BIASES for family in ("t5", "mt5")},
+    **{(family, "head"): _NO_HEAD for family in ("t5", "mt5")},
+    **{(family, method): (_NO_PAL, "use `mahabadi`") for family in ("t5", "mt5") for method in ("pal", "pal-full")},
+    **{(f, "pal-published"): (_NO_PAL, "use `mahabadi-multi` or `hyperformer++`") for f in ("t5", "mt5")},
+}
+"""(family, method) -> why it cannot be, and a method to use instead, which the same command takes. DeBERTa's query and
+key are refused as `shared_linears`."""

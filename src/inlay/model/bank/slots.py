@@ -1,0 +1,66 @@
+"""What a slot is: a resolved method and a head, and so a set of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from inlay.errors import StoreDamaged, Unsupported
+from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.methods import find_method, layout
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.parts.tensors import TensorSpec
+from inlay.settings.run_config import MethodConfig
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """What a slot holds: a method with all its settings, and a head."""
+
+    method: MethodConfig
+    head: HeadSpec
+
+    def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
+        """The slot's tensors, in a fixed order."""
+        return layout(anatomy, self.method, self.head)
+
+    def count_parameters(self, anatomy: Anatomy) -> int:
+        """How many parameters are trained, head included."""
+        return sum(item.num_parameters for item in self.layout(anatomy))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it is one of several tasks of a run that share parameters."""
+        return find_method(self.method.name).is_joint
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether it has its own copy of backbone weights."""
+        return find_method(self.method.name).has_own_weights
+
+    @classmethod
+    def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:
+        """The spec a version's manifest describes."""
+        try:
+            return cls(MethodConfig(**method), HeadSpec(**head))
+        except TypeError as error:
+            raise Unsupported(
+                f"the version has a setting this Inlay does not know: {error}", "it was made by a newer Inlay: upgrade"
+            ) from None
+
+
+def check_tensors(expected: Mapping[str, TensorSpec], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not those a slot is to have, by name and shape: missing, extra or misshapen ones."""
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    if missing or extra:
+        what = f"lacks `{missing[0]}`" if missing else f"has `{extra[0]}`, which its method does not train"
+        raise StoreDamaged(f"a version's set of tensors {what}", "run `inlay verify`, or publish the task again")
+    for name, item in expected.items():
+        if tuple(tensors[name].shape) != item.shape:
+            raise StoreDamaged(
+                f"tensor `{name}` has the shape {tuple(tensors[name].shape)}, not {item.shape}",
+                "run `inlay verify`, or publish the task again",
+            )

@@ -1,0 +1,1 @@
+"""Heads, pooling, answers, generation, and the one inference forward."""

@@ -1,0 +1,201 @@
+"""Inference as captured programs: a batch of any mix of tasks is one copy to the GPU, one launch, one copy back.
+
+For serving, where batches are small and launches cost more than work. A program belongs to a rung of the ladder
+(model/batch/buckets.py) and serves every mix; slots that change hands change nothing it was compiled for. Compiling
+takes seconds, so this is for banks that will answer many batches; `inference.infer` needs none of it.
+`serving/passes.py` says which rows go this way, and from when on.
+
+Shape letters: S slots, N packed tokens, B rows, D width, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.buckets import Capacity, Laid, Rung, bound_length, climb
+from inlay.model.batch.route import Row
+from inlay.model.heads.readout import read_deeper
+from inlay.model.kernels import fold_residual as rewrite
+from inlay.model.kernels import grouped, launch
+from inlay.model.kernels.cuda_graphs import Recorder
+
+BACKEND: Callable[..., Any] = rewrite.inductor
+"""What compiles; a test counts with one of its own."""
+MOST_TOKENS = 65536
+"""Of a captured pass: beyond, launches are no cost worth the memory a capture holds."""
+
+
+def find_obstacle(backbone: Backbone) -> tuple[str, str] | None:
+    """Why nothing can be captured on a backbone, and what to do about it; None if something can."""
+    leave_out = "leave out `is_compiled`"
+    if backbone.device.type != "cuda" and not launch.is_available(backbone.device):
+        return f"it is on the device `{backbone.device}`, not on a GPU", f'load it with `device="cuda"`, or {leave_out}'
+    if not launch.is_available(backbone.device):
+        return "the package `triton` is not installed", f"`pip install triton`, or {leave_out}"
+    if backbone.precision == "int8":
+        return "its weights are int8", f'give `precision="auto"`, or {leave_out}'
+    if backbone.writes or not backbone.packs:
+        return f"backbones of the family `{backbone.anatomy.family}` have no captured passes", leave_out
+    return None
+
+
+class GraphedForward:
+    """Logits of rows for any mix of a bank's slots, through programs compiled once for each rung."""
+
+    def __init__(self, bank: Bank) -> None:
+        self._bank = bank
+        self._programs: dict[tuple[Any, ...], _Program] = {}
+        self._recorder = Recorder()
+        self._num_changes = -1
+        self._forms = _Forms()
+        self._views: Any = None
+        self._shapes: list[tuple[int, bool]] = []
+        self.on_compile: Callable[[str], None] = lambda what: None
+
+    def takes(self, row: Row) -> bool:
+        """Whether a row can go this way: its head reads one vector of the last layer, through shared weights."""
+        return len(row.ids) <= MOST_TOKENS and row.prefix is None and _takes(self._bank.specs[row.slot])
+
+    def logits(self, rows: Sequence[Row]) -> list[Tensor]:
+        """The logits of every row, float32 on the CPU, in order. All must be taken, and together fit a pass."""
+        order = sorted(range(len(rows)), key=lambda index: rows[index].slot)
+        laid = _lay([rows[index] for index in order])
+        program = self._program(laid)
+        program.rung.fill(program.rung.lay(laid))
+        self._run(program)
+        logits_BL = program.logits_BL[: len(rows)].cpu()
+        answers: list[Tensor] = [logits_BL] * len(rows)
+        for position, index in enumerate(order):
+            spec = self._bank.specs[rows[index].slot]
+            assert spec is not None
+            answers[index] = logits_BL[position, : spec.head.num_outputs]
+        return answers
+
+    def _program(self, laid: Laid) -> _Program:
+        bank, backbone = self._bank, self._bank.backbone
+        longest = bound_length(laid.lengths)
+        capacity = Capacity(climb(len(laid.ids)), climb(len(laid.lengths)), bank.num_slots, longest)
+        if self._num_changes != bank.num_changes:
+            self._num_changes, self._forms = bank.num_changes, _Forms.of(bank)
+        if self._views is not bank.views:  # stacks were replaced: what was captured reads the old ones
+            self._views, self._programs = bank.views, {}
+            bank.tell_sizes(torch._dynamo.maybe_mark_dynamic)  # a larger task must not compile anything again
+        key = (capacity, self._forms.poolings, self._forms.has_hidden)
+        program = self._programs.get(key)
+        if program is None:
+            rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
+            program = self._programs[key] = _Program(rung, self._forms)
+        program.choose(self._forms, backbone.device)
+        return program
+
+    def _run(self, program: _Program) -> None:
+        """As it is the first time, which compiles what is new; captured from the second on."""
+        if program.graph is not None:
+            program.graph.replay()
+            return
+        with torch.no_grad(), self._bank.backbone.compiled(BACKEND):
+            if not program.has_run:
+                self._announce(program.rung)
+            if not program.has_run or self._bank.backbone.device.type != "cuda":
+                program.logits_BL, program.has_run = self._compute(program), True
+                return
+            program.graph = graph = self._capture(program)
+            graph.replay()
+
+    def _announce(self, rung: Rung) -> None:
+        """Say what is compiled: blocks for the first rung, for all others, for larger tiles and for long rows."""
+        shape = (rung.capacity.tile, rung.is_long)
+        if self._shapes.count(shape) < 2:
+            self._shapes.append(shape)
+            self.on_compile(f"compiling passes of up to {rung.capacity.num_tokens:,} tokens")
+
+    def _capture(self, program: _Program) -> Any:
+        def work() -> None:
+            program.logits_BL = self._compute(program)
+
+        return self._recorder.capture(work)
+
+    def _compute(self, program: _Program) -> Tensor:
+        """Of tensors alone: nothing here knows which tasks it is for."""
+        bank, rung, stacks = self._bank, program.rung, self._bank.stacks
+        with bank.routed(rung.route):
+            hidden_ND = bank.backbone.hidden(rung.batch).squeeze(0)
+        pooling_B, has_hidden_B = program.forms_2S[:, rung.parts["row_slots"]]
+        poolings = program.forms.poolings
+        pooled_BD = bank.backbone.pool_rung(hidden_ND, rung, poolings[0])
+        for number, pooling in enumerate(poolings[1:], start=1):
+            is_own_B1 = (pooling_B == number).unsqueeze(1)
+            pooled_BD = torch.where(is_own_B1, bank.backbone.pool_rung(hidden_ND, rung, pooling), pooled_BD)
+        pooled_BD = pooled_BD.float()
+        if program.forms.has_hidden:
+            above_BD = read_deeper(pooled_BD, stacks, rung.row_tiles)
+            pooled_BD = torch.where(has_hidden_B.unsqueeze(1) > 0, above_BD, pooled_BD)
+        weight_SDL = stacks["head.weight"].transpose(1, 2)
+        return grouped.segment_linear(pooled_BD, weight_SDL, stacks["head.bias"], rung.row_tiles)
+
+
+@dataclass(frozen=True, eq=False)
+class _Forms:
+    """What the heads of a bank read: poolings, and a layer before their last."""
+
+    poolings: tuple[str, ...] = ()
+    """those that occur"""
+    has_hidden: bool = False
+    """whether any has, or had, a layer before its last"""
+    by_slot: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int32))
+    """the place of each slot's pooling among those, and whether it has that layer [2, S]"""
+
+    @classmethod
+    def of(cls, bank: Bank) -> _Forms:
+        heads = [spec.head if spec is not None and spec.head.reads_rows else None for spec in bank.specs]
+        names = tuple(sorted({head.pooling for head in heads if head is not None}))
+        places = [0 if head is None else names.index(head.pooling) for head in heads]
+        hidden = [head is not None and head.hidden != "none" for head in heads]
+        return cls(names, "head.hidden.weight" in bank.stacks, np.array([places, hidden], np.int32))
+
+
+class _Program:
+    def __init__(self, rung: Rung, forms: _Forms) -> None:
+        self.rung, self.forms = rung, forms
+        self.forms_2S: Tensor = torch.empty(0)
+        self.logits_BL: Tensor = torch.empty(0)
+        self.graph: Any = None
+        self.has_run = False
+        self._chosen: _Forms | None = None
+
+    def choose(self, forms: _Forms, device: torch.device) -> None:
+        """What each slot's head reads, at a fixed address."""
+        if forms is self._chosen:
+            return
+        sent = torch.from_numpy(forms.by_slot).to(device, copy=True)
+        if self._chosen is not None:
+            self.forms_2S.copy_(sent)
+        else:
+            self.forms_2S = sent
+        self._chosen = forms
+
+
+def _takes(spec: SlotSpec | None) -> bool:
+    if spec is None or spec.is_solo:
+        return False
+    head = spec.head
+    return head.reads_rows and not head.is_written and not head.has_towers and head.features == "last"
+
+
+def _lay(rows: Sequence[Row]) -> Laid:
+    types = [np.zeros(len(row.ids), np.int64) if row.segments is None else np.asarray(row.segments) for row in rows]
+    return Laid(
+        np.concatenate([np.asarray(row.ids) for row in rows]),
+        np.concatenate(types),
+        np.array([len(row.ids) for row in rows]),
+        np.array([row.slot for row in rows]),
+    )

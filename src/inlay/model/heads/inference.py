@@ -1,0 +1,195 @@
+"""The one inference forward, used by evaluation and serving alike, and the canonical path that probes are proved on."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.loading import load_backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, collate
+
+TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
+"""Tokens of one forward pass, padding included: enough to fill the device, small enough to stay in its caches."""
+
+
+def infer(
+    bank: Bank,
+    rows: Sequence[Row],
+    *,
+    on_batch: Callable[[int], None] | None = None,
+    is_padded: bool = False,
+    token_budget: int | None = None,
+) -> list[Tensor]:
+    """The logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
+
+    Of a free text they are its letters, as numbers.
+
+    `on_batch` hears how many rows were just answered. Rows are packed where the family allows it, unless `is_padded`.
+    A forward pass has at most `token_budget` tokens.
+    """
+    backbone = bank.backbone
+    answers: list[Tensor | None] = [None] * len(rows)
+    for indices in _batches(bank, rows, token_budget or TOKEN_BUDGET[backbone.device.type]):
+        chosen = [rows[index] for index in indices]
+        batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
+        with torch.inference_mode(), bank.routed(batch.route):
+            segments = bank.logits(batch)
+        logits = [row for segment in _to_cpu(segments) for row in segment.unbind(0)]
+        for position, row in zip(batch.order, logits, strict=True):
+            index = indices[position]
+            answers[index] = _trim(row, rows[index], bank)
+        if on_batch is not None:
+            on_batch(len(indices))
+    return [answer for answer in answers if answer is not None]
+
+
+def infer_vectors(bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> np.ndarray:
+    """What the head of each row's slot reads of it, without dropout, in order: [n, D], float64."""
+    backbone = bank.backbone
+    found: list[np.ndarray | None] = [None] * len(rows)
+    for indices in _batches(bank, rows, token_budget or TOKEN_BUDGET[backbone.device.type]):
+        batch = backbone.collate([rows[index] for index in indices])
+        with torch.inference_mode(), bank.routed(batch.route):
+            read = bank.logits(batch, as_vectors={segment.slot for segment in batch.rows})
+        vectors = torch.cat(read).double().cpu().numpy()
+        for position, vector in zip(batch.order, vectors, strict=True):
+            found[indices[position]] = vector
+    return np.stack([vector for vector in found if vector is not None])
+
+
+def _to_cpu(segments: Sequence[Tensor]) -> list[Tensor]:
+    """Segments as float32 on the CPU, where texts that were written are already; the others in one copy: each would
+    wait for the device anew."""
+    found = [segment.float() for segment in segments]
+    away = [index for index, segment in enumerate(found) if segment.device.type != "cpu"]
+    if away:
+        flat = torch.cat([found[index].flatten() for index in away]).cpu()
+        parts = flat.split([found[index].numel() for index in away])
+        for index, part in zip(away, parts, strict=True):
+            found[index] = part.view_as(found[index])
+    return found
+
+
+def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:
+    """A row's logits without the padding."""
+    if logits.dim() > 1:
+        return logits[: len(row.ids)].clone()
+    return logits[~(logits < 0)] if bank.head_of(row.slot).kind == "text" else logits  # NaN: no text was written
+
+
+def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]]:
+    """Indices in batches of similar length; rows with a prefix, and those of a slot with its own weights, go apart."""
+    groups: dict[tuple[int | None, bool], list[int]] = {}
+    for index, row in enumerate(rows):
+        group = (row.slot if bank.is_solo(row.slot) else None, row.prefix is not None)
+        groups.setdefault(group, []).append(index)
+    for indices in groups.values():
+        # Rows that are answered by the same texts lie together: a decoder's pass is for one set of texts.
+        kinds = [bank.head_of(rows[index].slot).texts for index in indices] if bank.backbone.writes else None
+        chosen = [rows[index] for index in indices]
+        for batch in batch_rows(chosen, budget, packs=bank.backbone.packs, kinds=kinds):
+            yield [indices[position] for position in batch]
+
+
+def batch_rows(
+    rows: Sequence[Row], token_budget: int, *, packs: bool, kinds: Sequence[Hashable] | None = None
+) -> Iterator[list[int]]:
+    """Indices of rows in batches as `batches_by_length` makes them; where rows are padded, each of two texts is."""
+    if packs:
+        return batches_by_length([row.num_tokens for row in rows], token_budget, packs=True, kinds=kinds)
+    counts = [len(row.texts) for row in rows]
+    return batches_by_length([row.width for row in rows], token_budget, kinds=kinds, counts=counts)
+
+
+def batches_by_length(
+    lengths: Sequence[int],
+    token_budget: int,
+    *,
+    packs: bool = False,
+    kinds: Sequence[Hashable] | None = None,
+    counts: Sequence[int] | None = None,
+) -> Iterator[list[int]]:
+    """Indices in batches of similar length, each at most `token_budget` tokens (or one row), padding included.
+
+    If the rows are packed there is no padding; equal lengths still lie together, as attention likes them. Rows of a
+    kind come one after another; a batch may have the last of one and the first of the next. `counts` says how many
+    texts of its length a row is, where some are two.
+    """
+    order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
+    ranks = [order[kind] for kind in kinds] if kinds else [0] * len(lengths)
+    batch: list[int] = []
+    num_tokens = longest = num_texts = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (ranks[i], -lengths[i])):
+        own = 1 if counts is None else counts[index]
+        longest, num_texts = max(longest, lengths[index]), num_texts + own
+        num_tokens = num_tokens + lengths[index] if packs else longest * num_texts
+        if batch and num_tokens > token_budget:
+            yield batch
+            batch, num_tokens, longest, num_texts = [], lengths[index], lengths[index], own
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def infer_canonically(
+    backbone: Backbone, spec: SlotSpec, tensors: Mapping[str, Tensor], rows: Sequence[Row]
+) -> list[Tensor]:
+    """Logits on the canonical path: reference kernels, float32, CPU, one thread, one row at a time, a bank of one.
+
+    On one machine with the same library versions they are the same to the last bit, whatever else was trained since.
+    """
+    assert backbone.device.type == "cpu", "the canonical path runs on the CPU"
+    bank = Bank(backbone, 1)
+    bank.put(0, spec, tensors)
+    with single_thread():
+        return [infer(bank, [replace(row, slot=0, prefix=None)], is_padded=True)[0] for row in rows]
+
+
+def canonical_backbone(backbone: Backbone) -> Backbone:
+    """The same backbone in float32 on the CPU, where the canonical path runs."""
+    is_float = backbone.dtype == torch.float32 and backbone.precision != "int8"
+    if backbone.device.type == "cpu" and is_float:
+        return backbone
+    return _load_canonical(backbone.name, backbone.fingerprint)
+
+
+@functools.lru_cache(maxsize=1)  # every publication and proof of a long stream needs it
+def _load_canonical(name: str, fingerprint: str) -> Backbone:
+    return load_backbone(name, device="cpu", dtype=torch.float32)
+
+
+def canonical_environment() -> dict[str, str]:
+    """What must be equal for canonical answers to be equal to the last bit."""
+    import transformers
+
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "processor": models[0].split(":", 1)[1].strip() if models else platform.processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """One compute thread inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

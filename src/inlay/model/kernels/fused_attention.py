@@ -1,0 +1,327 @@
+"""Attention inside the rows of a pack: every token attends to the tokens of its own row, without padding.
+
+o = dropout(softmax(scaling·q·k + bias))·v, one softmax for each row and head. Scores, softmax and sums are float32, the
+products take q's dtype. The bias is one number for each head and distance, as MPNet and T5 have it: it is never laid
+out for a whole pack. Weights are dropped by a counter-based generator, so that backward drops the same ones without
+keeping a mask. Tokens of no row are left undefined, in the output and in the gradients.
+
+The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
+on shapes only and never waits for the device. They are made for short rows: packs of long ones go through torch's flash
+attention, where nothing is added to scores or dropped. So does what a decoder asks of the rows of a pack, in bf16 and
+float16 (`cross_attention`).
+
+Shape letters: N packed tokens, H heads, d their width, B rows, W distances, M queries of a decoder.
+"""
+
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inlay.model.kernels.launch import block_of, chunks_of, dense, on_device_of
+
+PROGRAMS = 2048
+"""with so many heads and rows, rows of different lengths are different launches; with fewer, one block of one head is a
+program, and all are one launch"""
+SHORT = 128
+"""longer rows are always shared among programs"""
+LARGEST_BLOCK = {2: 64, 4: 16}
+"""bytes of one number of q -> tokens of a block; exact float32 products use no matrix units and need the room"""
+INNER = 32
+"""tokens of a long row that a block meets at once; few, to leave registers for another program"""
+HALF_WARPS, NUM_WARPS = 2, 4
+"""of programs for rows of half a block, and of all others"""
+WIDEST = 256
+"""widest head that fits the registers"""
+
+
+def segment_attention(
+    q_NHd: Tensor,
+    k_NHd: Tensor,
+    v_NHd: Tensor,
+    starts_B: Tensor,
+    stops_B: Tensor,
+    bias_HW: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    is_long: bool = False,
+) -> Tensor:
+    """What each token takes from its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`; rows
+    lie end to end from the first token on, empty ones anywhere.
+
+    q, k and v may be slices of one tensor. Element [h, W//2 + key - query] of the bias is added to the scaled scores;
+    it gets no gradient. `seed` [1] (int64, on the device) is needed with `dropout`, and a new one at every step.
+    `is_long` says that rows are, in the mean.
+    """
+    assert bias_HW is None or min(bias_HW.shape[1] // 2 + 1, (bias_HW.shape[1] + 1) // 2) >= max_length
+    assert not dropout or seed is not None
+    assert q_NHd.shape[-1] <= WIDEST, q_NHd.shape
+    places, settings = (starts_B, stops_B), (scaling, max_length, dropout, is_long)
+    return _attention(q_NHd, k_NHd, v_NHd, *places, bias_HW, seed if dropout else None, *settings)[0]
+
+
+def joined_attention(
+    qkv_N3Hd: Tensor,
+    starts_B: Tensor,
+    stops_B: Tensor,
+    bias_HW: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    *,
+    is_long: bool = False,
+) -> Tensor:
+    """As `segment_attention`, of q, k and v side by side as one product leaves them; so do their gradients lie."""
+    assert not dropout or seed is not None
+    places, settings = (starts_B, stops_B), (scaling, max_length, dropout, is_long)
+    return _joined(qkv_N3Hd, *places, bias_HW, seed if dropout else None, *settings)[0]
+
+
+@torch.library.custom_op("inlay::segment_attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float,
+    is_long: bool,
+) -> tuple[Tensor, Tensor]:
+    """o, and the logarithm of each softmax's denominator [H, N]: to base 2, or as flash attention has it."""
+    return _launch_forward(_alike(q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long))
+
+
+@torch.library.custom_op("inlay::joined_attention", mutates_args=())
+def _joined(
+    qkv: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float,
+    is_long: bool,
+) -> tuple[Tensor, Tensor]:
+    """As `_attention`."""
+    return _launch_forward(
+        qkv.contiguous().unbind(1), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long)
+    )
+
+
+def _launch_forward(qkv, given, settings):
+    (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = qkv, given, settings
+    if _can_flash(q, bias, settings):
+        rows = _offsets(stops)
+        return _flash(q, k, v, rows, rows, max_length, max_length, 0.0, False, False, scale=scaling)[:2]
+    from inlay.model.kernels.triton.attention_programs import attention_forward
+
+    bias = dense(bias)
+    o, lse = _output_like(q)
+    with on_device_of(q):
+        for grid, sizes in _cut(q, len(starts), max_length):
+            attention_forward[grid](
+                *(q, k, v, o, lse, starts, stops, bias, seed, scaling, dropout),
+                *(*q.stride()[:2], *o.stride()[:2], len(q), 0 if bias is None else bias.shape[1]),
+                **sizes,
+            )
+    return o, lse
+
+
+_flash = torch.ops.aten._flash_attention_forward
+_flash_backward = torch.ops.aten._flash_attention_backward
+
+
+def _can_flash(q, bias, settings) -> bool:
+    """Whether a pack goes through flash attention; the same forward and backward."""
+    *_, dropout, is_long = settings
+    return is_long and bias is None and not dropout and flashes(q)
+
+
+def flashes(q_NHd: Tensor) -> bool:
+    """Whether flash attention takes such queries."""
+    if not q_NHd.is_cuda or q_NHd.element_size() != 2 or q_NHd.shape[-1] % 8:
+        return False
+    return torch.cuda.get_device_capability(q_NHd.device) >= (8, 0)
+
+
+def cross_attention(
+    q_MHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, stops_B: Tensor, max_length: int, scaling: float
+) -> Tensor:
+    """What the queries of each row, as many of every row, take from the row of the pack that they are about [M, H, d].
+
+    Where `flashes` says so. Rows end at `stops_B`, with `max_length` keys at most; nobody reads what empty ones give.
+    """
+    out_MHd: Tensor = _Across.apply(q_MHd, k_NHd, v_NHd, stops_B, max_length, scaling)
+    return out_MHd
+
+
+class _Across(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        q, k, v, stops, max_length, scaling = inputs
+        num_queries = len(q) // len(stops)
+        keys = _offsets(stops)
+        asked = torch.arange(0, len(q) + 1, num_queries, dtype=torch.int32, device=q.device)
+        out, lse = _flash(q, k, v, asked, keys, num_queries, max_length, 0.0, False, False, scale=scaling)[:2]
+        ctx.save_for_backward(q, k, v, out, lse, asked, keys)
+        ctx.settings = num_queries, max_length, scaling
+        return out
+
+    @staticmethod
+    def backward(ctx, *grads):
+        *qkv_and_out, asked, keys = ctx.saved_tensors
+        num_queries, max_length, scaling = ctx.settings
+        given = (grads[0].contiguous(), *qkv_and_out, asked, keys, num_queries, max_length)
+        by_q, by_k, by_v = _flash_backward(*given, 0.0, False, *_no_seeds(grads[0]), scale=scaling)
+        # Behind the last row nothing was written: whatever was in memory would be a gradient.
+        is_behind_N11 = (torch.arange(len(by_k), device=by_k.device) >= keys[-1])[:, None, None]
+        return by_q, by_k.masked_fill_(is_behind_N11, 0.0), by_v.masked_fill_(is_behind_N11, 0.0), None, None, None
+
+
+def _no_seeds(like):
+    """There is no dropout to be seeded."""
+    return torch.zeros(2, dtype=torch.uint64, device=like.device), like.new_empty(0)
+
+
+def _offsets(stops: Tensor) -> Tensor:
+    """Where each row begins and the last one ends; empty rows, wherever they say they lie, end where the others do."""
+    return F.pad(stops, (1, 0)).cummax(0).values.int()
+
+
+def _output_like(q):
+    return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+
+
+_attention.register_fake(lambda q, *_: _output_like(q))
+_joined.register_fake(lambda qkv, *_: _output_like(qkv[:, 0]))
+
+
+@torch.library.custom_op("inlay::segment_attention_backward", mutates_args=())
+def _attention_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float,
+    is_long: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v."""
+    dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
+    qkv = (q.contiguous(), k.contiguous(), v.contiguous())  # as their gradients lie
+    _launch_backward(
+        (do, o, lse), qkv, (dq, dk, dv), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long)
+    )
+    return dq, dk, dv
+
+
+@torch.library.custom_op("inlay::joined_attention_backward", mutates_args=())
+def _joined_backward(
+    do: Tensor,
+    qkv: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    scaling: float,
+    max_length: int,
+    dropout: float,
+    is_long: bool,
+) -> Tensor:
+    """The gradients of q, k and v side by side."""
+    qkv = qkv.contiguous()
+    grads, settings = qkv.new_empty(qkv.shape), (scaling, max_length, dropout, is_long)
+    _launch_backward((do, o, lse), qkv.unbind(1), grads.unbind(1), (starts, stops, bias, seed), settings)
+    return grads
+
+
+def _launch_backward(outputs, qkv, gradients, given, settings):
+    (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = outputs, given, settings
+    if _can_flash(qkv[0], bias, settings):
+        rows = _offsets(stops)
+        given = (do.contiguous(), *qkv, o, lse, rows, rows, max_length, max_length)
+        found = _flash_backward(*given, 0.0, False, *_no_seeds(do), scale=scaling)
+        for gradient, computed in zip(gradients, found, strict=True):
+            gradient.copy_(computed)
+        return
+    from inlay.model.kernels.triton.attention_programs import attention_backward
+
+    o, do, bias, q = o.contiguous(), do.contiguous(), dense(bias), qkv[0]
+    with on_device_of(q):
+        for (heads, rows, shares), sizes in _cut(q, len(starts), max_length):
+            attention_backward[heads, rows, 2 * shares if shares > 1 else 1](
+                *(*qkv, o, lse, do, *gradients, starts, stops, bias, seed, scaling, dropout),
+                *(*q.stride()[:2], *o.stride()[:2], len(q), 0 if bias is None else bias.shape[1]),
+                **sizes,
+            )
+
+
+_attention_backward.register_fake(lambda do, q, *_: tuple(q.new_empty(q.shape) for _ in range(3)))
+_joined_backward.register_fake(lambda do, qkv, *_: qkv.new_empty(qkv.shape))
+
+
+def _keep(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
+    *tensors, scaling, max_length, dropout, is_long = inputs
+    ctx.settings = (scaling, max_length, dropout, is_long)
+    ctx.save_for_backward(*tensors[:-4], *output, *tensors[-4:])
+
+
+def _differentiate(ctx, do, dlse):
+    return *_attention_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 8
+
+
+def _differentiate_joined(ctx, do, dlse):
+    return _joined_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 8
+
+
+_attention.register_autograd(_differentiate, setup_context=_keep)
+_joined.register_autograd(_differentiate_joined, setup_context=_keep)
+
+
+def _cut(q: Tensor, num_rows: int, max_length: int) -> Iterator[tuple[tuple[int, int, int], dict[str, int]]]:
+    """The grid and the constants of every launch. Heads are innermost: those of a row lie side by side in memory."""
+    num_heads, width = q.shape[1:]
+    block = block_of(max_length, LARGEST_BLOCK[q.element_size()])
+    half, shares = max(16, block // 2), chunks_of(max_length, block)
+    sizes = {"MAX_LENGTH": max_length, "D": width, "WIDE": block_of(width, WIDEST), "INNER": min(INNER, block)}
+    if num_heads * num_rows < PROGRAMS:
+        lengths = {"LOW": 0, "HALF": half, "BLOCK": block, "HIGH": max_length}
+        yield (num_heads, num_rows, shares), sizes | lengths | {"num_warps": NUM_WARPS, "num_stages": 1}
+        return
+    for low, whole, high in ((0, half, half), (half, block, block), (block, block, max_length)):
+        if low < min(high, max_length):
+            lengths = {"LOW": low, "HALF": whole, "BLOCK": whole, "HIGH": high}
+            grid = (num_heads, num_rows, shares if low == block and max_length > SHORT else 1)
+            warps = HALF_WARPS if high == half else NUM_WARPS
+            yield grid, sizes | lengths | {"num_warps": warps, "num_stages": 1}
+
+
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three as they lie where their strides are the same, as in three dense tensors or slices of one."""
+    if q.stride() == k.stride() == v.stride() and q.stride(-1) == 1:
+        return q, k, v
+    return q.contiguous(), k.contiguous(), v.contiguous()

@@ -1,0 +1,1 @@
+"""Triton programs. Importing one needs the triton package."""

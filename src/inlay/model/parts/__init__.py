@@ -1,0 +1,1 @@
+"""The parameters that a task may add to a backbone."""

@@ -1,0 +1,1 @@
+"""The settings of a run and of `fit`: every default, the presets, and trees in and out."""

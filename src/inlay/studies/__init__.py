@@ -1,0 +1,1 @@
+"""Published tables and figures as files that can be run, judged and drawn."""

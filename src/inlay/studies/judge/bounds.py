@@ -1,0 +1,174 @@
+"""Means with their errors, and how sure a bound on them is.
+
+An estimate has two errors, which are kept apart:
+
+- `sem`, the error of training: seeds could have been others. Each task has its own variance over seeds (tasks differ
+  by more than ten-fold, so it is never pooled over them); a mean over tasks has the sum of these variances, with the
+  degrees of freedom of Welch and Satterthwaite, rounded down.
+- `rows`, the error of the rows that were scored: a dev set is a sample too, and all seeds are scored on the same one.
+
+A one-sided bound lies √((t · sem)² + (z · rows)²) from the mean, with Student's t for the one and the normal quantile
+for the other. `tests/studies/test_error_rates.py` holds it on simulated records: it is wrong at most as often as it
+says, also with two seeds and with tasks whose deviations differ 17-fold.
+
+The tasks themselves are what a claim is about: they are given, and no error is counted for drawing others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+CHANCE = 0.05
+"""how often a bound may be wrong"""
+
+
+class Estimate(NamedTuple):
+    """A mean with its standard errors; a single score has no error of training."""
+
+    mean: float
+    sem: float | None = None
+    num: int = 1
+    freedom: int | None = None
+    """degrees of freedom of `sem`; None: as good as known"""
+    rows: float | None = 0.0
+    """standard error from the rows that were scored; None: not known"""
+
+    @property
+    def margin(self) -> float:
+        """The error of training, 0 where it is not known."""
+        return self.sem or 0.0
+
+
+def estimate(scores: Iterable[float], rows: float | None = 0.0) -> Estimate:
+    """Mean and standard error of the mean: the sample's standard deviation over √n."""
+    values = list(scores)
+    sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Estimate(statistics.fmean(values), sem, len(values), len(values) - 1, rows)
+
+
+def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Estimate:
+    """The mean of the groups' means; its error is that of the scores within their groups. No group depends on another.
+
+    A group with a single score has no variance of its own, and another's is not lent to it: then there is no error.
+    """
+    shares = [weight / sum(weights) for weight in weights] if weights else [1 / len(groups)] * len(groups)
+    mean = sum(share * statistics.fmean(group) for share, group in zip(shares, groups, strict=True))
+    num = sum(map(len, groups))
+    if any(len(group) < 2 for group in groups):
+        return Estimate(mean, None, num, 0)
+    parts = [share**2 * statistics.variance(group) / len(group) for share, group in zip(shares, groups, strict=True)]
+    freedom = satterthwaite(parts, [len(group) - 1 for group in groups])
+    return Estimate(mean, math.sqrt(sum(parts)), num, freedom)
+
+
+def combine(values: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
+    """A weighted sum of estimates whose seeds do not depend on each other.
+
+    They are scored on the same rows, where methods err together. So a sum's error of rows is at most the sum of their
+    errors (all weights of one sign), and a difference's at most that of independent rows.
+    """
+    mean = sum(weight * value.mean for weight, value in zip(weights, values, strict=True))
+    num = sum(value.num for value in values)
+    rows = _combine_rows([value.rows for value in values], weights)
+    if any(value.sem is None for value in values):
+        return Estimate(mean, None, num, 0, rows)
+    parts = [weight**2 * value.margin**2 for weight, value in zip(weights, values, strict=True)]
+    freedom = satterthwaite(parts, [value.freedom for value in values])
+    return Estimate(mean, math.sqrt(sum(parts)), num, freedom, rows)
+
+
+def _combine_rows(errors: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    if any(error is None for error in errors):
+        return None
+    parts = [abs(weight) * (error or 0.0) for weight, error in zip(weights, errors, strict=True)]
+    is_sum = min(weights) >= 0 or max(weights) <= 0
+    return sum(parts) if is_sum else math.hypot(*parts)
+
+
+def satterthwaite(variances: Sequence[float], freedoms: Sequence[int | None]) -> int | None:
+    """Degrees of freedom of a sum of variances, rounded down, never below the least of its parts; None: known."""
+    known = [(part, freedom) for part, freedom in zip(variances, freedoms, strict=True) if freedom is not None]
+    if not known:
+        return None
+    least = min(freedom for _, freedom in known)
+    below = sum(part**2 / freedom for part, freedom in known if freedom)
+    if not below:  # no variance at all
+        return least
+    return max(int(sum(variances) ** 2 / below + 1e-9), least)
+
+
+def negated(value: Estimate) -> Estimate:
+    """The same with the other sign: what is lost, for what is gained."""
+    return value._replace(mean=-value.mean)
+
+
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """One less another whose seeds do not depend on its own."""
+    return combine([first, second], [1.0, -1.0])
+
+
+def mean_of_all(values: Sequence[Estimate]) -> Estimate:
+    """The mean of estimates whose seeds do not depend on each other."""
+    return combine(values, [1 / len(values)] * len(values))
+
+
+def deviations(values: Sequence[Estimate]) -> list[Estimate]:
+    """Each estimate less the mean of all."""
+    share = 1 / len(values)
+    found = []
+    for number, value in enumerate(values):
+        weights = [(1.0 if other == number else 0.0) - share for other in range(len(values))]
+        found.append(combine(values, weights)._replace(num=value.num))
+    return found
+
+
+def reach(value: Estimate, chance: float = CHANCE, *, new_rows: bool = False) -> float:
+    """How far a one-sided bound is from the estimate that is wrong with `chance`.
+
+    With `new_rows` it is a bound on the score over new rows, else over the rows that were scored.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    normal = float(ndtri(1 - chance))
+    student = normal if value.freedom is None else float(stdtrit(max(value.freedom, 1), 1 - chance))
+    rows = (value.rows or 0.0) if new_rows else 0.0
+    return math.hypot(student * value.margin, normal * rows)
+
+
+def tail(value: Estimate, distance: float, *, new_rows: bool = False) -> float:
+    """The least chance at which a bound keeps within `distance` of the estimate: the p-value of being beyond it."""
+    if distance < 0:
+        return 1 - tail(value, -distance, new_rows=new_rows)
+    if reach(value, 0.25, new_rows=new_rows) == 0:  # no error at all
+        return 0.0 if distance > 0 else 0.5
+    low, high = 0.0, 0.5  # `reach` falls from infinity to 0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if reach(value, middle, new_rows=new_rows) > distance:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def moderate(values: Sequence[Estimate]) -> list[Estimate]:
+    """Estimates of several tasks of which one may be picked: none is surer than tasks are on average.
+
+    Two or three seeds are equal by chance on one of many tasks, which then looks sure. So a task has its own variance
+    or the mean of all tasks' variances, whichever is larger; its degrees of freedom are those of that mean.
+    """
+    known = [value for value in values if value.sem is not None and value.freedom]
+    if len(known) < 2:
+        return list(values)
+    variances = [value.margin**2 * value.num for value in known]
+    usual = statistics.fmean(variances)
+    shares = [variance / len(known) for variance in variances]
+    freedom = satterthwaite(shares, [value.freedom for value in known])
+    found = []
+    for value in values:
+        variance = max(usual, value.margin**2 * value.num)
+        found.append(value._replace(sem=math.sqrt(variance / value.num), freedom=freedom))
+    return found

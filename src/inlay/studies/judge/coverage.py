@@ -1,0 +1,336 @@
+"""What a study plans, and how much of it has a record: what is missing, in words, and whether a row is whole.
+
+A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed, the
+same values on the arm's axes and no other setting than the arm's, unless that says it failed; one that diverged has
+come to its end. What several arms ask for is one run, and there for all of them. A record of settings that the study's
+file no longer has is of no run of the plan, and stands in no table beside those that are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from inlay.studies.judge.rows import NOT_AVERAGED, Scored, list_rows, name_task
+from inlay.studies.judge.scores import StudySpec, joint_of
+from inlay.studies.run.records import FAILED, Record, count_layers
+from inlay.studies.spec.arms import ARM_KINDS
+from inlay.studies.spec.study import LEFT_OPEN, shorten
+
+_MOST_LINES, _MOST_NAMES = 8, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A run that a study asks for; one of several tasks stands here once for each."""
+
+    run: tuple[Any, ...]
+    """what tells runs apart, whichever arm asks"""
+    arm: str
+    task: str
+    seed: int
+    axes: Mapping[str, Any]
+    settings: Mapping[str, Mapping[str, Any]]
+    """of its method and its training, alone or with other tasks, by section"""
+    data: Mapping[str, Mapping[str, Any]]
+    """short name of a task that may be the run's first -> the settings that say which of its rows are read"""
+    sample: int | None
+    """rows of a task at most"""
+    depth: int
+    """layers that its arm needs; 0 where an arm that needs as many has run"""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What tells it apart from the others of its arm and task."""
+        return (repr(sorted(self.axes.items())), self.seed)
+
+    def is_met_by(self, record: Record) -> bool:
+        """Whether a record is of this setting, as far as it says; what the plan leaves open is as the run took it."""
+        if self.axes and record.axes != dict(self.axes):
+            return False
+        if self.sample is not None and record.num_train > self.sample:
+            return False
+        tasks = _tasks_of(record) if len(self.data) > 1 else list(self.data)
+        if not self.data.keys() >= set(tasks):  # `--skip-missing` leaves some out, and the first may be another
+            return False
+        own = (
+            (name, value, record.config.get(section, {}))
+            for section in self.settings
+            for name, value in self.settings[section].items()
+        )
+        is_own = all(
+            value in LEFT_OPEN or _plain(found[name]) == _plain(value) for name, value, found in own if name in found
+        )
+        read, planned = record.config.get("data", {}), dict(self.data[tasks[0]])
+        is_answered = _list_answers(planned.pop("answers", ())) == _list_answers(read.get("answers", ()))
+        is_read = all(_plain(read[name]) == _plain(value) for name, value in planned.items() if name in read)
+        return is_own and is_read and (is_answered or "answers" not in read)
+
+    def pretend(self, number: int) -> Record:
+        """A record such as this run would have, as far as the rows of a table are made by it."""
+        values: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
+        values |= {"id": str(number), "arm": self.arm, "task": self.task, "seed": self.seed, "axes": dict(self.axes)}
+        return Record(**{**values, "config": {"method": dict(self.settings["method"])}, "extra": {}})
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What is missing of some rows; false where nothing is."""
+
+    missing: Sequence[Planned]
+    planned: Sequence[Planned]
+
+    def __bool__(self) -> bool:
+        return bool(self.missing)
+
+    @property
+    def count(self) -> str:
+        """`8 of 24 planned runs are missing`."""
+        return f"{_count_runs(self.missing)} of {_count_runs(self.planned)} planned runs are missing"
+
+    @property
+    def text(self) -> str:
+        """The same with the first of what is missing."""
+        lines = describe_runs(self.missing, self.planned)
+        more = f"; {len(lines) - 2} more" if len(lines) > 2 else ""
+        return f"{self.count} ({'; '.join(lines[:2])}{more})"
+
+
+class Coverage:
+    """A study's plan held against its records, which are of one backbone and profile."""
+
+    def __init__(self, study: StudySpec, records: Sequence[Record]) -> None:
+        self._study = study
+        found: dict[tuple[str, str, int], list[Record]] = {}
+        for record in records:
+            if record.status != FAILED:
+                found.setdefault((record.arm, record.task, record.seed), []).append(record)
+        planned = list(_plan(study))
+        done = {
+            (item.run, item.task)
+            for item in planned
+            if any(map(item.is_met_by, found.get((item.arm, item.task, item.seed), ())))
+        }
+        missing = [item for item in planned if (item.run, item.task) not in done]
+        layers = count_layers(records)
+        deepest = layers or max((item.depth for item in planned if (item.run, item.task) in done), default=1)
+        # Where records do not say how many layers the backbone has, it is too shallow for arms of more layers than any
+        # that ran once all else is there; what it is too shallow for is in no plan.
+        self.too_deep: dict[str, int] = {}
+        """arm -> layers that it needs and the backbone has not"""
+        if layers is not None or (done and all(item.depth > deepest for item in missing)):
+            self.too_deep = {item.arm: item.depth for item in missing if item.depth > deepest}
+            planned, missing = ([item for item in items if item.depth <= deepest] for items in (planned, missing))
+        self.planned, self.missing = (
+            [dataclasses.replace(item, depth=item.depth if item.depth > deepest else 0) for item in items]
+            for items in (planned, missing)
+        )
+
+    @classmethod
+    def of(cls, scored: Scored) -> Coverage:
+        """That of a study's rows."""
+        return cls(scored.study, [record for spec in scored.specs for record in spec.records])
+
+    @cached_property
+    def _rows(self) -> dict[str, set[tuple[Any, ...]]]:
+        """Row -> the runs that are planned for it: rows are made of these as they are of records."""
+        rows: dict[str, set[tuple[Any, ...]]] = {}
+        pretended = [item.pretend(number) for number, item in enumerate(self.planned)]
+        for spec in list_rows(self._study, pretended):
+            rows.setdefault(spec.key, set()).update(self.planned[int(record.id)].run for record in spec.records)
+        return rows
+
+    def find_gap(self, rows: Sequence[str], tasks: Iterable[str] | None = None) -> Gap:
+        """What is missing of these rows on these tasks, or on all that count in a mean.
+
+        A `*` in the name of a row stands for anything.
+        """
+        keys = match_rows(self._rows, rows)
+        runs = {run for key in keys for run in self._rows[key]}
+        counted = set(self._study.tasks) - NOT_AVERAGED if tasks is None else set(tasks)
+        missing, planned = (
+            [item for item in items if item.run in runs and item.task in counted]
+            for items in (self.missing, self.planned)
+        )
+        return Gap(missing, planned)
+
+    @property
+    def count(self) -> str:
+        """`96 of 154 planned runs`."""
+        whole = _count_runs(self.planned)
+        return f"{whole - _count_runs(self.missing)} of {whole} planned runs"
+
+
+def match_rows(keys: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The rows that are meant; a `*` in a name stands for anything."""
+    return [key for key in keys if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)]
+
+
+def split_planned(
+    study: StudySpec, records: Iterable[Record], old_starts: Collection[str] = ()
+) -> tuple[list[Record], list[Record]]:
+    """The records of a study's settings, with whichever seed, and those of settings that it has not.
+
+    So are those that go on from one of `old_starts`: runs of settings that their own study has not.
+    """
+    planned: dict[tuple[str, str], list[Planned]] = {}
+    for item in _plan(study):
+        if item.seed == 0:
+            planned.setdefault((item.arm, item.task), []).append(item)
+    kept: list[Record] = []
+    others: list[Record] = []
+    for record in records:
+        is_own = any(item.is_met_by(record) for item in planned.get((record.arm, record.task), ()))
+        is_own &= record.config.get("joint", {}).get("start") not in old_starts
+        (kept if is_own else others).append(record)
+    return kept, others
+
+
+def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
+    """What a study has not got yet, in words: how many runs, which, and those that came to nothing."""
+    coverage = Coverage(study, records)
+    lines = describe_runs(coverage.missing, coverage.planned)
+    found = [f"{coverage.count} are there", *lines] if lines else []
+    if coverage.too_deep:
+        deep = [f"{arm} (needs {depth})" for arm, depth in coverage.too_deep.items()]
+        found.append(f"left out, as the backbone has too few layers: {_list_some(deep)}")
+    for status in ("diverged", "failed"):
+        lost = [record for record in records if record.status == status]
+        if lost:
+            names = sorted({f"{record.arm} on {name_task(record.task)}" for record in lost})
+            named = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            found.append(f"{len(lost)} run{'s' if len(lost) > 1 else ''} {status}: {named}")
+    return found
+
+
+def _plan(study: StudySpec) -> Iterator[Planned]:
+    """Every arm, task, setting and seed; a run of several tasks has the arm's own grid, as `planning.py` makes it."""
+    per_task = getattr(study, "per_task", {})
+    for name, arm in study.arms.items():
+        is_one = ARM_KINDS[arm.kind].spans_tasks
+        made: dict[str, Any] = {}
+        for task in arm.tasks:
+            own = {} if is_one else per_task.get(task, {})
+            data = {shorten(first): _list_row_settings(study, first) for first in (arm.tasks if is_one else (task,))}
+            if repr(own) not in made:
+                made[repr(own)] = arm.points(own)
+            for point in made[repr(own)]:
+                config = point.config
+                rows = (arm.kind, arm.tasks if is_one else task, arm.sample, arm.source)
+                run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
+                settings = {section: dataclasses.asdict(getattr(config, section)) for section in _SECTIONS}
+                del settings["train"]["seed"]
+                if arm.source and not is_one:
+                    like = getattr(study, "like", {})
+                    settings["joint"]["like"] = [f"{shorten(task)}={like[task]}"] if task in like else []
+                for seed in range(arm.seeds):
+                    yield Planned(
+                        (*run, seed), name, task, seed, point.axes, settings, data, arm.sample, arm.min_layers
+                    )
+
+
+_SECTIONS = ("method", "train", "joint")
+# Of a task's data: what a run finds out by itself, what an arm says, and where files lie.
+_NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
+
+
+def _list_row_settings(study: StudySpec, task: str) -> dict[str, Any]:
+    """What a study says of the rows of a task, as far as a record does."""
+    find = getattr(study, "data_config", None)
+    if find is None:
+        return {}
+    most = getattr(study, "most_rows", {})
+    config = {**dataclasses.asdict(find(task, None)), **{f"most_{side}": number for side, number in most.items()}}
+    return {name: value for name, value in config.items() if name not in _NOT_ROWS}
+
+
+def _list_answers(given: Iterable[str]) -> set[str]:
+    """The answers, as `label=text`, that are not the label itself: of a run alone a record has those too."""
+    return {item for item in given if len(set(item.split("=", 1))) > 1}
+
+
+def _tasks_of(record: Record) -> list[str]:
+    """The tasks of a record's run, in order, by their short names; the data settings it has are those of the first."""
+    named = joint_of(record).get("tasks") or record.extra.get("sequence") or [record.task]
+    return [shorten(task) for task in named]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _count_runs(items: Iterable[Planned]) -> int:
+    return len({item.run for item in items})
+
+
+def describe_runs(missing: Sequence[Planned], planned: Sequence[Planned]) -> list[str]:
+    """A line for all arms and tasks that lack the same, `no run with epochs 10: full on CoLA, RTE`; few, then the rest.
+
+    An arm that needs more layers than any that has run is said to.
+    """
+    wanted, absent = (_by_arm_and_task(items) for items in (planned, missing))
+    by_arm: dict[tuple[str, str], list[str]] = {}
+    for (arm, task), own in absent.items():
+        depth = f" (if the backbone has {own[0].depth} layers)" if own[0].depth > 1 else ""
+        by_arm.setdefault((_name_places(own, wanted[arm, task]), arm + depth), []).append(name_task(task))
+    by_tasks: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (what, arm), tasks in by_arm.items():
+        by_tasks.setdefault((what, tuple(tasks)), []).append(arm)
+    lines = [f"{what}: {_list_some(arms)} on {_list_some(tasks)}" for (what, tasks), arms in by_tasks.items()]
+    if len(lines) <= _MOST_LINES:
+        return lines
+    rest = dict.fromkeys(arm for arms in list(by_tasks.values())[_MOST_LINES - 1 :] for arm in arms)
+    return [*lines[: _MOST_LINES - 1], f"other runs missing: {_list_some(list(rest))}"]
+
+
+def _by_arm_and_task(items: Iterable[Planned]) -> dict[tuple[str, str], list[Planned]]:
+    groups: dict[tuple[str, str], list[Planned]] = {}
+    for item in items:
+        groups.setdefault((item.arm, item.task), []).append(item)
+    return groups
+
+
+def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
+    """What is missing of an arm on a task: all, the values that no run has, or so many runs."""
+    if len(missing) == len(planned):
+        return "not run"
+    lacking, whole = (_values(items) for items in (missing, planned))
+    if math.prod(map(len, lacking.values())) == len(missing):
+        return f"no run with {_name_values({name: own for name, own in lacking.items() if own != whole[name]})}"
+    absent = {item.place for item in missing}
+    held = _values([item for item in planned if item.place not in absent])
+    never = {name: [value for value in values if value not in held[name]] for name, values in whole.items()}
+    named = [_name_values({name: values}) for name, values in never.items() if values]
+    more = f", among them all with {' and all with '.join(named)}" if named else ""
+    return f"{len(missing)} of {len(planned)} runs missing{more}"
+
+
+def _name_values(values: Mapping[str, Sequence[Any]]) -> str:
+    """`lr 0.0001 and seeds 1, 2`."""
+    names = {name: "seeds" if name == "seed" and len(own) > 1 else name for name, own in values.items()}
+    return " and ".join(f"{names[name]} {', '.join(map(_show, own))}" for name, own in values.items())
+
+
+def _values(items: Sequence[Planned]) -> dict[str, list[Any]]:
+    """Axis, or `seed` -> the values that some of these runs have."""
+    found: dict[str, list[Any]] = {}
+    for item in items:
+        for name, value in (*item.axes.items(), ("seed", item.seed)):
+            values = found.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return found
+
+
+def _show(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _list_some(names: Sequence[str]) -> str:
+    kept = names if len(names) <= _MOST_NAMES else names[: _MOST_NAMES - 1]
+    return ", ".join(kept) + (f" and {len(names) - len(kept)} more" if len(kept) < len(names) else "")

@@ -1,0 +1,147 @@
+"""Published values as data: what a paper printed, its source, and what the numbers mean.
+
+`studies/published/NAME.toml` holds one or more tables. A column is `task:metric`, so that a value is set beside ours
+only where both mean the same; `mean:metric` is a mean over the source's own tasks. Values stand as printed, in points,
+also where the source's own arithmetic disagrees (the notes say so); what a source derives from its columns (totals,
+averages) is kept apart in `printed` and never compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import BadConfig, UnknownName
+from inlay.settings.trees import from_tree
+
+_MEND = "see studies/published/glue.toml for an example"
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One printed row."""
+
+    arm: str
+    """the arm of ours it compares with, or a name of its own"""
+    label: str
+    cells: tuple[float | None, ...]
+    """in points, one for each column; None where nothing is printed"""
+    printed: Mapping[str, float] = field(default_factory=dict)
+    """what the source derives from its cells, or says about the row"""
+    deviations: tuple[float | None, ...] = ()
+    """standard deviations over seeds, one for each column or none at all"""
+    trained_parameters: int | None = None
+    is_difference: bool = False
+    """the row is one row less another, as the source prints it"""
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """One printed table."""
+
+    name: str
+    title: str
+    source: str
+    backbone: str
+    split: str
+    protocol: str
+    columns: tuple[str, ...]
+    rows: tuple[PublishedRow, ...]
+    notes: tuple[str, ...] = ()
+    over: str = ""
+    """what a `mean:…` column is a mean of, where the source prints nothing else: `17 tasks`"""
+    mean_of: tuple[str, ...] = ()
+    """the columns (`task:metric`) that this mean is over, where they are known: ours is taken over the same"""
+
+    def row(self, arm: str) -> PublishedRow | None:
+        """The row that compares with an arm of ours."""
+        return next((row for row in self.rows if row.arm == arm), None)
+
+    def value(self, arm: str, column: str) -> float | None:
+        """What is printed for an arm under `task:metric`."""
+        row = self.row(arm)
+        return row.cells[self.columns.index(column)] if row is not None and column in self.columns else None
+
+    def mean(self, arm: str, columns: Iterable[str]) -> float | None:
+        """The mean of the printed cells under these columns; None unless all of them are printed."""
+        values = [self.value(arm, column) for column in columns]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if values and len(known) == len(values) else None
+
+
+@dataclass(frozen=True)
+class Published:
+    """The tables of one file."""
+
+    name: str
+    tables: tuple[PublishedTable, ...] = ()
+
+    def value(self, arm: str, column: str) -> float | None:
+        """The first printed value for an arm under `task:metric`, in any table."""
+        return next((value for table in self.tables if (value := table.value(arm, column)) is not None), None)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known about the tables, each note once."""
+        return list(dict.fromkeys(note for table in self.tables for note in table.notes))
+
+
+def read_published(folder: Path, name: str) -> Published:
+    """The published values of `folder/NAME.toml`; for an empty name none."""
+    if not name:
+        return Published("")
+    path = folder / f"{name}.toml"
+    if not path.is_file():
+        raise UnknownName("published table", name, [found.stem for found in folder.glob("*.toml")])
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: not TOML: {error}", _MEND) from None
+    unknown = sorted(tree.keys() - {"tables"})
+    if unknown or not isinstance(tree.get("tables"), list):
+        raise BadConfig(f"{path}: `{unknown[0] if unknown else 'tables'}` is no list of tables", _MEND)
+    return Published(name, tuple(_read_table(item, f"{path}: ") for item in tree["tables"]))
+
+
+def _read_table(tree: Mapping[str, Any], where: str) -> PublishedTable:
+    texts = {"name", "title", "source", "backbone", "split", "protocol"}
+    missing = sorted((texts | {"columns", "rows"}) - tree.keys())
+    if missing:
+        raise BadConfig(f"{where}table `{tree.get('name', '?')}` has no `{missing[0]}`", _MEND)
+    rows = tuple(_read_row(item, f"{where}{tree['name']}: ") for item in tree["rows"])
+    table = from_tree(
+        PublishedTable, {key: value for key, value in tree.items() if key != "rows"} | {"rows": ()}, where
+    )
+    for row in rows:
+        if len(row.cells) != len(table.columns):
+            counts = f"{len(row.cells)} cells for {len(table.columns)} columns"
+            raise BadConfig(f"{where}{table.name}: row `{row.arm}` has {counts}", 'write `""` where nothing is printed')
+    return PublishedTable(**{**vars(table), "rows": rows})
+
+
+def _read_row(tree: Mapping[str, Any], where: str) -> PublishedRow:
+    known = {"arm", "label", "cells", "printed", "deviations", "trained_parameters", "is_difference"}
+    wrong = sorted((tree.keys() - known) | ({"arm", "label", "cells"} - tree.keys()))
+    if wrong:
+        has = "an unknown" if wrong[0] in tree else "no"
+        raise BadConfig(f"{where}row `{tree.get('arm', '?')}` has {has} `{wrong[0]}`", _MEND)
+    cells = tuple(None if cell == "" else float(cell) for cell in tree["cells"])
+    given = tuple(map(float, tree.get("deviations", ())))  # of the cells that are printed
+    num_printed = sum(cell is not None for cell in cells)
+    if given and len(given) != num_printed:
+        counts = f"{len(given)} deviations for {num_printed} printed cells"
+        raise BadConfig(f"{where}row `{tree['arm']}` has {counts}", _MEND)
+    each = iter(given)
+    return PublishedRow(
+        arm=tree["arm"],
+        label=tree["label"],
+        cells=cells,
+        printed={key: float(value) for key, value in tree.get("printed", {}).items()},
+        deviations=tuple(None if cell is None else next(each) for cell in cells) if given else (),
+        trained_parameters=tree.get("trained_parameters"),
+        is_difference=bool(tree.get("is_difference", False)),
+    )

@@ -1,0 +1,420 @@
+"""From records to numbers: settings chosen on dev, means and s.e.m. over seeds, differences pair by pair.
+
+Everything shown about a study goes through here, so that one rule holds everywhere. A **setting** is an arm with values
+on its axes. Of the settings of a row the one with the best mean dev score is chosen: for each task, or once for all
+tasks of one run or of one sequence. While a grid is not complete, settings have unlike numbers of seeds: one seed among
+settings of more is no candidate, as a lucky one could win, nor is one of whose runs some diverged, as its others were
+lucky; and a candidate counts by the lower of two means, over its own seeds and over those that all candidates have.
+Test scores are never looked at before that. Numbers here are in points (× 100).
+
+What one network scored is one draw, in however many columns it stands: columns that share networks (the tasks of a
+joint run, two metrics of a task) are averaged seed by seed before their spread over seeds is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from inlay.model.bank.methods import JOINT_METHODS, METHODS
+from inlay.settings.run_config import TrainConfig, leave_out_later
+from inlay.studies.judge.bounds import Estimate, average, estimate
+from inlay.studies.judge.row_sampling import num_rows, score_error
+from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record
+
+
+class StudySpec(Protocol):
+    """What is shown of a study's own file; `studies/spec/study.py` has the whole."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def arms(self) -> Mapping[str, Any]: ...
+    @property
+    def tasks(self) -> Sequence[str]: ...
+    @property
+    def report_on(self) -> str: ...
+    @property
+    def published(self) -> str: ...
+    @property
+    def figures(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting that a row's best was chosen from."""
+
+    scores: Mapping[int, float]
+    """seed -> score, in points"""
+    runs: Mapping[int, tuple[Record, ...]]
+    """seed -> its runs: one, or repeats on other hardware"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row's score on one task, at the setting that was best on dev."""
+
+    task: str
+    metric: str
+    scores: Mapping[int, float]
+    """seed -> score, in points"""
+    dev: float
+    """mean dev score that chose the setting"""
+    setting: Mapping[str, Any]
+    arm: str
+    trained_parameters: int
+    backbone_parameters: int
+    num_train: int
+    majority: float | None
+    """in points"""
+    num_settings: int
+    """settings it was chosen from"""
+    num_waiting: int
+    """settings that had too few seeds to be among them"""
+    num_lost: int
+    """runs of the row on this task that diverged or failed"""
+    by_metric: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """every metric of the chosen runs: seed -> score, in points"""
+    is_copy: bool = False
+    """all tasks of the row together are one copy of the backbone"""
+    is_own_copy: bool = False
+    """its run trained a copy of the whole backbone: the backbone itself need not be kept for it"""
+    networks: frozenset[str] = frozenset()
+    """the runs that were scored; a run of several tasks stands in the cells of all of them"""
+    rates: tuple[float, ...] = ()
+    """the learning rates that were tried, in order"""
+    is_fixed: bool = False
+    """nothing of it is drawn by a seed: it is the same with every one"""
+    row_errors: Mapping[str, float | None] = field(default_factory=dict)
+    """metric -> the standard error of its score from the rows that were scored, in points"""
+    candidates: tuple[Candidate, ...] = ()
+    """the settings it was chosen from, best first; none where the rows that are shown did not choose it"""
+    runs: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
+    """seed -> the runs that were scored, where that was on dev: covariances over rows are of dev rows"""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Mean with its errors, of seeds and of rows."""
+        return estimate(self.scores.values(), self.row_error)
+
+    @property
+    def row_error(self) -> float | None:
+        """The standard error from the rows that were scored; None where it is not known."""
+        return self.row_errors.get(self.metric)
+
+    @property
+    def share(self) -> float:
+        """Trained parameters in percent of the backbone's."""
+        return 100 * self.trained_parameters / self.backbone_parameters
+
+    @property
+    def end(self) -> str:
+        """`greatest` or `least` where its learning rate is that of several that were tried, else nothing."""
+        if len(self.rates) < 2:
+            return ""
+        return {self.rates[0]: "least", self.rates[-1]: "greatest"}.get(self.setting.get("lr", 0.0), "")
+
+
+Row = dict[str, Cell]
+"""task -> cell, of the tasks that have one"""
+
+
+def average_columns(
+    columns: Mapping[str, Mapping[int, float]],
+    networks: Mapping[str, frozenset[str]],
+    row_errors: Mapping[str, float | None],
+) -> Estimate:
+    """The mean of columns (name -> seed -> score); `networks` are the runs that each column's scores come from.
+
+    Columns that share networks vary together, so they become one group: their mean for each seed that all have. The
+    errors of rows add up within a task, whose columns are scored on the same rows, and are independent across tasks.
+    """
+    mean = statistics.fmean(statistics.fmean(column.values()) for column in columns.values())
+    rows = _average_row_errors(row_errors)
+    names, groups, weights = list(columns), [], []
+    for numbers in _join_shared(list(networks.values())):
+        together = [columns[names[number]] for number in numbers]
+        seeds = [seed for seed in together[0] if all(seed in column for column in together)]
+        groups.append([statistics.fmean(column[seed] for column in together) for seed in seeds])
+        weights.append(len(together))
+    if not all(groups):  # no seed of one network has all its columns: how they vary together is not known
+        return Estimate(mean, None, sum(map(len, groups)), rows=rows)
+    return average(groups, weights)._replace(mean=mean, rows=rows)
+
+
+def _average_row_errors(errors: Mapping[str, float | None]) -> float | None:
+    """The error of rows of a mean of columns, called `TASK`, `TASK:METRIC` or `TASK@SAMPLES`."""
+    by_task: dict[str, float] = {}
+    for name, error in errors.items():
+        if error is None:
+            return None
+        task = name.partition(":")[0].partition("@")[0]
+        by_task[task] = by_task.get(task, 0.0) + error / len(errors)
+    return math.hypot(*by_task.values())
+
+
+def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
+    """Numbers of the columns, those together that share a network, if only by way of others."""
+    found: list[tuple[frozenset[str], list[int]]] = []
+    for number, own in enumerate(networks):
+        touched = [item for item in found if item[0] & own]
+        found = [item for item in found if not item[0] & own]
+        joined = [other for _, numbers in touched for other in numbers]
+        found.append((own.union(*(item[0] for item in touched)), [*joined, number]))
+    return [numbers for _, numbers in found]
+
+
+def choose(records: Iterable[Record], report_on: str = "dev", metric: str | None = None) -> Row:
+    """A row of a table: for each task the scores of the setting that was best on dev.
+
+    `metric` is what is shown, and on dev also what chooses; default: each record's own. A task without a finished run,
+    or without the split that is reported, has no cell.
+    """
+    by_task: dict[str, list[Record]] = {}
+    for record in records:
+        by_task.setdefault(record.task, []).append(record)
+    cells = {task: _choose(group, report_on, metric) for task, group in by_task.items()}
+    return {task: cell for task, cell in cells.items() if cell is not None}
+
+
+def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Cell | None:
+    settings: dict[str, list[Record]] = {}
+    for record in records:
+        if record.status == FINISHED and _score(record, report_on, metric) is not None:
+            settings.setdefault(_setting(record), []).append(record)
+    if not settings:
+        return None
+    ranked = _rank(settings, metric, _diverged(records))
+    chosen, num_candidates = ranked[0], len(ranked)
+    first = chosen[0]
+    metrics = {metric or first.metric, *first.dev}
+    return Cell(
+        task=first.task,
+        metric=metric or first.metric,
+        scores=_by_seed(chosen, report_on, metric),
+        dev=statistics.fmean(_by_seed(chosen, "dev", metric).values()),
+        setting=first.axes,
+        arm=first.arm,
+        trained_parameters=first.trained_parameters,
+        backbone_parameters=first.backbone_parameters,
+        num_train=first.num_train,
+        majority=None if first.majority is None else 100 * first.majority,
+        num_settings=num_candidates,
+        num_waiting=len({_setting(record) for record in records}) - num_candidates,
+        num_lost=sum(record.status != FINISHED for record in records),
+        by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
+        is_copy=bool(joint_of(first).get("is_copy")),
+        is_own_copy=_is_own_copy(first),
+        networks=frozenset(network_of(record) for record in chosen),
+        rates=tuple(
+            sorted({record.axes["lr"] for record in records if "lr" in record.axes and record.status != FAILED})
+        ),
+        row_errors={name: _row_error(chosen, report_on, name) for name in metrics},
+        candidates=tuple(_candidate(group, metric) for group in ranked) if report_on == "dev" else (),
+        runs=_runs_by_seed(chosen) if report_on == "dev" else {},
+    )
+
+
+def _candidate(records: Sequence[Record], metric: str | None) -> Candidate:
+    return Candidate(_by_seed(records, "dev", metric), _runs_by_seed(records))
+
+
+def _runs_by_seed(records: Sequence[Record]) -> dict[int, tuple[Record, ...]]:
+    found: dict[int, dict[str, Record]] = {}
+    for record in records:
+        found.setdefault(record.seed, {})[record.hardware] = record
+    return {seed: tuple(runs.values()) for seed, runs in sorted(found.items())}
+
+
+def _row_error(records: Sequence[Record], split: str, metric: str) -> float | None:
+    """The error of rows of the mean over runs, in points: all have the same rows, so it is as large as one run's."""
+    errors = []
+    for record in records:
+        scores = record.dev if split == "dev" else record.test
+        error = score_error(metric, scores or {}, num_rows(record, split))
+        if error is None:
+            return None
+        errors.append(100 * error)
+    return statistics.fmean(errors)
+
+
+def _is_own_copy(record: Record) -> bool:
+    """Whether a run trained the whole backbone; many parameters alone, such as a hypernetwork's, are no copy."""
+    method = (METHODS | JOINT_METHODS).get(record.config.get("method", {}).get("name", ""))
+    if method is not None and not method.has_own_weights:
+        return False
+    # Top layers are a copy where they are all layers. Of a method that is in no table its size is all that is known.
+    is_large = record.trained_parameters > 0.95 * record.backbone_parameters
+    return is_large or (method is not None and method.layers == "all")
+
+
+def network_of(record: Record) -> str:
+    """The run that a record is of; one of several tasks, or a sequence of them, has a record for each."""
+    return joint_of(record).get("run") or record.id.partition("-")[0]
+
+
+def joint_of(record: Record) -> Mapping[str, Any]:
+    """What a record says of the run of several tasks that it is part of; nothing where there is none."""
+    return record.extra.get("joint") or {}
+
+
+def _rank(
+    settings: Mapping[str, Sequence[Record]], metric: str | None, diverged: frozenset[str]
+) -> list[Sequence[Record]]:
+    """The runs of each setting that could be chosen, the best on dev first."""
+    found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
+    # A seed counts once it has all tasks; before any has, that with the most of them.
+    tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
+    whole = {name: {seed: mean for seed, (n, mean) in seeds.items() if n == tasks} for name, seeds in found.items()}
+    steady = {name: seeds for name, seeds in whole.items() if name not in diverged and seeds} or whole
+    fewest = min(ENOUGH_SEEDS, max(map(len, steady.values())))
+    candidates = {name: seeds for name, seeds in steady.items() if len(seeds) >= fewest}
+    shared = set.intersection(*map(set, candidates.values()))
+
+    def worth(name: str) -> tuple[float, int]:
+        seeds = candidates[name]
+        means = [statistics.fmean(seeds.values())]
+        means += [statistics.fmean(seeds[seed] for seed in shared)] if shared else []
+        return min(means), len(seeds)
+
+    return [settings[name] for name in sorted(candidates, key=worth, reverse=True)]
+
+
+def _diverged(records: Iterable[Record]) -> frozenset[str]:
+    """The settings of which a run diverged wherever it was tried."""
+    tried: dict[tuple[str, str, int], set[str]] = {}
+    for record in records:
+        tried.setdefault((_setting(record), record.task, record.seed), set()).add(record.status)
+    return frozenset(key[0] for key, statuses in tried.items() if DIVERGED in statuses and FINISHED not in statuses)
+
+
+ENOUGH_SEEDS = 2
+"""seeds that make a setting a candidate, though others have more"""
+
+
+def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tuple[int, float]]:
+    """Seed -> how many tasks have a dev score, and their mean."""
+    found: dict[int, list[float]] = {}
+    for task in dict.fromkeys(record.task for record in records):
+        for seed, score in _by_seed([item for item in records if item.task == task], "dev", metric).items():
+            found.setdefault(seed, []).append(score)
+    return {seed: (len(scores), statistics.fmean(scores)) for seed, scores in found.items()}
+
+
+def keep_best(records: Iterable[Record], metric: str | None = None, *, over_tasks: bool = False) -> list[Record]:
+    """The finished runs of the setting that is best on dev: for each task, or one for all tasks together."""
+    by_task: dict[str, list[Record]] = {}
+    for record in records:
+        by_task.setdefault("" if over_tasks else record.task, []).append(record)
+    return [record for group in by_task.values() for record in next(iter(rank_settings(group, metric)), ())]
+
+
+def rank_settings(records: Sequence[Record], metric: str | None = None) -> list[Sequence[Record]]:
+    """The finished runs of each setting, all tasks together, the best on dev first."""
+    settings: dict[str, list[Record]] = {}
+    for record in records:
+        if record.status == FINISHED and _score(record, "dev", metric) is not None:
+            settings.setdefault(_setting(record), []).append(record)
+    return _rank(settings, metric, _diverged(records)) if settings else []
+
+
+def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str | None) -> tuple[Candidate, ...]:
+    """One task's scores at settings that were ranked over several tasks, in their order."""
+    groups = ([record for record in group if record.task == task] for group in ranked)
+    return tuple(_candidate(group, metric) for group in groups if group)
+
+
+def _setting(record: Record) -> str:
+    """What a record has in common with its other seeds: its settings, or where none are kept its place in the arm."""
+    config = record.config
+    if "train" not in config:
+        return json.dumps([record.arm, record.axes], sort_keys=True, default=str)
+    train = leave_out_later(TrainConfig, {key: value for key, value in config["train"].items() if key != "seed"})
+    known = [config.get("method"), train, config.get("data", {}).get("limit")]
+    if joint_of(record):
+        known.append(config.get("joint"))
+    return json.dumps(known, sort_keys=True, default=str)
+
+
+def _by_seed(records: Sequence[Record], split: str, metric: str | None) -> dict[int, float]:
+    """seed -> score in points; repeats of a run on other hardware count once, as their mean."""
+    scores = ((record, _score(record, split, metric)) for record in records)
+    return average_repeats((record, 100 * score) for record, score in scores if score is not None)
+
+
+def average_repeats(values: Iterable[tuple[Record, float]]) -> dict[int, float]:
+    """Seed -> value, from what single records say: those of one seed on other hardware count once, as their mean."""
+    found: dict[int, dict[str, float]] = {}
+    for record, value in values:
+        # A run that stands in two arms is one run; on two machines it is two measurements of one seed.
+        found.setdefault(record.seed, {})[record.hardware] = value
+    return {seed: statistics.fmean(scores.values()) for seed, scores in sorted(found.items())}
+
+
+def _score(record: Record, split: str, metric: str | None) -> float | None:
+    scores = record.dev if split == "dev" else record.test
+    return None if scores is None else scores.get(metric or record.metric)
+
+
+def mean_of(row: Row, tasks: Iterable[str]) -> Estimate | None:
+    """The mean over tasks; None unless the row has all of them."""
+    wanted = list(tasks)
+    if not wanted or not all(task in row for task in wanted):
+        return None
+    return average_columns(
+        {task: row[task].scores for task in wanted},
+        {task: row[task].networks for task in wanted},
+        {task: row[task].row_error for task in wanted},
+    )
+
+
+def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
+    """A row whose cells are columns (task, metric), as `task:metric`; None unless it has all of them."""
+    wanted = list(columns)
+    if not all(task in row and metric in row[task].by_metric for task, metric in wanted):
+        return None
+    return {
+        f"{task}:{metric}": replace(row[task], metric=metric, scores=row[task].by_metric[metric], candidates=())
+        for task, metric in wanted
+    }
+
+
+def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
+    """The tasks that every one of these rows has: what a mean can be compared over."""
+    held = list(rows)
+    return [task for task in tasks if held and all(task in row for row in held)]
+
+
+def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list[Record]:
+    """The records of a row, each run once though it may stand in several arms."""
+    found: dict[tuple[str, str], Record] = {}
+    for record in records:
+        if accepts(record):
+            found.setdefault((record.id, record.hardware), record)
+    return list(found.values())
+
+
+def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
+    """What all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each.
+
+    A row that has no use for the backbone (TF-IDF) takes its parts alone.
+    """
+    if not row:
+        return None
+    cells = list(row.values())
+    backbone = cells[0].backbone_parameters
+    if not needs_backbone:
+        return sum(cell.trained_parameters for cell in cells) / backbone
+    # Its own network for each task, or one for all of them: the backbone is not kept.
+    if not all(cell.is_own_copy or cell.is_copy for cell in cells):
+        return 1 + sum(cell.trained_parameters for cell in cells) / backbone
+    if any(cell.is_copy for cell in cells):  # each task has its share of the one network
+        return sum(cell.trained_parameters for cell in cells) / backbone
+    groups = _join_shared([cell.networks for cell in cells])  # tasks that one network went through have it together
+    return sum(max(cells[index].trained_parameters for index in group) for group in groups) / backbone

@@ -1,0 +1,259 @@
+"""How a claim is judged: an estimate held against a bound, and what is said of it.
+
+A claim is **confirmed** if our estimate keeps it and a statement like this is wrong at most once in twenty times, **not
+confirmed** if it breaks it, as surely, and **open** in between. What could have come out otherwise are the seeds and
+the rows that were scored (`bounds.py`); a verdict is about new rows, and where it differs for the very rows that were
+scored that is said too. A condition that has several parts holds if each does (the weakest part decides) and is broken
+if one is broken (Bonferroni over the parts). A single seed has no error: what rests on one is open, and so is what
+rests on rows of which planned runs are missing. Where one row had more settings to choose from than the other, a
+verdict must hold for the difference as chosen and for that with equally many (`pairs.py`).
+
+Each verdict by itself may be wrong once in twenty times, so some of a long table are. `hold_together` says which of
+them stand as a family: the chance that even one of those is wrong is at most one in twenty (Holm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inlay.studies.judge.bounds import CHANCE, Estimate, negated, reach, tail
+from inlay.studies.judge.pairs import Paired, pair
+from inlay.studies.judge.rows import Scored, averaged_tasks
+from inlay.studies.report.tables import show
+
+CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
+NONE = "–"
+"""where a claim's study was not run, or not planned with the rows that it compares"""
+CLEARLY = 1.0
+"""points that make a difference clear"""
+
+UNSEEN = 0.05
+"""points that an error is shown as 0.0 below"""
+
+
+class Chances(NamedTuple):
+    """How likely numbers like ours are where the claim is false, and where it is true."""
+
+    confirm: float
+    """p-value of the claim being false"""
+    refute: float
+    """p-value of the claim being true"""
+    is_fact: bool = False
+    """nothing of it is drawn, such as a count of parameters"""
+
+    @property
+    def status(self) -> str:
+        """`confirmed`, `not confirmed` or `open`."""
+        if self.confirm <= CHANCE:
+            return CONFIRMED
+        return REFUTED if self.refute <= CHANCE else OPEN
+
+
+class Finding(NamedTuple):
+    """A condition tested twice: over new rows, and over the rows that were scored."""
+
+    new: Chances
+    here: Chances
+
+    @property
+    def status(self) -> str:
+        """What is said of it: over new rows."""
+        return self.new.status
+
+
+UNKNOWN = Finding(Chances(1.0, 1.0), Chances(1.0, 1.0))
+"""where there is no error to test by"""
+
+
+def fact(is_true: bool) -> Finding:
+    """A condition that no draw decides."""
+    test = Chances(0.0, 1.0, is_fact=True) if is_true else Chances(1.0, 0.0, is_fact=True)
+    return Finding(test, test)
+
+
+def at_most(value: Estimate, bound: float) -> Finding:
+    """Whether a quantity is at most `bound`."""
+    return _find(value, bound - value.mean)
+
+
+def at_least(value: Estimate, bound: float) -> Finding:
+    """Whether a quantity is at least `bound`."""
+    return _find(value, value.mean - bound)
+
+
+def above(value: Estimate, bound: float) -> Finding:
+    """Whether a quantity is greater than `bound`; without any error, to be equal is not enough."""
+    return _find(value, value.mean - bound, is_strict=True)
+
+
+def _find(value: Estimate, distance: float, *, is_strict: bool = False) -> Finding:
+    if value.sem is None:
+        return UNKNOWN
+    here = _test(value, distance, new_rows=False, is_strict=is_strict)
+    new = UNKNOWN.new if value.rows is None else _test(value, distance, new_rows=True, is_strict=is_strict)
+    return Finding(new, here)
+
+
+def _test(value: Estimate, distance: float, *, new_rows: bool, is_strict: bool) -> Chances:
+    if reach(value, new_rows=new_rows) == 0:
+        is_kept = distance > 1e-9 if is_strict else distance >= -1e-9
+        return Chances(0.0, 1.0) if is_kept else Chances(1.0, 0.0)
+    kept = tail(value, distance, new_rows=new_rows)
+    return Chances(kept, 1 - kept)
+
+
+def all_of(findings: Sequence[Finding]) -> Finding:
+    """Several conditions as one: all must be confirmed; one that is broken breaks it."""
+    if not findings:
+        return UNKNOWN
+    return Finding(_all_of([item.new for item in findings]), _all_of([item.here for item in findings]))
+
+
+def _all_of(tests: Sequence[Chances]) -> Chances:
+    num_drawn = sum(not test.is_fact for test in tests)
+    refutes = [test.refute * (1 if test.is_fact else num_drawn) for test in tests]
+    return Chances(max(test.confirm for test in tests), min(1.0, *refutes), is_fact=num_drawn == 0)
+
+
+def any_of(findings: Sequence[Finding]) -> Finding:
+    """Several conditions of which one is enough; all must be broken to break it."""
+    return negate(all_of([negate(item) for item in findings]))
+
+
+def negate(finding: Finding) -> Finding:
+    """The opposite of a condition."""
+    return Finding(*(Chances(test.refute, test.confirm, test.is_fact) for test in finding))
+
+
+def bracket(findings: Sequence[Finding]) -> Finding:
+    """A condition on a quantity that several estimates bracket: said only where each of them says it."""
+    new, here = (
+        Chances(max(test.confirm for test in tests), max(test.refute for test in tests))
+        for tests in zip(*findings, strict=True)
+    )
+    return Finding(new, here)
+
+
+def judge_pair(paired: Paired, test: Callable[[Estimate], Finding]) -> Finding:
+    """A condition on a difference: as chosen, and with equally many settings where one row had more."""
+    sides = [paired, *([paired.equal] if paired.equal else [])]
+    return bracket([test(side.estimate) for side in sides])
+
+
+def never_broken(finding: Finding) -> Finding:
+    """A condition that numbers which break it may break by how they were made: it can only be confirmed."""
+    return Finding(*(Chances(test.confirm, 1.0) for test in finding))
+
+
+def all_within(values: Sequence[Estimate], bound: float) -> Finding:
+    """Whether none of several quantities is further than `bound` from zero."""
+    return all_of([at_most(side, bound) for value in values for side in (value, negated(value))])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What our records say about a claim."""
+
+    status: str
+    sentence: str
+    rows: tuple[str, ...] = ()
+    """the rows it rests on (`*` stands for any end of a name): while planned runs of them are missing it is open"""
+    tasks: tuple[str, ...] | None = None
+    """the tasks that it rests on; None: all that count in a mean"""
+    chance: float | None = None
+    """how likely numbers like ours are if the verdict is wrong; 1 where it is open, None where nothing was tested"""
+
+
+def verdict(
+    finding: Finding,
+    sentence: str,
+    rows: tuple[str, ...] = (),
+    tasks: tuple[str, ...] | None = None,
+    *,
+    is_tested: bool | None = None,
+) -> Verdict:
+    """The verdict on a claim; what would be said of these dev rows alone is added where it differs.
+
+    `is_tested` says that it counts among those that could have been judged wrongly, though its numbers say nothing.
+    """
+    status = finding.status
+    if finding.here.status != status:
+        sentence += f"; for these very rows, without the error of drawing others: {finding.here.status}"
+    chance = {CONFIRMED: finding.new.confirm, REFUTED: finding.new.refute}.get(status, 1.0)
+    is_tested = finding != UNKNOWN if is_tested is None else is_tested
+    return Verdict(status, sentence, rows, tasks, chance if is_tested else None)
+
+
+def hold_together(verdicts: Sequence[Verdict]) -> list[bool]:
+    """Which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
+
+    Each claim is either true or false, so each that was tested has one way to be judged wrongly. What was not tested,
+    since its rows were not run or say nothing, cannot be.
+    """
+    tested = {number: item.chance for number, item in enumerate(verdicts) if item.chance is not None}
+    kept = [False] * len(verdicts)
+    for place, number in enumerate(sorted(tested, key=lambda number: tested[number])):
+        if tested[number] > CHANCE / (len(tested) - place):
+            break
+        kept[number] = True
+    return kept
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published claim and how it is judged."""
+
+    name: str
+    text: str
+    source: str
+    study: str
+    judge: Callable[[Scored], Verdict]
+
+
+def compare(scored: Scored, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:
+    """A row less another over tasks, or all that count in a mean; None where one of them is not there."""
+    if key not in scored.rows or other not in scored.rows:
+        return None
+    return pair(scored.rows[key], scored.rows[other], averaged_tasks(scored) if tasks is None else tasks)
+
+
+def lacking(*rows: str) -> Verdict:
+    """What is said where rows were not run."""
+    return Verdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
+
+
+def not_planned(scored: Scored, *rows: str) -> Verdict | None:
+    """What is said where a profile leaves out rows that a claim compares; None where all are planned, or there."""
+    left_out = [row for row in rows if row not in scored.study.arms and row not in scored.rows]
+    return Verdict(NONE, f"{' and '.join(left_out)} not in this profile") if left_out else None
+
+
+def gap_text(paired: Paired, what: str) -> str:
+    """A difference as a sentence's part, with its bounds."""
+    tasks, pairs = len(paired.by_task), paired.num_pairs
+    text = f"{what}: {show(paired.estimate, signed=True)} points over {tasks} task{'s' * (tasks > 1)}"
+    text += f" ({pairs} pair{'s' * (pairs > 1)}{unsure(paired.estimate)})"
+    if paired.equal is None:
+        return text
+    return (
+        f"{text}; with equally many settings {show(paired.equal.estimate, signed=True)}{unsure(paired.equal.estimate)}"
+    )
+
+
+def unsure(value: Estimate) -> str:
+    """What is added on the errors of a difference: its one-sided bounds, or that it has none."""
+    if value.sem is None:
+        return ", of one seed"
+    if value.rows is None:
+        return f"; 95% bounds for these rows {_bounds(value, new_rows=False)}; how many rows were scored is not known"
+    if value.rows < UNSEEN:
+        return f"; 95% bounds {_bounds(value, new_rows=False)}"
+    text = f"; error of rows {value.rows:.1f}; 95% bounds {_bounds(value, new_rows=True)}, for these very rows "
+    return text + _bounds(value, new_rows=False)
+
+
+def _bounds(value: Estimate, *, new_rows: bool) -> str:
+    width = reach(value, new_rows=new_rows)
+    return f"{show(value.mean - width, signed=True)} and {show(value.mean + width, signed=True)}"

@@ -1,0 +1,281 @@
+"""Figures of score against trained parameters: over all tasks, task by task, and every method by its name.
+
+A line goes from one planned point to the next: where one of them has not been run, it breaks.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.rows import Scored, averaged_tasks, mean_tasks, name_column, name_task
+from inlay.studies.judge.scores import Cell, mean_of
+from inlay.studies.judge.series import median_parameters, planned_keys, series_keys
+from inlay.studies.report.chart import (
+    BARS,
+    INK,
+    PALE_INK,
+    WIDTH,
+    Drawing,
+    Entry,
+    Mark,
+    count_axis,
+    draw_series,
+    error_bar,
+    finish,
+    hold_labels,
+    legend,
+    lone_entries,
+    marks_for,
+    new_figure,
+    paper_style,
+    plain,
+    split_runs,
+    tell_lone,
+)
+
+FULL = "full"
+# The series of a figure against parameters: kind, label.
+SERIES = (("adapters", "adapters, by size"), ("top", "top layers, by number"), ("norms", "layer norms only"))
+
+
+class Band(NamedTuple):
+    """A point of a curve over tasks: the differences to full fine-tuning at three percentiles."""
+
+    parameters: float
+    low: float
+    middle: float
+    high: float
+    num_tasks: int
+
+
+def common_tasks(scored: Scored) -> list[str]:
+    """The tasks that curves over tasks are of, the same for all: those that with the rows that have them show the most.
+
+    A row that lacks many tasks would leave few for all others, so it is left out instead; where many rows lack one
+    task, it is the task.
+    """
+    full, known = scored.rows.get(FULL, {}), averaged_tasks(scored)
+    held = [
+        frozenset(task for task in known if task in scored.rows[key] and task in full) for key in _curve_keys(scored)
+    ]
+    choices = sorted({one & other for one in held for other in held}, key=lambda tasks: (len(tasks), sorted(tasks)))
+    best = max(choices, key=lambda tasks: (len(tasks) * sum(tasks <= own for own in held), len(tasks)), default=())
+    return [task for task in known if task in best]
+
+
+def _curve_keys(scored: Scored) -> list[str]:
+    return [key for kind, _ in SERIES for key in series_keys(scored, kind)]
+
+
+def percentiles(scored: Scored, kind: str, tasks: Sequence[str]) -> list[Band | None]:
+    """For each planned row of a kind the 20th, 50th and 80th percentile over tasks, each less full fine-tuning on it.
+
+    None where it has not been run on all of them: with fewer tasks a point would bend the curve by what it lacks.
+    """
+    import numpy
+
+    full = scored.rows.get(FULL, {})
+    bands: list[Band | None] = []
+    for key in planned_keys(scored, kind):
+        row = scored.rows.get(key, {})
+        if not tasks or not all(task in row and task in full for task in tasks):
+            bands.append(None)
+            continue
+        gaps = [row[task].estimate.mean - full[task].estimate.mean for task in tasks]
+        low, middle, high = (float(value) for value in numpy.percentile(gaps, (20, 50, 80)))
+        bands.append(Band(median_parameters(scored, key), low, middle, high, len(gaps)))
+    return bands
+
+
+def draw_percentiles(scored: Scored) -> Drawing | None:
+    """The trade-off over all tasks: a line for the median, a band between the 20th and 80th percentile."""
+    tasks = common_tasks(scored)
+    curves = {kind: split_runs(percentiles(scored, kind, tasks)) for kind, _ in SERIES}
+    if not any(curves.values()):
+        return None
+    name = "tradeoff"
+    with paper_style(name):
+        figure = new_figure(WIDTH * 0.82, 3.3)
+        axes = figure.add_subplot()
+        axes.axhline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
+        marks = marks_for([kind for kind, _ in SERIES])
+        entries: list[Entry] = []
+        for kind, label in SERIES:
+            for part in curves[kind]:
+                _draw_bands(axes, part, marks[kind])
+            entries += [(label, marks[kind], False)] * bool(curves[kind])
+        count_axis(axes)
+        axes.set_ylabel("difference to full fine-tuning (points)")
+        legend(figure, [*entries, ("full fine-tuning", None, False)])
+        names = ", ".join(map(name_task, tasks))
+        caption = (
+            f"Score against trained parameters over {len(tasks)} task{'s' * (len(tasks) > 1)} ({names}), each less "
+            "full fine-tuning on the same task: the median, and the band from the 20th to the 80th percentile."
+        )
+        return finish(figure, name, caption + _tell_left_out(scored, tasks))
+
+
+def _tell_left_out(scored: Scored, tasks: Sequence[str]) -> str:
+    """Rows and tasks that curves over these tasks are without; begins with a space."""
+    keys = _curve_keys(scored)
+    rows = [plain(scored.label(key)) for key in keys if not all(task in scored.rows[key] for task in tasks)]
+    others = [task for task in averaged_tasks(scored) if task not in tasks and task in scored.rows[FULL]]
+    names = [name_task(task) for task in others if any(task in scored.rows[key] for key in keys)]
+    text = f" Left out, as they were not run on all of these tasks: {', '.join(rows)}." if rows else ""
+    return text + (f" Left out, as rows lack them: {', '.join(names)}." if names else "")
+
+
+def _draw_bands(axes: Any, bands: Sequence[Band], mark: Mark) -> None:
+    x = [band.parameters for band in bands]
+    middle = [band.middle for band in bands]
+    if len(bands) == 1:
+        reach = [[middle[0] - bands[0].low], [bands[0].high - middle[0]]]
+        axes.errorbar(x, middle, yerr=reach, **mark.ours(), linestyle="none", **BARS, zorder=4)
+        return
+    low, high = [band.low for band in bands], [band.high for band in bands]
+    axes.fill_between(x, low, high, color=mark.colour, alpha=0.16, linewidth=0, zorder=2)
+    axes.plot(x, middle, **mark.ours(), linewidth=1.6, zorder=4)
+
+
+def draw_panels(scored: Scored) -> Drawing | None:
+    """One panel for each task: score against trained parameters, ± s.e.m., full fine-tuning as a line."""
+    tasks = [task for task in scored.tasks if sum(task in row for row in scored.rows.values()) > 1]
+    if not tasks:
+        return None
+    name = scored.study.name if scored.study.name == "squad" else f"{scored.study.name}-tasks"
+    columns = min(len(tasks), 3)
+    lines = -(-len(tasks) // columns)
+    with paper_style(name):
+        width = WIDTH if columns > 1 else WIDTH * 0.72
+        figure = new_figure(width, 0.55 + 2.15 * lines if columns > 1 else 3.2)
+        grid = figure.subplots(lines, columns, squeeze=False)
+        has_published = False
+        for axes, task in zip(grid.flat, tasks, strict=False):
+            has_published |= _draw_panel(axes, scored, task)
+        for axes in list(grid.flat)[len(tasks) :]:
+            axes.axis("off")
+        for axes in grid[:, 0]:
+            axes.set_ylabel(f"{scored.split} score (points)")
+        for axes in list(grid.flat)[: max(len(tasks) - columns, 0)]:
+            axes.set_xlabel("")
+        marks = marks_for([kind for kind, _ in SERIES])
+        entries = [(label, marks[kind], False) for kind, label in SERIES if series_keys(scored, kind)]
+        line = [("full fine-tuning ± s.e.m.", None, False)] if FULL in scored.rows else []
+        hollow = [("published (another backbone)", Mark(PALE_INK, "o"), True)] if has_published else []
+        shown = [cell.estimate for kind, _ in SERIES for task in tasks for cell in _cells(scored, kind, task) if cell]
+        legend(figure, [*entries, *line, *lone_entries(shown), *hollow])
+        caption = "Score against trained parameters, ± one s.e.m. over seeds; the dashed line is full fine-tuning."
+        caption += tell_lone(shown)
+        if has_published:
+            caption += " Hollow: published values, at the parameters of the same method here."
+        return finish(figure, name, caption)
+
+
+def _draw_panel(axes: Any, scored: Scored, task: str) -> bool:
+    """Returns whether published values stand in it."""
+    marks = marks_for([kind for kind, _ in SERIES])
+    published: list[tuple[float, float, Mark]] = []
+    full = scored.rows.get(FULL, {}).get(task)
+    value = scored.published.value(FULL, scored.column(task))
+    if full is not None:
+        found = full.estimate
+        axes.axhline(found.mean, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
+        axes.axhspan(found.mean - found.margin, found.mean + found.margin, color=INK, alpha=0.08, linewidth=0, zorder=1)
+        if value is not None:
+            published.append((full.trained_parameters, value, Mark(INK, "D")))
+    for kind, _ in SERIES:
+        cells = _cells(scored, kind, task)
+        places = [None if cell is None else (cell.trained_parameters, cell.estimate) for cell in cells]
+        draw_series(axes, places, marks[kind])
+        for key, cell in zip(planned_keys(scored, kind, task), cells, strict=True):
+            printed = scored.published.value(key, scored.column(task))
+            if cell is not None and printed is not None:
+                published.append((cell.trained_parameters, printed, marks[kind]))
+    for x, y, mark in published:
+        axes.plot(x, y, **mark.theirs(), zorder=5)
+    count_axis(axes)
+    axes.set_title(name_column(task, scored.metric(task)))
+    return bool(published)
+
+
+def _cells(scored: Scored, kind: str, task: str) -> list[Cell | None]:
+    """Those of the planned rows of a kind, None where one has not been run."""
+    return [scored.rows.get(key, {}).get(task) for key in planned_keys(scored, kind, task)]
+
+
+def draw_methods(scored: Scored) -> Drawing | None:
+    """Every row as a named point: mean score over the tasks that all have, against trained parameters."""
+    tasks = mean_tasks(scored)
+    if not tasks or len(scored.rows) < 2:
+        return None
+    name = scored.study.name
+    with paper_style(name):
+        figure = new_figure(WIDTH, 4.1)
+        is_crowded = len(scored.rows) > MOST_NAMES
+        axes = figure.subplots(1, 2, width_ratios=(2.1, 1))[0] if is_crowded else figure.add_subplot()
+        points = []
+        for key, row in scored.rows.items():
+            found = mean_of(row, tasks)
+            assert found is not None
+            x = statistics.fmean(row[task].trained_parameters for task in tasks)
+            error_bar(axes, x, found, Mark(*_FAMILY[_family(key)]))
+            points.append((x, found, key))
+        count_axis(axes)
+        axes.margins(x=0.12, y=0.1)
+        axes.set_ylabel(f"mean {scored.split} score of {len(tasks)} tasks (points)")
+        families = dict.fromkeys(_family(key) for key in scored.rows)
+        shown = [found for _, found, _ in points]
+        entries: list[Entry] = [(_FAMILY_NAMES[item], Mark(*_FAMILY[item]), False) for item in families]
+        legend(figure, entries + lone_entries(shown))
+        labels = {key: plain(scored.label(key)) for key in scored.rows}
+        if is_crowded:
+            labels = _number(figure.axes[1], sorted(points, key=lambda point: -point[1].mean), labels)
+        hold_labels(axes, [(x, found, labels[key]) for x, found, key in points])
+        names = ", ".join(name_task(task) for task in tasks)
+        caption = f"Mean score on {names} against trained parameters, ± one s.e.m. over seeds."
+        return finish(figure, name, caption + tell_lone(shown))
+
+
+MOST_NAMES = 14
+"""points that have their names beside them; where there are more, numbers and a list"""
+
+
+def _number(axes: Any, points: Sequence[tuple[float, Estimate, str]], names: Mapping[str, str]) -> dict[str, str]:
+    """List the rows, the best first, in axes of their own; returns each row's number as its label."""
+    axes.axis("off")
+    for place, (_, found, key) in enumerate(points):
+        y = 1 - (place + 0.5) / len(points)
+        colour = _FAMILY[_family(key)][0]
+        axes.text(0.09, y, str(place + 1), ha="right", va="center", fontsize=7, color=colour, transform=axes.transAxes)
+        text = f"{names[key]}  {found.mean:.1f}"
+        axes.text(0.13, y, text, ha="left", va="center", fontsize=7, transform=axes.transAxes)
+    return {key: str(place + 1) for place, (_, _, key) in enumerate(points)}
+
+
+_FAMILY = {
+    "adapter": ("#D55E00", "o"),
+    "tuned": ("#0072B2", "s"),
+    "small": ("#009E73", "^"),
+    "features": ("#CC79A7", "P"),
+    "baseline": (PALE_INK, "X"),
+}
+_FAMILY_NAMES = {
+    "adapter": "adapters and their variants",
+    "tuned": "fine-tuning, whole or top",
+    "small": "other small parts",
+    "features": "frozen features",
+    "baseline": "no transformer",
+}
+_PREFIXES = {
+    "tuned": ("full", "top"),
+    "small": ("lora", "ia3", "bitfit", "norms"),
+    "features": ("head", "feature"),
+    "baseline": ("baseline", "tf"),
+}
+
+
+def _family(key: str) -> str:
+    return next((name for name, starts in _PREFIXES.items() if key.startswith(starts)), "adapter")

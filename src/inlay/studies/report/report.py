@@ -1,0 +1,339 @@
+"""The report of all studies: one self-contained page, the same as Markdown, and every figure as SVG and PNG.
+
+A study is shown for each backbone and profile that has records, as far as it was run; what is missing, what differs
+from the `paper` profile and where the numbers come from is said beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inlay.store import write_atomically
+from inlay.studies.judge.claims import CLAIMS, Judged, describe_agreement, judge_claims
+from inlay.studies.judge.coverage import Coverage, list_missing
+from inlay.studies.judge.feature_claims import guideline_table
+from inlay.studies.judge.published import Published
+from inlay.studies.judge.rows import Scored, name_column, name_task, score_study
+from inlay.studies.judge.scores import StudySpec
+from inlay.studies.judge.verdicts import NONE
+from inlay.studies.report.chart import Drawing
+from inlay.studies.report.figures.compare import draw_figures
+from inlay.studies.report.other_metrics import other_metric_tables
+from inlay.studies.report.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
+from inlay.studies.report.tables import Table, settings_table, study_tables
+from inlay.studies.run.records import FINISHED, Record, short_name
+
+PROFILES = ("paper", "longer", "long", "device", "laptop", "tiny")
+TRIAL = "tiny"
+"""the profile that no claim is judged by"""
+_DRAWN = re.compile(r"training on (\d+) of (\d+) rows, drawn by the seed \d+")
+CONTAMINATION = (
+    "The sentence-tuned backbones were tuned on pair data that includes NLI, question-duplicate and SQuAD pairs, and "
+    "flan-T5 on a mixture that includes GLUE tasks, CB and IMDB. Comparisons between methods on one backbone stand; "
+    "absolute scores do not show transfer from nothing."
+)
+RULE = (
+    "A claim is confirmed if our estimate keeps it, not confirmed if our estimate breaks it, in both cases only "
+    "where such a statement is wrong at most once in twenty times; else it is open. Two things could have come "
+    "out otherwise. Seeds: each task has its own variance over seeds, and a mean over tasks has their sum (Welch "
+    "and Satterthwaite, Student's t). Rows: a dev set is a sample, so a verdict is about new rows; where the "
+    "answers of two runs to the same rows were kept the error of their difference is measured, elsewhere they are"
+    " taken as independent, which is too careful rather than too bold; rows themselves are taken as independent "
+    "draws, though questions on one paragraph are alike. Epochs are chosen on the same dev rows in all rows of a "
+    "table, and not corrected for. Tasks are those named, not a sample. Where one row had more settings to choose"
+    " from on these dev rows, a verdict must hold twice: for the difference as chosen, and with equally many (the"
+    " expected best of as many). Where one of several rows or tasks would decide, all of them count (Bonferroni)."
+    " A claim is open with a single seed, and while planned runs of the rows it compares are missing; – is a "
+    "study that was not run there, or not with these rows. In a long column some verdicts are wrong by chance: "
+    "those in bold stand together (Holm), with one chance in twenty that any of them is wrong."
+)
+POOLED = {"cls": "the first token", "pooler": "the backbone's pooler", "mean": "the mean of all tokens"}
+
+Group = tuple[str, str]
+"""backbone, profile"""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One study to be reported."""
+
+    study: StudySpec
+    records: Sequence[Record]
+    """of all backbones and profiles"""
+    published: Published = field(default_factory=lambda: Published(""))
+    variants: Mapping[Group, StudySpec] = field(default_factory=dict)
+    """what the study is under a profile on a backbone, where that is not `study`"""
+    differences: Mapping[Group, Sequence[str]] = field(default_factory=dict)
+    """what it does otherwise than `paper`"""
+    left_out: Mapping[Group, Sequence[Record]] = field(default_factory=dict)
+    """records of settings that the study's file has not"""
+
+    def study_of(self, group: Group) -> StudySpec:
+        """The study as it was for these records."""
+        return self.variants.get(group, self.study)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished report; `figures` by the path of their files, without suffix."""
+
+    html: str
+    markdown: str
+    figures: Mapping[str, Drawing]
+
+    def beside(self, folder: str) -> Report:
+        """The same report, to be written inside the folder its figures are in."""
+        prefix = f"{folder}/"
+        figures = {path.removeprefix(prefix): drawing for path, drawing in self.figures.items()}
+        return Report(self.html, self.markdown.replace(f"]({prefix}", "]("), figures)
+
+
+def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> Report:
+    """The report of these studies."""
+    scored = {
+        (chapter.study.name, group): score_study(chapter.study_of(group), records, chapter.published)
+        for chapter in chapters
+        for group, records in group_records(chapter.records).items()
+    }
+    groups = list(group_records([record for chapter in chapters for record in chapter.records]))
+    blocks: list[Block] = [Heading(1, title), *_opening(chapters, groups)]
+    blocks += _claim_blocks(scored, groups)
+    figures: dict[str, Drawing] = {}
+    for chapter in chapters:
+        blocks += _chapter_blocks(chapter, scored, figures)
+    return Report(write_html(title, blocks), write_markdown(blocks), figures)
+
+
+def write_report(report: Report, folder: Path, name: str = "report") -> list[Path]:
+    """Write `NAME.html`, `NAME.md` and the figures under `folder`; returns the paths, the page's first."""
+    content = {f"{name}.html": report.html.encode(), f"{name}.md": report.markdown.encode()}
+    for path, drawing in report.figures.items():
+        content |= {f"{path}.svg": drawing.svg, f"{path}.png": drawing.png}
+    for name, data in content.items():
+        write_atomically(folder / name, data)
+    return [folder / name for name in content]
+
+
+def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
+    """Records by backbone and profile, which are never mixed in one table; large backbones and long profiles first."""
+    groups: dict[Group, list[Record]] = {}
+    for record in records:
+        groups.setdefault((short_name(record.backbone), record.profile), []).append(record)
+    known = {name: number for number, name in enumerate(PROFILES)}
+    order = sorted(
+        groups, key=lambda group: (known.get(group[1], len(known)), -groups[group][0].backbone_parameters, group[0])
+    )
+    return {group: groups[group] for group in order}
+
+
+def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> list[Block]:
+    # What several studies or backbones have of one run (TF-IDF reads none) was trained once.
+    seconds = {(item.id, item.hardware): item.seconds for chapter in chapters for item in chapter.records}
+    names = ", ".join(f"{backbone} (`{profile}`)" for backbone, profile in groups) or "nothing yet"
+    hours = sum(seconds.values()) / 3600
+    runs = "1 run" if len(seconds) == 1 else f"{len(seconds):,} runs"
+    studies = "1 study" if len(chapters) == 1 else f"{len(chapters)} studies"
+    blocks: list[Block] = [
+        Text(
+            f"{studies}, {runs} ({hours:.1f} hours of training, runs trained together counted each) on {names}. "
+            "Settings are chosen on dev, never on test. Scores are in points (× 100), mean ± s.e.m. over seeds; "
+            "differences are paired by task and seed. Published values are in italics or hollow."
+        ),
+        Text(CONTAMINATION),
+    ]
+    if any(profile == TRIAL for _, profile in groups):
+        text = "Some of this was made with the `tiny` profile: it shows that a study runs, and nothing about methods."
+        blocks.append(Text(text, is_warning=True))
+    return blocks
+
+
+def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[Group]) -> list[Block]:
+    groups = [group for group in groups if group[1] != TRIAL]
+    if not groups:
+        return []
+    judged: dict[Group, list[Judged]] = {}
+    for group in groups:
+        judged[group] = judge_claims({study: item for (study, other), item in scored.items() if other == group})
+    columns = ("claim", "study", *(f"{backbone}, {profile}" for backbone, profile in groups))
+    lines = [
+        (claim.text, f"`{claim.study}`", *(_show_verdict(judged[group][number]) for group in groups))
+        for number, claim in enumerate(CLAIMS)
+    ]
+    blocks: list[Block] = [Heading(2, "What the papers claim", "claims"), Text(RULE)]
+    blocks.append(Table("", columns, tuple(lines)))
+    for (backbone, profile), found in judged.items():
+        run = [item for item in found if item.verdict.status != NONE]
+        items = tuple(f"{item.claim.text}: {_show_verdict(item)}. {item.verdict.sentence}" for item in run)
+        known = {item.claim.study for item in run}
+        absent = dict.fromkeys(f"`{item.claim.study}`" for item in found if item.claim.study not in known)
+        items += (f"not run: {', '.join(absent)}",) if absent else ()
+        blocks.append(Folded(f"the numbers, {backbone} ({profile})", (Points(items),)))
+    return blocks
+
+
+def _show_verdict(item: Judged) -> str:
+    return f"**{item.verdict.status}**" if item.stands else item.verdict.status
+
+
+def _chapter_blocks(
+    chapter: Chapter, scored: Mapping[tuple[str, Group], Scored], figures: dict[str, Drawing]
+) -> Iterator[Block]:
+    study = chapter.study
+    yield Heading(2, study.title or study.name, study.name)
+    source = getattr(study, "source", "")
+    yield Text(f"`inlay study {study.name}`" + (f". Reproduces: {source}" if source else ""))
+    notes = tuple(getattr(study, "notes", ()))
+    if notes:
+        yield Points(notes)
+    groups = group_records(chapter.records)
+    if not groups:
+        yield Text("Not run yet.", is_warning=True)
+    for (backbone, profile), left_out in chapter.left_out.items():
+        if left_out and (backbone, profile) not in groups:
+            yield Text(f"{backbone}, profile {profile}: {_describe_left_out(left_out)}", is_warning=True)
+    for group, records in groups.items():
+        yield from _group_blocks(chapter, group, records, scored[study.name, group], figures)
+    if chapter.published.tables:
+        yield Folded("what was published, and what it means", tuple(_published_blocks(chapter.published)))
+
+
+def _group_blocks(
+    chapter: Chapter, group: Group, records: Sequence[Record], scored: Scored, figures: dict[str, Drawing]
+) -> Iterator[Block]:
+    backbone, profile = group
+    study = chapter.study_of(group)
+    yield Heading(3, f"{backbone}, profile {profile}")
+    yield from study_tables(scored)
+    yield from guideline_table(scored)
+    yield from other_metric_tables(scored)
+    for drawing in draw_figures(scored):
+        path = f"{study.name}/{backbone}-{profile}-{drawing.name}"
+        figures[path] = drawing
+        yield Picture(drawing, path, f"{backbone}. {drawing.caption}")
+    lists = {
+        "What agrees and what does not": [] if profile == TRIAL else _judge(scored),
+        "Missing": list_missing(study, records),
+        "Left out": [_describe_left_out(others)] if (others := chapter.left_out.get(group)) else [],
+        "Otherwise than in the paper": chapter.differences.get(group, ()),
+    }
+    for title, items in lists.items():
+        if items:
+            yield Points(tuple(items), title)
+    yield Folded(
+        "settings chosen, and where the numbers come from", (settings_table(scored), *_origin_blocks(study, records))
+    )
+
+
+def _describe_left_out(records: Sequence[Record]) -> str:
+    arms = list(dict.fromkeys(record.arm for record in records))
+    more = f" and {len(arms) - 4} more" if len(arms) > 4 else ""
+    count = "1 record" if len(records) == 1 else f"{len(records)} records"
+    return f"{count} of settings that the study's file has not: {', '.join(arms[:4])}{more}"
+
+
+def _judge(scored: Scored) -> list[str]:
+    """What a study says about the claims it is about, and how its differences compare with the published ones."""
+    judged = judge_claims({scored.study.name: scored})
+    about = [item for item in judged if item.claim.study == scored.study.name]
+    said = [f"{item.claim.text}: {item.verdict.status}. {item.verdict.sentence}" for item in about]
+    return said + describe_agreement(scored)
+
+
+def _published_blocks(published: Published) -> Iterator[Block]:
+    for table in published.tables:
+        printed = list(dict.fromkeys(name for row in table.rows for name in row.printed))
+        columns = ("", *(name_column(*column.split(":")) for column in table.columns), *printed)
+        lines = tuple(
+            (
+                row.label,
+                *(_cell(*pair) for pair in itertools.zip_longest(row.cells, row.deviations)),
+                *(_printed(row.printed, printed)),
+            )
+            for row in table.rows
+        )
+        title = f"{table.title}. {table.source}. {table.backbone}"
+        notes = (f"protocol: {table.protocol}", *table.notes)
+        shown = Table(title, columns, lines, notes)
+        if lines:
+            yield shown.turned() if len(columns) > 14 else shown
+        else:
+            yield Points(notes, title)
+
+
+def _cell(value: float | None, deviation: float | None) -> str:
+    """A published number, with its standard deviation over seeds where that was printed."""
+    if value is None:
+        return "–"
+    return f"{value:g}" if deviation is None else f"{value:g} (s.d. {deviation:g})"
+
+
+def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    return [f"{values[name]:g}" if name in values else "–" for name in names]
+
+
+def _origin_blocks(study: StudySpec, records: Sequence[Record]) -> Iterator[Block]:
+    """Training rows of each task, what was noted about the data, and the origin of the numbers."""
+    counts: dict[str, set[int]] = {}
+    for record in records:
+        counts.setdefault(record.task, set()).add(record.num_train)
+    shown = [f"{name_task(task)} {_range(numbers)}" for task, numbers in counts.items()]
+    yield Text("Training rows: " + ", ".join(shown) + ".")
+    if poolings := _list_poolings(records):
+        yield Text("What heads read: " + "; ".join(poolings) + ".")
+    if noted := _list_notes(records):
+        yield Points(tuple(noted), "Noted about the data")
+    yield Text(f"{Coverage(study, records).count}; {_origin(records)}")
+
+
+def _list_notes(records: Sequence[Record]) -> list[str]:
+    """What was noted about each task's data, once; of samples that seeds drew, how many there were."""
+    noted: dict[str, None] = {}
+    drawn: dict[tuple[str, int], set[int]] = {}
+    for record in records:
+        for note in record.extra.get("notes", ()):
+            if found := _DRAWN.fullmatch(note):
+                drawn.setdefault((name_task(record.task), int(found[2])), set()).add(int(found[1]))
+            else:
+                noted[f"{name_task(record.task)}: {note}"] = None
+    samples = (
+        f"{task}: training on {_range(numbers)} of {of:,} rows, drawn by the seed"
+        for (task, of), numbers in drawn.items()
+    )
+    return [*noted, *samples]
+
+
+def _range(numbers: Collection[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _list_poolings(records: Sequence[Record]) -> list[str]:
+    """How rows were pooled, as the runs came to do it, and by which arms where they differ."""
+    arms: dict[str, dict[str, None]] = {}
+    for record in records:
+        kind = record.config.get("data", {}).get("kind")
+        if record.pooling in POOLED and kind in ("classify", "regress", "multilabel"):
+            arms.setdefault(POOLED[record.pooling], {})[record.arm] = None
+    if len(arms) == 1:
+        return list(arms)
+    shown = {key: ", ".join(names) if len(names) <= 6 else f"{len(names)} arms" for key, names in arms.items()}
+    return [f"{pooling} ({names})" for pooling, names in shown.items()]
+
+
+def _origin(records: Sequence[Record]) -> str:
+    finished = [record for record in records if record.status == FINISHED]
+    hardware = ", ".join(sorted({record.hardware for record in records}))
+    commits = ", ".join(sorted({record.commit[:7] for record in records if record.commit}))
+    versions = sorted({f"{name} {value}" for record in records for name, value in record.versions.items() if value})
+    dates = sorted(record.date[:10] for record in records if record.date)
+    when = f"{dates[0]} to {dates[-1]}" if dates and dates[0] != dates[-1] else "".join(dates[:1])
+    repeats = len(finished) - len({(record.id, record.arm) for record in finished})
+    again = f"; {repeats} repeats on other hardware, averaged with their seed" if repeats else ""
+    return (
+        f"{len(finished)} of {len(records)} records of a finished run{again}. {hardware}; commits {commits}; "
+        f"{', '.join(versions)}; {when}; {sum(record.seconds for record in records):,.0f} s of training in all."
+    )

@@ -1,0 +1,1 @@
+"""Studies at work: what is missing is trained and recorded."""

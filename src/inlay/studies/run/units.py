@@ -1,0 +1,237 @@
+"""One unit of work done: its runs trained, scored and described as records, which are handed over as they come.
+
+A run whose folder is finished is read back, and a cohort that was stopped goes on. What a user can mend fails alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from inlay.data.tasks import Task
+from inlay.errors import InlayError
+from inlay.model.kernels.cuda_graphs import is_out_of_memory
+from inlay.studies.judge.row_covariances import keep_influences
+from inlay.studies.run.agenda import Unit
+from inlay.studies.run.recording import Origin, Recorder, has_diverged, list_notes, name_processor
+from inlay.studies.run.records import Record
+from inlay.studies.spec.arms import ARM_KINDS
+from inlay.studies.spec.planning import Item, Plan
+from inlay.training import FitSettings, Result, fit
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.cohort.loop import Interrupted
+from inlay.training.cohort.resume import drop_rows
+from inlay.training.run.joint import AnyMember, AnyRun, JointRun
+from inlay.training.run.materialize import start_from
+from inlay.training.run.run import is_finished, read_result
+
+_SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each epoch's end it costs more than the epoch
+_HEARD = (
+    *("on_encode", "on_compile", "on_compiled", "on_start", "on_prefix", "on_prefix_full", "on_epoch", "on_enter"),
+    *("on_answer", "on_fallback", "on_notice"),
+)
+
+Keep = Callable[[Sequence[Record]], None]
+
+
+class Bench:
+    """Where units are done. `keep` gets records as soon as they are known."""
+
+    def __init__(self, find_plan: Callable[[str], Plan], runs: Path, keep: Keep, commit: str | None = None) -> None:
+        self._find_plan, self._runs, self._keep, self._commit = find_plan, runs, keep, commit
+        self._recorders: dict[str, Recorder] = {}
+        self._kept: set[tuple[str, str, str]] = set()
+
+    def do(self, unit: Unit, watch: Watcher) -> list[tuple[Item, InlayError]]:
+        """Do a unit's work and keep its records; what failed, and why.
+
+        Of a row that breaks, what is left goes on one by one, without the row's state: each fails by itself. Stopped,
+        it keeps what has ended, except where spans are still to be taken out, which takes minutes.
+        """
+        try:
+            self._work(unit, watch)
+        except Interrupted:
+            self._keep_finished(unit.take(item for item in unit.items if item.arm.kind != "spans"))
+            raise
+        except InlayError as error:
+            self._keep_finished(unit)
+            lost = [item for item in unit.items if item.key not in self._kept]
+            if unit.is_row:
+                self._drop_row(unit)
+                return [failure for single in unit.singly(lost) for failure in self.do(single, watch)]
+            self._keep([self._recorder(item).record_failure(item, error) for item in lost])
+            return [(item, error) for item in lost]
+        return []
+
+    def _drop_row(self, unit: Unit) -> None:
+        drop_rows(self._runs / "cohorts", {item.id for item in (*unit.items, *unit.along)})
+
+    def _recorder(self, item: Item) -> Recorder:
+        if item.study not in self._recorders:
+            plan = self._find_plan(item.study)
+            self._recorders[item.study] = Recorder(plan, plan.backbone, Origin.here(plan.backbone, self._commit))
+        return self._recorders[item.study]
+
+    def _hand_over(self, item: Item, records: Sequence[Record]) -> None:
+        self._keep(records)
+        self._kept.add(item.key)
+
+    def _work(self, unit: Unit, watch: Watcher) -> None:
+        if unit.kind == "runs":
+            self._train(unit, watch)
+        else:
+            _WORKERS[unit.kind](self, unit.items[0], watch)
+
+    def _train(self, unit: Unit, watch: Watcher) -> None:
+        for item in unit.items:
+            has_tests = item.run is not None and any(part.task.test is not None for part in item.run.parts)
+            if item.arm.kind == "spans" or has_tests:
+                self._forget_bare(item.id)
+        plan = self._find_plan(unit.items[0].study)
+        settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, keep_last=False, **plan.study.fit)
+        self._train_sources(unit, plan, settings, watch)
+        runs = [self._started(item) for item in (*unit.items, *unit.along) if item.run is not None]
+        if unit.is_solo:
+            self._keep_finished(unit)  # what was killed before it could be scored: later it might be stopped again
+        fit(runs, plan.backbone, self._runs, settings, Chorus(_Keeper(self, unit), watch))
+        if unit.is_solo:
+            self._drop_row(unit)  # of which some were trained elsewhere, and which was not found again
+        self._keep_finished(unit)
+
+    def _train_sources(self, unit: Unit, plan: Plan, settings: FitSettings, watch: Watcher) -> None:
+        """Train the runs of other studies that those of this unit go on from, where their weights are not here."""
+        everyone = (*unit.items, *unit.along)  # those that have ended are built again too, to go on whole
+        sources = {item.source.id: item.source for item in everyone if item.source is not None}
+        for run_id in sources:
+            self._forget_bare(run_id)
+        if any(not is_finished(self._runs / run_id) for run_id in sources):
+            fit(list(sources.values()), plan.backbone, self._runs, settings, watch)
+
+    def _started(self, item: Item) -> AnyRun:
+        """The run of an item, with the weights it goes on from."""
+        assert item.run is not None
+        if item.source is None or not isinstance(item.run, JointRun):
+            return item.run
+        tasks = [part.task for part in item.run.parts]
+        start = start_from(self._runs / item.source.id, item.run.config, tasks)
+        return dataclasses.replace(item.run, start=start)
+
+    def _forget_bare(self, run_id: str) -> None:
+        """Let a run be trained again whose weights, dropped after its record was kept, are needed once more."""
+        folder = self._runs / run_id
+        is_bare = is_finished(folder) and not (folder / "best.safetensors").is_file()
+        result = read_result(folder) if is_bare else None
+        if result is not None and result.dev_metric is not None:
+            (folder / "result.json").unlink()
+
+    def _keep_finished(self, unit: Unit) -> None:
+        for item in unit.items:
+            if item.run is not None:
+                self.keep_finished(item, unit.num_together)
+
+    def keep_finished(self, item: Item, num_together: int) -> None:
+        """Keep the records of an item's run, if it has ended, once: from an older state it may end again."""
+        result = read_result(self._runs / item.id) if item.key not in self._kept else None
+        if result is not None:
+            self._hand_over(item, self._describe(item, result, num_together))
+
+    def _describe(self, item: Item, result: Result, num_together: int) -> list[Record]:
+        """The records of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
+        assert item.run is not None
+        extra: dict[str, Any] = {"together": num_together}
+        if isinstance(item.run, JointRun):
+            return self._recorder(item).record_joint(item, result, extra)
+        if item.arm.kind == "spans" and not has_diverged(result):
+            extra["spans"] = self._score_spans(item, item.run.task)
+        plan = self._find_plan(item.study)
+        if plan.study.paired_rows and not has_diverged(result):
+            keep_influences(self._runs / item.id, item.run, result, plan.backbone)
+        return [self._recorder(item).record_result(item, result, extra)]
+
+    def pairs_rows(self, unit: Unit) -> bool:
+        """Whether the dev rows of a unit's runs are answered once more."""
+        return any(self._find_plan(item.study).study.paired_rows for item in unit.items)
+
+    def _score_spans(self, item: Item, task: Task) -> dict[str, float]:
+        """`first-last` -> dev score without the adapters of these layers; under `whole` that with all."""
+        backbone = self._find_plan(item.study).backbone
+        scores = ARM_KINDS["spans"].find()(backbone, self._runs / item.id, task)
+        return {"whole" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
+
+    def _score_baseline(self, item: Item, watch: Watcher) -> None:
+        task = self._find_plan(item.study).tasks[item.task]
+        found = ARM_KINDS["baseline"].find()(task)
+        record = self._recorder(item).record(
+            item,
+            task,
+            trained_parameters=found.num_parameters,
+            dev=found.metrics["dev"],
+            test=found.metrics.get("test"),
+            seconds=found.seconds,
+            hardware=name_processor(),
+            extra={"notes": [*list_notes(task), *found.notes], "tried": found.tried},
+        )
+        self._hand_over(item, [record])
+
+    def _conduct_sequence(self, item: Item, watch: Watcher) -> None:
+        """One network through all tasks: a record for each, as the function gives them, completed with the rest."""
+        plan = self._find_plan(item.study)
+        conduct_sequence = ARM_KINDS["sequence"].find()
+        settings, place = FitSettings(**plan.study.fit), self._runs / item.id
+        found = conduct_sequence(plan.backbone, item.sequence, item.config, place, watch, settings=settings)
+        records = []
+        for number, given in enumerate(found):
+            known = {key: value for key, value in dict(given).items() if key not in ("id", "study", "arm", "profile")}
+            task = plan.tasks[known.pop("task")]
+            extra = {**known.pop("extra", {}), "sequence": [other.name for other in item.sequence]}
+            known["id"] = f"{item.id}-{number}" if number else item.id
+            records.append(self._recorder(item).record(item, task, extra=extra, **known))
+        self._hand_over(item, records)
+
+
+# Kind of unit -> how it is done, where it is not trained in a cohort.
+_WORKERS: dict[str, Callable[[Bench, Item, Watcher], None]] = {
+    "baseline": Bench._score_baseline,
+    "sequence": Bench._conduct_sequence,
+}
+
+
+class _Keeper(Watcher):
+    """Keeps a run's record as soon as it has ended, where that needs no more work or holds up no other run."""
+
+    def __init__(self, bench: Bench, unit: Unit) -> None:
+        self._bench, self._unit = bench, unit
+
+    def on_end(self, member: AnyMember) -> None:
+        has_tests = any(part.task.test is not None for part in member.run.parts)
+        if (has_tests or self._bench.pairs_rows(self._unit)) and not self._unit.is_solo:
+            return  # more is computed with its weights, once the cohort has ended
+        for item in self._unit.items:
+            if item.id == member.run.id and item.arm.kind != "spans":
+                self._keep(item)
+
+    def _keep(self, item: Item) -> None:
+        try:
+            self._bench.keep_finished(item, self._unit.num_together)
+        except (InlayError, RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # Beside what trains there is no room for its weights; once that has ended there is.
+
+
+class Chorus(Watcher):
+    """Several that hear as one."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        for name in (*_HEARD, "on_step", "on_end"):
+            setattr(self, name, _tell([getattr(watcher, name) for watcher in watchers]))
+
+
+def _tell(listeners: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def tell(*heard: Any, **named: Any) -> None:
+        for listener in listeners:
+            listener(*heard, **named)
+
+    return tell

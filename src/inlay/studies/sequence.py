@@ -1,0 +1,199 @@
+"""Tasks that arrive one after another: what becomes of the earlier ones.
+
+A method with its own weights (full and top-k fine-tuning) is one network that every task trains on: it starts where the
+task before left it, each task keeps its head, and after every step the network is scored on all tasks so far, which
+shows what it has forgotten. Any other method has a slot for each task on the frozen backbone: the same steps, scored
+through one bank that holds all tasks so far, and the proof that earlier ones did not move: their answers to a few dev
+rows on the canonical path (one row at a time, float32, CPU), which must be the same to the last bit.
+
+A step has a folder of its own, named by all runs up to it; a step that ended is never repeated. Of a network's weights
+only the last step's are kept on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as decode_tensors
+from torch import Tensor
+
+from inlay.data.metrics import score_all
+from inlay.data.tasks import Task
+from inlay.data.token_cache import encode_once
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import make_rows
+from inlay.model.heads.inference import canonical_backbone, infer_canonically
+from inlay.settings.run_config import RunConfig, digest
+from inlay.store import write_atomically
+from inlay.training import FitSettings, fit
+from inlay.training.cohort.cohort import Watcher
+from inlay.training.evaluate import answer_slot, score_split
+from inlay.training.run.run import DIVERGED, Result, Run, is_finished, make_run, read_result, write_tensors
+from inlay.training.run.start import Start
+
+NUM_PROBES = 4
+"""dev rows of a task that are answered on the canonical path after every step"""
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """A task that was learnt: what its slot is, and its tensors then. Of a network only the head is its own."""
+
+    run: Run
+    spec: SlotSpec
+    tensors: Mapping[str, Tensor]
+    probes: list[Tensor]
+    """answers when it had just been learnt"""
+
+
+def conduct_sequence(
+    backbone: Backbone,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    folder: Path,
+    watch: Watcher | None = None,
+    *,
+    settings: FitSettings = FitSettings(),
+) -> list[dict[str, Any]]:
+    """Learn the tasks in their order, each with the settings of `config`; a record's fields for each step.
+
+    `extra["after"]` is the dev score of every task so far (each by its own metric), `extra["total_parameters"]` all
+    that must be kept to answer them, `extra["moved"]` the largest difference of a probe's logit from what it was when
+    its task had been learnt (None for one network, which moves). A step that diverges ends the sequence.
+    """
+    runs = [make_run(task, config, backbone) for task in tasks]
+    walk = _Walk(backbone, folder, watch, settings)
+    steps = []
+    for number in range(len(runs)):
+        steps.append(walk.take_step(runs[: number + 1]))
+        if steps[-1]["status"] == DIVERGED:
+            break
+    walk.drop_weights()
+    return steps
+
+
+class _Walk:
+    """How far a sequence has come."""
+
+    def __init__(self, backbone: Backbone, folder: Path, watch: Watcher | None, settings: FitSettings) -> None:
+        self._backbone, self._folder, self._watch, self._settings = backbone, folder, watch, settings
+        self._learned: list[_Learned] = []
+        self._body: dict[str, Tensor] = {}
+        """the weights that tasks train one after another; none where each has its own"""
+        self._spent: list[Path] = []
+        """folders of runs whose weights are a network's, the last one's still needed"""
+
+    def take_step(self, runs: Sequence[Run]) -> dict[str, Any]:
+        """Learn the last of these runs' tasks, and score all of them; or read what was found when this was done."""
+        place, run = self._folder / _name_step(runs), runs[-1]
+        kept = place / "step.json"
+        if not kept.is_file():
+            own = set(self._body) & {item.name for item in run.spec.layout(self._backbone.anatomy)}
+            start = Start({name: self._body[name] for name in own})
+            fit([replace(run, start=start)], self._backbone, place, self._settings, self._watch)
+        result = read_result(place / run.id)
+        assert result is not None
+        self._learn(place, run, result)
+        if not kept.is_file():
+            step = self._describe(run, result)
+            write_atomically(kept, json.dumps(step, indent=1).encode())
+        if run.spec.is_solo:
+            self.drop_weights()
+            self._spent = [place / run.id]
+        return json.loads(kept.read_text(encoding="utf8"))
+
+    def drop_weights(self) -> None:
+        """Remove the weights that no later step starts from: a copy of the backbone for each would fill the disk."""
+        for folder in self._spent:
+            assert is_finished(folder)
+            for name in ("best.safetensors", "last.safetensors"):
+                (folder / name).unlink(missing_ok=True)
+
+    def _learn(self, place: Path, run: Run, result: Result) -> None:
+        """Take over what a step trained: from its result, or of a network that went on, what was kept of it."""
+        own = place / "own.safetensors"
+        if result.tensors and run.spec.is_solo:
+            self._body |= {name: tensor for name, tensor in result.tensors.items() if not name.startswith("head.")}
+        if not result.tensors and not own.is_file():
+            return  # diverged before it had any weights
+        if not own.is_file():
+            tensors = {name: tensor for name, tensor in result.tensors.items() if name not in self._body}
+            probes = [] if run.spec.is_solo else self._answer_probes(run, result.spec(run), tensors)
+            noted = {f"probe.{number}": probe for number, probe in enumerate(probes)}
+            write_tensors(own, {**tensors, **noted})
+        found = decode_tensors(own.read_bytes())
+        probes = [found.pop(f"probe.{number}") for number in range(sum(name.startswith("probe.") for name in found))]
+        self._learned.append(_Learned(run, result.spec(run), found, probes))
+
+    def _describe(self, run: Run, result: Result) -> dict[str, Any]:
+        task, anatomy = run.task, self._backbone.anatomy
+        is_lost = result.status == DIVERGED or not result.tensors
+        has_test = task.test is not None and task.test.targets is not None and not is_lost
+        own = sum(tensor.numel() for learned in self._learned for tensor in learned.tensors.values())
+        return {
+            "task": task.name,
+            "trained_parameters": run.spec.count_parameters(anatomy),
+            "num_train": len(task.train),
+            "metric": task.metric,
+            "dev": result.dev_metrics,
+            "test": score_split(run, result, self._backbone, task.test) if has_test and task.test else None,
+            "status": DIVERGED if is_lost else "finished",
+            "curve": [[line["epoch"], line["dev"][task.metric]] for line in result.history],
+            "seconds": result.seconds,
+            "extra": {
+                "after": {} if is_lost else self._score(),
+                "total_parameters": self._backbone.num_parameters + own,
+                "moved": None if run.spec.is_solo else self._measure_moves(),
+            },
+        }
+
+    def _score(self) -> dict[str, float]:
+        """The dev score of every task so far: through the network as it is now, or one bank of all tasks."""
+        if self._learned[0].spec.is_solo:
+            scores = {}
+            for learned in self._learned:
+                bank = Bank(self._backbone, 1)
+                bank.put(0, learned.spec, self._tensors_of(learned))
+                scores[learned.run.task.name] = _score_slot(bank, 0, learned)
+            return scores
+        bank = Bank(self._backbone, len(self._learned))
+        for slot, learned in enumerate(self._learned):
+            bank.put(slot, learned.spec, learned.tensors)
+        return {learned.run.task.name: _score_slot(bank, slot, learned) for slot, learned in enumerate(self._learned)}
+
+    def _tensors_of(self, learned: _Learned) -> dict[str, Tensor]:
+        """A task's tensors on the network as it is now."""
+        names = {item.name for item in learned.spec.layout(self._backbone.anatomy)}
+        return {**learned.tensors, **{name: self._body[name] for name in names & self._body.keys()}}
+
+    def _measure_moves(self) -> float:
+        """The largest difference of a probe's logit from what it was when its task had been learnt."""
+        moves = [0.0]
+        for learned in self._learned:
+            now = self._answer_probes(learned.run, learned.spec, learned.tensors)
+            moves += [float((a - b).abs().max()) for a, b in zip(now, learned.probes, strict=True)]
+        return max(moves)
+
+    def _answer_probes(self, run: Run, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        backbone = canonical_backbone(self._backbone)
+        dev = run.task.dev.take(range(min(NUM_PROBES, len(run.task.dev))))
+        rows = make_rows(encode_once(backbone.tokenizer, dev, run.reading))
+        return [answer.to(torch.float32).contiguous() for answer in infer_canonically(backbone, spec, tensors, rows)]
+
+
+def _name_step(runs: Sequence[Run]) -> str:
+    return f"{len(runs):02d}-{digest([run.id for run in runs])[:12]}"
+
+
+def _score_slot(bank: Bank, slot: int, learned: _Learned) -> float:
+    task = learned.run.task
+    assert task.dev.targets is not None
+    found = answer_slot(bank, slot, task.dev, learned.run.reading, task.labels)
+    return score_all(task.kind, task.labels, task.dev.targets, found, task.dev.unseen)[task.metric]

@@ -1,0 +1,1 @@
+"""Studies as they are written down, and the runs they plan."""

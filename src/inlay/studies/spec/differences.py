@@ -1,0 +1,125 @@
+"""What a profile does otherwise than the paper's, in words.
+
+Whole configs are compared, over the settings that either side has: one that only `paper` gives is as much a difference
+as one that only ours does. What our side leaves to the backbone or the method (`auto`) is taken from the records, where
+every run says what it came to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from inlay.studies.run.records import Record
+from inlay.studies.spec.arms import ARM_KINDS
+from inlay.studies.spec.study import LEFT_OPEN, Arm, Study
+
+_OPEN = tuple([value] for value in LEFT_OPEN)
+_OWN = frozenset(("seed",))  # of each run, not of an arm
+
+Key = tuple[str, str]
+"""section and name of a setting"""
+
+
+def list_differences(study: Study, paper: Study, records: Sequence[Record] = ()) -> list[str]:
+    """What a profile does otherwise than `paper`: backbone, tasks, arms, seeds, axes and settings.
+
+    `records` are those of the profile and backbone.
+    """
+    found = [f"backbone: {study.backbone} instead of {paper.backbone}"] if study.backbone != paper.backbone else []
+    found += _compare_names("task", study.tasks, paper.tasks)
+    found += _compare_names("arm", study.arms, paper.arms)
+    arms = {
+        name: _compare_arms(arm, paper.arms[name], [record.config for record in records if record.arm == name])
+        for name, arm in study.arms.items()
+        if name in paper.arms
+    }
+    found += _group(arms, "arms")
+    own = {task: [_compare_task(study.per_task.get(task, {}), paper.per_task.get(task, {}))] for task in study.tasks}
+    found += _group({task: filter(None, texts) for task, texts in own.items()}, "tasks")
+    found += [
+        f"at most {number:,} {side} rows a task"
+        for side, number in study.most_rows.items()
+        if number != paper.most_rows.get(side)
+    ]
+    limits = {task: study.data.get(task, {}).get("limit") for task in study.tasks}
+    found += [
+        f"{task}: at most {limit:,} training rows"
+        for task, limit in limits.items()
+        if limit is not None and limit != paper.data.get(task, {}).get("limit")
+    ]
+    return [*found, "rows: made up, not read"] if study.is_toy and not paper.is_toy else found
+
+
+def _compare_names(what: str, ours: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    ours, theirs = list(ours), list(theirs)
+    lists = {
+        f"{what}s left out": [name for name in theirs if name not in ours],
+        f"more {what}s": [name for name in ours if name not in theirs],
+    }
+    return [f"{title}: {', '.join(names)}" for title, names in lists.items() if names]
+
+
+def _group(texts: Mapping[str, Iterable[str]], what: str) -> list[str]:
+    """`NAMES: TEXT`, each text once with all whose it is."""
+    grouped: dict[str, list[str]] = {}
+    for name, found in texts.items():
+        for text in found:
+            grouped.setdefault(text, []).append(name)
+    return [f"{_list_some(names, what)}: {text}" for text, names in grouped.items()]
+
+
+def _compare_arms(ours: Arm, theirs: Arm, configs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if ours.kind != theirs.kind:
+        yield f"an arm of the kind `{ours.kind}` instead of `{theirs.kind}`"
+    if ours.seeds != theirs.seeds:
+        yield f"{ours.seeds} seeds instead of {theirs.seeds}"
+    if ours.sample != theirs.sample:
+        yield f"{ours.sample} training rows a task instead of {theirs.sample}"
+    if not ARM_KINDS[ours.kind].needs_backbone:
+        return  # no setting of a training is read
+    values = _values(theirs)
+    for key, value in _values(ours).items():
+        there = values.get(key, [None])  # a kind of arm may have settings that another has not
+        if value != there and value in _OPEN:
+            value = _resolve(key, configs)  # of an arm that has no run there is nothing to say
+        if value and set(value) != set(there):
+            yield f"{key[1]} {_show(value)}" + ("" if there in _OPEN else f" instead of {_show(there)}")
+
+
+def _values(arm: Arm) -> dict[Key, list[Any]]:
+    """Every setting of an arm's runs, with all values that it takes."""
+    base = arm.base()
+    sections = ("method", "train", "joint") if ARM_KINDS[arm.kind].is_joint else ("method", "train")
+    trees = {section: dataclasses.asdict(getattr(base, section)) for section in sections}
+    fixed = {(section, name): [value] for section, tree in trees.items() for name, value in tree.items()}
+    varied = {key: list(arm.axes[key[1]]) for key in fixed if key[1] in arm.axes}
+    return {key: value for key, value in (fixed | varied).items() if key[1] not in _OWN}
+
+
+def _resolve(key: Key, configs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What runs came to take for a setting that was left open; some (a sequence's) do not say."""
+    values = [config.get(key[0], {}).get(key[1]) for config in configs]
+    return list(dict.fromkeys(tuple(value) if isinstance(value, list) else value for value in values))
+
+
+def _compare_task(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Values that a task has on some axes instead of the arms', where the paper's are others."""
+    texts = []
+    for key in dict.fromkeys([*ours, *theirs]):
+        if ours.get(key) != theirs.get(key):
+            value = _show(ours[key]) if key in ours else "as on other tasks"
+            texts.append(f"{key} {value}" + (f" instead of {_show(theirs[key])}" if key in theirs else ""))
+    return ", ".join(texts)
+
+
+def _show(value: Any) -> str:
+    if value in _OPEN:
+        return "left open"
+    values = value if isinstance(value, list | tuple) else [value]
+    return ", ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in values)
+
+
+def _list_some(names: list[str], what: str) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]} ({len(names)} {what})"

@@ -1,0 +1,309 @@
+"""From a study to its runs: which there are, what each asks for, and roughly what it costs.
+
+Everything that can be refused is refused here, before the first run: data that is missing, a setting that the backbone
+cannot take, a run that does not fit in the memory. What trains together and in which order is in `agenda.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from inlay.data import Task, load_task
+from inlay.data.sampling import task_shares
+from inlay.data.tasks import Split, cut_task, take_sample
+from inlay.errors import Missing, OutOfMemory, UnknownName
+from inlay.model.bank.methods import find_method
+from inlay.settings.run_config import DataConfig, RunConfig, digest
+from inlay.studies.spec.arms import ARM_KINDS
+from inlay.studies.spec.study import Arm, Point, Study, shorten
+from inlay.studies.spec.toy import make_toy_task
+from inlay.training import make_run
+from inlay.training.run.joint import AnyRun, JointRun, make_joint_run
+from inlay.training.run.plan import ANSWERED
+from inlay.training.run.start import Start
+
+if TYPE_CHECKING:
+    from inlay.model import Backbone
+
+_USUAL_LENGTH = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """What becomes one record: an arm's setting on a task with a seed. A sequence, or a run of several tasks, has a
+    record for each task."""
+
+    id: str
+    study: str
+    arm: Arm
+    task: str
+    """the first one, where there are several"""
+    seed: int
+    axes: Mapping[str, Any]
+    config: RunConfig
+    run: AnyRun | None = None
+    """what is trained, unless the arm's kind is another"""
+    tasks: tuple[str, ...] = ()
+    """of a run of several tasks, as the study names them"""
+    source: JointRun | None = None
+    """the run of another study whose weights it goes on from"""
+    sequence: tuple[Task, ...] = ()
+    """the tasks that it goes through one after another"""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells the items of several plans apart."""
+        return (self.study, self.id, self.arm.name)
+
+    @property
+    def all_tasks(self) -> tuple[str, ...]:
+        """Every task it is trained on, as the study names them."""
+        return self.tasks or tuple(task.name for task in self.sequence) or (self.task,)
+
+    @property
+    def tier(self) -> int:
+        """How soon it is wanted: the first seed with the arm's first learning rate, its best-known one, before all."""
+        rates = list(self.arm.axes.get("lr", ()))
+        return self.seed + (rates.index(self.axes["lr"]) if self.axes.get("lr") in rates else 0)
+
+    @property
+    def is_solo(self) -> bool:
+        """Whether it trains a copy of the backbone's weights."""
+        return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).has_own_weights
+
+    @cached_property
+    def num_samples(self) -> int:
+        """Rows it is trained on, each as often as it is read."""
+        if isinstance(self.run, JointRun):
+            return self.run.config.train.batch_size * self.run.num_steps
+        tasks = [self.run.task] if self.run is not None else list(self.sequence)
+        return sum(len(task.train) for task in tasks) * self.config.train.num_epochs
+
+    @cached_property
+    def cost(self) -> float:
+        """Roughly the tokens it reads in training: characters of its texts over four, cut, times epochs or steps.
+
+        Dev rows, read once an epoch, count by what answering takes of training.
+        """
+        epochs = self.config.train.num_epochs
+        if isinstance(self.run, JointRun):
+            parts, config = self.run.parts, self.run.config
+            shares = task_shares([len(part.task.train) for part in parts], config.joint)
+            lengths = [_count_tokens(part.task.train, part.max_length) / part.num_rows for part in parts]
+            length = sum(share * each for share, each in zip(shares, lengths, strict=True))
+            dev = sum(_count_tokens(part.task.dev, part.max_length) for part in parts)
+            return float(length * self.num_samples + ANSWERED * epochs * dev)
+        most = self.run.max_length if self.run is not None else self.config.train.max_length or _USUAL_LENGTH
+        tasks = [self.run.task] if self.run is not None else list(self.sequence)
+        read = sum(_count_tokens(task.train, most) + ANSWERED * _count_tokens(task.dev, most) for task in tasks)
+        return float(read * epochs)
+
+
+@functools.lru_cache(maxsize=512)
+def _count_tokens(split: Split, most: int) -> int:
+    seconds = split.pairs or [""] * len(split)
+    return sum(min(2 + (len(a) + len(b)) // 4, most) for a, b in zip(split.texts, seconds, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a study asks for on one backbone."""
+
+    study: Study
+    backbone: Backbone
+    tasks: Mapping[str, Task]
+    items: tuple[Item, ...]
+    left_out: tuple[str, ...]
+    """what the study has and this plan has not, and why"""
+
+
+def load_tasks(
+    study: Study, root: str | None, *, skip_missing: bool = False, known: dict[Any, Task] | None = None
+) -> tuple[dict[str, Task], dict[str, str]]:
+    """The tasks of a study by name, and why those that are not at hand are not.
+
+    Those of studies that it goes on from are there as `STUDY:TASK`. Refuses a study whose data is missing, naming all
+    of it, unless it may be skipped; and one that has none at all. What is in `known` is not read again, and what is
+    read is put there, for other studies.
+    """
+    root, known = find_root(root), {} if known is None else known
+    tasks, missing = {}, {}
+    for owner, prefix in [(study, ""), *((source, f"{name}:") for name, source in study.sources.items())]:
+        for name in owner.tasks:
+            config = owner.data_config(name, root)
+            try:
+                if (key := (name, config, owner.is_toy)) not in known:
+                    known[key] = make_toy_task(name, config) if owner.is_toy else load_task(config, name)
+                tasks[prefix + name] = cut_task(known[key], owner.most_rows)
+            except (Missing, UnknownName) as error:
+                missing[prefix + name] = error.message
+    if missing and not (skip_missing and tasks):
+        reasons = "; ".join(f"`{name}`: {reason}" for name, reason in missing.items())
+        hint = (
+            "give the folder of the data with `--data-root DIR` or $INLAY_DATA"
+            if not tasks
+            else "put it there, or leave its columns out with `--skip-missing`"
+        )
+        num_tasks = len(tasks) + len(missing)
+        raise Missing(f"study `{study.name}` lacks {len(missing)} of {num_tasks} data sets: {reasons}", hint)
+    return tasks, missing
+
+
+def find_root(root: str | None) -> str | None:
+    """The folder of the data sets, whole: that given, or $INLAY_DATA."""
+    given = root or os.environ.get("INLAY_DATA")
+    return None if given is None else os.path.abspath(given)
+
+
+def plan_study(
+    study: Study,
+    backbone: Backbone,
+    tasks: Mapping[str, Task],
+    missing: Mapping[str, str],
+    *,
+    root: str | None = None,
+) -> Plan:
+    """Make every run of a study.
+
+    `root` is where `load_tasks` found the tasks: a run keeps where its rows are.
+    """
+    num_layers = backbone.anatomy.num_layers
+    too_deep = [arm.name for arm in study.arms.values() if arm.min_layers > num_layers]
+    left_out = [f"{name}: {reason}" for name, reason in missing.items()]
+    if too_deep:
+        left_out.append(f"{', '.join(too_deep)}: {backbone.name} has {num_layers} layers")
+    maker = _Maker(study, backbone, tasks, find_root(root))
+    left_out += maker.list_too_small()
+    items = [
+        item
+        for arm in study.arms.values()
+        if arm.name not in too_deep
+        for seed in range(arm.seeds)
+        for item in maker.make(arm, seed)
+    ]
+    _refuse_too_large(items, backbone)
+    return Plan(study, backbone, tasks, tuple(items), tuple(left_out))
+
+
+class _Maker:
+    """Makes the items of a study."""
+
+    def __init__(self, study: Study, backbone: Backbone, tasks: Mapping[str, Task], root: str | None) -> None:
+        self._study, self._backbone, self._tasks, self._root = study, backbone, tasks, root
+        self._samples: dict[tuple[str, int, int], Task] = {}
+        self._sources: dict[str, JointRun] = {}
+
+    def make(self, arm: Arm, seed: int) -> list[Item]:
+        """All items of an arm with one seed."""
+        kind = ARM_KINDS[arm.kind]
+        chosen = [task for task in arm.tasks if task in self._tasks and not self._is_too_small(arm, task)]
+        if kind.spans_tasks:
+            return [self._make(arm, seed, chosen, point) for point in arm.points() if chosen]
+        points = [(task, point) for task in chosen for point in arm.points(self._study.per_task.get(task))]
+        return [self._make(arm, seed, [task], point) for task, point in points]
+
+    def list_too_small(self) -> list[str]:
+        """The tasks that have fewer rows than an arm of them takes samples, in words."""
+        found: dict[str, list[str]] = {}
+        for arm in self._study.arms.values():
+            for task in arm.tasks:
+                if task in self._tasks and self._is_too_small(arm, task):
+                    found.setdefault(task, []).append(arm.name)
+        return [
+            f"{', '.join(arms)} on {task}: it has {len(self._tasks[task].train):,} training rows"
+            for task, arms in found.items()
+        ]
+
+    def _is_too_small(self, arm: Arm, task: str) -> bool:
+        return arm.kind == "single" and arm.sample is not None and len(self._tasks[task].train) < arm.sample
+
+    def _find_data(self, task: str, sample: int | None = None, seed: int = 0) -> DataConfig:
+        """Where a run finds a task's rows again, and which of them; made-up ones are nowhere."""
+        config = self._study.data_config(task, None if self._study.is_toy else self._root)
+        most = self._study.most_rows
+        most_dev, most_test = most.get("dev", config.most_dev), most.get("test", config.most_test)
+        config = dataclasses.replace(config, most_dev=most_dev, most_test=most_test)
+        return config if sample is None else dataclasses.replace(config, sample=sample, sample_seed=seed)
+
+    def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> Item:
+        kind, name = ARM_KINDS[arm.kind], names[0]
+        config = dataclasses.replace(
+            point.config,
+            task=name,
+            train=dataclasses.replace(point.config.train, seed=seed),
+            data=self._find_data(name),
+        )
+        if kind.is_joint:
+            return self._join(arm, config, names, point)
+        if kind.is_trained:
+            run = make_run(self._tasks[name], config, self._backbone)
+            return Item(run.id, self._study.name, arm, name, seed, point.axes, run.config, run)
+        data = [self._tasks[each].digest for each in names] if kind.spans_tasks else self._tasks[name].digest
+        settings = [arm.kind, dataclasses.asdict(config.method), dataclasses.asdict(config.train), data]
+        fingerprint = self._backbone.fingerprint if kind.spans_tasks else ""
+        made = Item(digest([*settings, fingerprint])[:16], self._study.name, arm, name, seed, point.axes, config)
+        steps = tuple(self._tasks[each] for each in names) if kind.spans_tasks else ()
+        return dataclasses.replace(made, sequence=steps)
+
+    def _join(self, arm: Arm, config: RunConfig, names: Sequence[str], point: Point) -> Item:
+        """A run of several tasks, or of one by the same rules; where it goes on from another, that one too."""
+        seed = config.train.seed
+        source = self._find_source(arm.source) if arm.source else None
+        if source is not None:
+            like = tuple(f"{shorten(name)}={self._study.like[name]}" for name in names if name in self._study.like)
+            config = dataclasses.replace(config, joint=dataclasses.replace(config.joint, start=source.id, like=like))
+        tasks = [self._sample(name, arm.sample, seed) for name in names]
+        data = [self._find_data(name, arm.sample, seed) for name in names]
+        start = Start() if source is None else Start(lineage=({"run": source.id},))
+        run = make_joint_run(tasks, config, self._backbone, start=start, data=data)
+        made = Item(run.id, self._study.name, arm, names[0], seed, point.axes, run.config, run)
+        return dataclasses.replace(made, tasks=tuple(names), source=source)
+
+    def _sample(self, name: str, num_rows: int | None, seed: int) -> Task:
+        """A task under the name it has in runs of several, with so many of its rows."""
+        key = (name, num_rows or 0, seed if num_rows else 0)
+        if key not in self._samples:
+            task = self._tasks[name]
+            sampled = task if num_rows is None else take_sample(task, num_rows, seed)
+            self._samples[key] = dataclasses.replace(sampled, name=shorten(name))
+        return self._samples[key]
+
+    def _find_source(self, source: str) -> JointRun:
+        """The run that `STUDY/ARM` is: its first setting, with the first seed."""
+        if source not in self._sources:
+            name, _, arm = source.partition("/")
+            study = self._study.sources[name]
+            own = {
+                key.removeprefix(f"{name}:"): task for key, task in self._tasks.items() if key.startswith(f"{name}:")
+            }
+            found = _Maker(study, self._backbone, own, self._root).make(study.arms[arm], 0)
+            assert isinstance(found[0].run, JointRun)
+            self._sources[source] = found[0].run
+        return self._sources[source]
+
+
+def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:
+    """Refuse a run whose parameters alone, in training, are more than the memory that is free."""
+    from inlay.training.cohort.memory import available_bytes, count_slot_bytes, describe_bytes
+
+    free = available_bytes(backbone.device)
+    if free is None:
+        return
+    seen = set()
+    for item in items:
+        if item.run is None or (structure := (item.arm.name, item.config.method)) in seen:
+            continue
+        seen.add(structure)
+        needed = count_slot_bytes([item.run], backbone)
+        if needed > free:
+            raise OutOfMemory(
+                f"a run of arm `{item.arm.name}` takes {describe_bytes(needed)} for its parameters in training, and "
+                f"{describe_bytes(free)} are free on `{backbone.device}`",
+                "leave it out (`--arms` names those to run), or take a smaller `--backbone`",
+            )

@@ -1,0 +1,422 @@
+"""A study as it is written down: `studies/NAME.toml` with its tasks, arms, axes and profiles.
+
+An arm is one row of a published table or one point of a figure. Its settings are put over the study's own, its axes
+make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`; studies
+of several tasks have `long`, and `multitask` has `longer`) lays its own values over all that: a table is merged key by
+key, a list or a value replaces what was there. With `base` a profile is laid over another one. Of arms that one table
+makes with `each`, a table named as one of them (`adapters-512` beside `adapters-{size}`) is laid over that one.
+Everything is checked on reading, so that what cannot be trained is refused before anything is. An arm may go on from
+what another study trained: `from = "multitask/hyperformer++"` is that study's arm under the same profile and on the
+same backbone. `most_samples` are the training rows that there are of a task, so that no arm of it asks for more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import BadConfig, InlayError, UnknownName
+from inlay.settings.fit_settings import FitSettings
+from inlay.settings.presets import apply_preset
+from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, overlay
+from inlay.settings.trees import from_tree, read_tree
+from inlay.studies.spec.arms import ARM_KINDS
+
+PROFILES = ("paper", "device", "tiny")
+TOY = "toy"
+"""what a profile gives as `rows`, if they are made up and not read"""
+
+_STUDY_KEYS = frozenset(
+    "title source report_on published figures notes tasks seeds train method joint data arms per_task backbone "
+    "submission fit rows paired_rows most_rows most_samples like without profiles".split()
+)
+_ARM_KEYS = frozenset("kind title preset method train joint axes each seeds tasks min_layers sample from".split())
+_FIT_KEYS = frozenset(("token_budget", "max_cohort", "checkpointing"))
+_SIDES = frozenset(("dev", "test"))
+_CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
+# Section of a run's config -> its settings; of a name that two have, the first one's is meant.
+_SECTIONS = {name: {item.name for item in dataclasses.fields(kind)} for name, kind in _CONFIGS.items()}
+
+LEFT_OPEN = (None, "auto", ())
+"""values of settings that are left to the backbone or the method"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of an arm's grid: the values on its axes, and the whole config (seed 0)."""
+
+    axes: dict[str, Any]
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of a study's table."""
+
+    name: str
+    kind: str
+    title: str
+    settings: Mapping[str, Any]
+    """preset, method, train and joint, as the file gives them"""
+    axes: Mapping[str, tuple[Any, ...]]
+    """short name of a setting (`lr`, `size`) -> its values"""
+    seeds: int
+    tasks: tuple[str, ...]
+    min_layers: int = 0
+    """the arm needs a backbone of so many layers"""
+    sample: int | None = None
+    """training rows of each task at most, drawn by the seed. A task that has fewer is trained on all of them in a run
+    of several tasks (`joint`), and has no run in an arm of a task at a time (`single`)"""
+    source: str = ""
+    """`STUDY/ARM` whose trained run this one goes on from"""
+
+    def points(self, per_task: Mapping[str, Any] | None = None) -> list[Point]:
+        """The grid of one task; `per_task` are values that a task has on some axes instead of the arm's."""
+        own = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in (per_task or {}).items()}
+        axes = {**self.axes, **own}
+        base = self.base()
+        points = []
+        for values in itertools.product(*axes.values()):
+            chosen = dict(zip(axes, values, strict=True))
+            tree: dict[str, dict[str, Any]] = {}
+            for key, value in chosen.items():
+                tree.setdefault(_section_of(key), {})[key] = value
+            points.append(Point(chosen, overlay(base, tree)))
+        return points
+
+    def base(self) -> RunConfig:
+        """The arm's settings before its axes: preset, then what the file gives."""
+        config = RunConfig()
+        if "preset" in self.settings:
+            config = apply_preset(str(self.settings["preset"]), config)
+        return overlay(config, {key: self.settings[key] for key in _SECTIONS if key in self.settings})
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study under one of its profiles."""
+
+    name: str
+    title: str
+    profile: str
+    source: str
+    """the paper and the table or figure that is reproduced"""
+    report_on: str
+    published: str
+    """name of the file in `studies/published` with the values to stand beside ours, or nothing"""
+    figures: tuple[str, ...]
+    notes: tuple[str, ...]
+    backbone: str
+    tasks: tuple[str, ...]
+    arms: Mapping[str, Arm]
+    data: Mapping[str, Mapping[str, Any]]
+    """task -> data settings that are its own"""
+    per_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    submission: bool = False
+    """whether the test sets' answers are written as GLUE's server takes them"""
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    is_toy: bool = False
+    """whether rows are made up: to try a study out, never to show"""
+    paired_rows: bool = False
+    """whether each run answers its dev rows once more at the end, so that a difference of two runs has the error of
+    rows that both answered (`row_covariances.py`)"""
+    most_rows: Mapping[str, int] = field(default_factory=dict)
+    """dev and test rows of a task at most"""
+    like: Mapping[str, str] = field(default_factory=dict)
+    """task -> that of a source whose own parameters it starts with"""
+    sources: Mapping[str, Study] = field(default_factory=dict)
+    """the studies that arms go on from, by name"""
+
+    def data_config(self, task: str, root: str | None) -> DataConfig:
+        """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets.
+
+        Without `root` the place stays as the study's file has it, which is the same on every machine.
+        """
+        given = dict(self.data.get(task, {}))
+        for key in ("source", "dev", "test"):
+            if key in given and root is not None:
+                given[key] = str(given[key]).replace("{root}", root.rstrip("/"))
+        return from_tree(DataConfig, {"source": task, "root": root, **given})
+
+    def points(self) -> Iterator[tuple[Arm, str, Point]]:
+        """Every arm, task and setting, in the order of the file."""
+        for arm in self.arms.values():
+            made: dict[str, list[Point]] = {}  # most tasks have the same grid
+            for task in arm.tasks:
+                own = self.per_task.get(task, {})
+                if repr(own) not in made:
+                    made[repr(own)] = arm.points(own)
+                for point in made[repr(own)]:
+                    yield arm, task, point
+
+    @property
+    def num_runs(self) -> int:
+        """Every setting with every seed, for each task or once for all of them; what several arms ask for once."""
+        firsts = {arm.name: arm.tasks[0] for arm in self.arms.values() if ARM_KINDS[arm.kind].spans_tasks and arm.tasks}
+        seeds: dict[tuple[Any, ...], int] = {}
+        for arm, task, point in self.points():
+            if firsts.get(arm.name, task) == task:
+                kind = "runs" if arm.kind == "spans" else arm.kind
+                rows = (task, arm.sample, arm.tasks if arm.name in firsts else ())
+                asked = (kind, *rows, repr(point.config.method), repr(point.config.train), repr(point.config.joint))
+                seeds[asked] = max(arm.seeds, seeds.get(asked, 0))
+        return sum(seeds.values())
+
+
+def find_study(name: str, folders: Iterable[Path]) -> Path:
+    """The file of a study: a path, or a name in the first of `folders` that has it."""
+    if name.endswith(".toml") and Path(name).is_file():
+        return Path(name)
+    known = list_studies(folders)
+    if name not in known:
+        raise UnknownName("study", name, [*known, "all"])
+    return known[name]
+
+
+def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
+    """Every study by name; of two with one name the first folder's."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.toml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def has_profile(path: Path, profile: str) -> bool:
+    """Whether a study's file has a profile of this name."""
+    return profile in read_tree(path).get("profiles", {})
+
+
+def study_folders() -> list[Path]:
+    """Where studies are looked for: `./studies`, then those of the checkout Inlay runs from or came installed with."""
+    installed = Path(sysconfig.get_path("data")) / "share" / "inlay" / "studies"
+    return [Path("studies"), Path(__file__).parents[4] / "studies", installed]
+
+
+def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
+    """The study of a file under a profile, with every setting checked.
+
+    On another `backbone` than the profile's, what the profile says under `backbones.<its name>` is laid over that.
+    """
+    tree = read_tree(path)
+    profiles = tree.get("profiles", {})
+    if profile not in profiles:
+        raise UnknownName(f"profile of study `{path.stem}`", profile, profiles)
+    _check_keys(tree, _STUDY_KEYS, "")
+    chosen = _find_profile(profiles, profile, path)
+    merged = _merge({key: value for key, value in tree.items() if key != "profiles"}, chosen)
+    others = merged.pop("backbones", {})
+    if backbone is not None:
+        merged = _merge({**merged, "backbone": backbone}, others.get(backbone.rstrip("/").rpartition("/")[2], {}))
+    try:
+        study = _make_study(path.stem, profile, merged)
+        return dataclasses.replace(study, sources=_read_sources(path, study))
+    except InlayError as error:
+        raise BadConfig(f"{path}: {error.message}", error.hint) from None
+
+
+def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    """What a profile says, laid over what the one it is based on does."""
+    found: dict[str, Any] = {}
+    seen = [name]
+    while True:
+        where = f"profiles.{seen[-1]}."
+        _check_keys(profiles[seen[-1]], _STUDY_KEYS - {"profiles"} | {"backbones", "base"}, where)
+        own = dict(profiles[seen[-1]])
+        backbones = own.get("backbones", {})
+        _check_keys(backbones, backbones, f"{where}backbones.")  # a table, of any names
+        for backbone, settings in backbones.items():
+            _check_keys(settings, _STUDY_KEYS - {"profiles", "backbone"}, f"{where}backbones.{backbone}.")
+        base = own.pop("base", None)
+        found = _merge(own, found)
+        if base is None:
+            return found
+        others = [each for each in profiles if each not in seen]
+        if base not in others:
+            raise UnknownName(f"profile in `{path}` that `{seen[-1]}` may be based on", str(base), others)
+        seen.append(base)
+
+
+def _read_sources(path: Path, study: Study) -> dict[str, Study]:
+    """The studies that arms go on from: beside the file, or of those that are known."""
+    sources: dict[str, Study] = {}
+    for arm in (arm for arm in study.arms.values() if arm.source):
+        name, _, wanted = arm.source.partition("/")
+        if name not in sources:
+            beside = path.parent / f"{name}.toml"
+            found = beside if beside.is_file() else find_study(name, study_folders())
+            sources[name] = read_study(found, study.profile, study.backbone)
+        known = [key for key, each in sources[name].arms.items() if each.kind == "joint"]
+        if wanted not in known:
+            raise UnknownName(f"arm of several tasks that `{arm.name}` goes on from", wanted, known)
+    return sources
+
+
+def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
+    for key in ("title", "tasks", "arms", "backbone"):
+        if not tree.get(key):
+            raise BadConfig(f"`{key}` is missing", "see the other files in `studies/` for an example")
+    report_on = tree.get("report_on", "dev")
+    if report_on not in ("dev", "test"):
+        raise BadConfig(f"`report_on` is `{report_on}`", "it must be dev or test")
+    if tree.get("rows", TOY) != TOY:
+        raise BadConfig(f"`rows` is `{tree['rows']}`", "leave it out, or write `toy` for rows that are made up")
+    _check_keys(tree.get("fit", {}), _FIT_KEYS, "fit.")
+    FitSettings(**tree.get("fit", {}))  # refuses what cannot be
+    _check_keys(tree.get("most_rows", {}), _SIDES, "most_rows.")
+    tasks = tuple(tree["tasks"])
+    for task, number in tree.get("most_samples", {}).items():
+        _whole(number, f"most_samples.{task}")
+    for task in tree.get("per_task", {}):
+        for key in tree["per_task"][task]:
+            _section_of(key)
+    without = set(tree.get("without", ()))
+    arms = _read_arms(tree, tasks)
+    for missing in without - arms.keys():
+        raise UnknownName("arm", missing, arms)
+    study = Study(
+        name=name,
+        title=tree["title"],
+        profile=profile,
+        source=tree.get("source", ""),
+        report_on=report_on,
+        published=tree.get("published", ""),
+        figures=tuple(tree.get("figures", ())),
+        notes=tuple(tree.get("notes", ())),
+        backbone=tree["backbone"],
+        tasks=tasks,
+        arms={key: arm for key, arm in arms.items() if key not in without},
+        data=tree.get("data", {}),
+        per_task=tree.get("per_task", {}),
+        submission=bool(tree.get("submission", False)),
+        fit=tree.get("fit", {}),
+        is_toy=tree.get("rows") == TOY,
+        paired_rows=bool(tree.get("paired_rows", False)),
+        most_rows={side: _whole(number, f"most_rows.{side}") for side, number in tree.get("most_rows", {}).items()},
+        like=tree.get("like", {}),
+    )
+    for _ in study.points():  # a value that cannot be is refused here
+        pass
+    return study
+
+
+def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm]:
+    """All arms, in the order of the file. A table laid over an arm of several makes none, wherever it stands."""
+    several = {key: own["each"] for key, own in tree["arms"].items() if own.get("each")}
+    made = {_fill(key, each, values) for key, each in several.items() for values in itertools.product(*each.values())}
+    arms: dict[str, Arm] = {}
+    for key, own in tree["arms"].items():
+        if key in several or key not in made:
+            arms |= {arm.name: arm for arm in _make_arms(key, own, tree, tasks)}
+    return arms
+
+
+def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tasks: tuple[str, ...]) -> Iterator[Arm]:
+    """The arms of one table: several where `each` gives values for a `{word}` in its name and settings."""
+    _check_keys(tree, _ARM_KEYS, f"arms.{name}.")
+    each = tree.get("each", {})
+    for values in itertools.product(*each.values()):
+        filled = _fill({key: value for key, value in tree.items() if key != "each"}, each, values)
+        full = _fill(name, each, values)
+        if full != name and full in study["arms"]:
+            _check_keys(study["arms"][full], _ARM_KEYS - {"each"}, f"arms.{full}.")
+            filled = _merge(filled, study["arms"][full])
+        kind = filled.get("kind", "runs")
+        if kind not in ARM_KINDS:
+            raise UnknownName("kind of arm", kind, ARM_KINDS)
+        chosen = tuple(task for task in filled.get("tasks", tasks) if task in tasks)
+        if kind == "single" and "sample" in filled:
+            most = study.get("most_samples", {})
+            chosen = tuple(task for task in chosen if filled["sample"] <= most.get(task, filled["sample"]))
+        settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in _SECTIONS}
+        if not ARM_KINDS[kind].is_joint:
+            del settings["joint"]
+        if "preset" in filled:
+            settings["preset"] = filled["preset"]
+        axes = {key: tuple(value) for key, value in filled.get("axes", {}).items()}
+        for key, value in axes.items():
+            _section_of(key)
+            if not value:
+                raise BadConfig(f"the axis `{key}` of arm `{full}` has no values", "give one or more")
+        yield Arm(
+            name=full,
+            kind=kind,
+            title=filled.get("title", full),
+            settings=settings,
+            axes=axes,
+            seeds=_whole(filled.get("seeds", study.get("seeds", 1)), f"arms.{full}.seeds"),
+            tasks=chosen,
+            min_layers=int(filled.get("min_layers", 0)),
+            sample=_whole(filled["sample"], f"arms.{full}.sample") if "sample" in filled else None,
+            source=_read_from(filled, full),
+        )
+
+
+def _read_from(tree: Mapping[str, Any], arm: str) -> str:
+    source, kind = str(tree.get("from", "")), tree.get("kind", "runs")
+    if source and (source.count("/") != 1 or kind != "single"):
+        raise BadConfig(
+            f"`arms.{arm}.from` is `{source}` in an arm of the kind `{kind}`",
+            'write `from = "STUDY/ARM"` in an arm of the kind `single`',
+        )
+    return source
+
+
+def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
+    """`value` with every `{word}` replaced; a text that is nothing but one keeps the value's own type."""
+    chosen = dict(zip(each, values, strict=True))
+    if isinstance(value, Mapping):
+        return {key: _fill(item, each, chosen.values()) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, each, chosen.values()) for item in value]
+    if isinstance(value, str):
+        for word, item in chosen.items():
+            if value == f"{{{word}}}":
+                return item
+            value = value.replace(f"{{{word}}}", str(item))
+    return value
+
+
+def _section_of(key: str) -> str:
+    """The section of a run's config that has a setting of this name."""
+    for section, known in _SECTIONS.items():
+        if key in known:
+            return section
+    close = difflib.get_close_matches(key, [name for known in _SECTIONS.values() for name in known], n=1)
+    hint = f"did you mean `{close[0]}`?" if close else "an axis is a setting of `method` or `train`, such as lr or size"
+    raise BadConfig(f"no setting named `{key}` to vary", hint)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        is_table = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if is_table else value
+    return merged
+
+
+def _check_keys(tree: Any, known: Iterable[str], where: str) -> None:
+    if not isinstance(tree, Mapping):
+        raise BadConfig(f"`{where.rstrip('.')}` is a table, not a value", "see the other files in `studies/`")
+    for key in tree:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean `{where}{close[0]}`?" if close else f"known: {', '.join(sorted(known))}"
+            raise BadConfig(f"no setting named `{where}{key}`", hint)
+
+
+def shorten(task: str) -> str:
+    """The name of a study's task in a run of several, where it names tensors: without the set it is of."""
+    return task.rpartition("/")[2]
+
+
+def _whole(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadConfig(f"`{name}` is `{value}`", "it must be a whole number of at least 1")
+    return value

@@ -1,0 +1,1 @@
+"""Runs trained together: the loop, its memory, its resume state, several processes."""

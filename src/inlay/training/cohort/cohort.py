@@ -1,0 +1,485 @@
+"""A cohort: runs trained together, a slot for each of their tasks, in one loop with one backbone forward per step.
+
+Each run keeps its own data order, learning rate, schedule, size, early stop and step count, so that it ends as if it
+had been trained alone. A run that ends or diverges leaves the loop; the others go on, and where runs wait, the next one
+enters the slot. Everything that decides the next step is in the resume state: killed at any moment, the loop goes on
+from the last state and, on a CPU with as many threads as before, ends with the same weights to the last bit.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay.errors import BadConfig, OutOfMemory
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.families import find_family
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.methods import first_layer, has_frozen_attention
+from inlay.model.batch.route import Reach
+from inlay.model.heads.inference import TOKEN_BUDGET
+from inlay.model.kernels.cuda_graphs import is_out_of_memory
+from inlay.settings.run_config import digest
+from inlay.training.cohort.encoder import Encoder
+from inlay.training.cohort.epochs import close_epoch, has_diverged, loss_limit, rate_of
+from inlay.training.cohort.frozen_cache import PrefixCache
+from inlay.training.cohort.member import CONTRAST, PROBE, Member
+from inlay.training.cohort.memory import first_line, release_memory
+from inlay.training.cohort.parallel import World
+from inlay.training.cohort.queue import Parked, Queue
+from inlay.training.evaluate import Verdict, score_dev
+from inlay.training.recipe.head_start import fit_head, keep_part
+from inlay.training.recipe.recipe import choose_blend
+from inlay.training.run.joint import AnyMember, AnyRun, JointMember, JointRun
+from inlay.training.run.run import Run
+from inlay.training.step.compiled import CompiledStepper, can_compile
+from inlay.training.step.eager import Rows, Stepper
+from inlay.training.step.optimizer import SlotOptimizer
+from inlay.training.step.seq2seq import WrittenStepper
+from inlay.training.step.updates import JointMover, Mover
+
+_ANSWERED = 4  # times the tokens of a training pass are a pass over dev rows: it keeps nothing for a backward pass
+
+
+@dataclass(frozen=True)
+class CohortSettings:
+    """What is not a run's own: written before the first step, so that a resumed cohort steps as the first one did."""
+
+    token_budget: int
+    """tokens of one forward pass at most, with padding; a step that needs more accumulates gradients over several"""
+    num_threads: int
+    """those of the last step; a resumed cohort takes what there is then"""
+    save_every: int
+    """steps between resume states"""
+    num_slots: int | None = None
+    """runs in training at a time; None: all of them"""
+    checkpointing: bool = False
+    """blocks are computed again in the backward pass instead of keeping their activations"""
+
+
+class Watcher:
+    """Hears how training goes. This one is deaf; the command line's draws progress."""
+
+    def on_encode(self, num_done: int, num_rows: int) -> None:
+        """So many rows of a set are tokenised; nothing is heard of a set that is known already."""
+
+    def on_compile(self, what: str) -> None:
+        """Something is compiled, which takes seconds; once for each size of step, and less if it was cached."""
+
+    def on_compiled(self, what: str, seconds: float) -> None:
+        """What was heard last is done, and the first step through it: it took so long."""
+
+    def on_notice(self, message: str) -> None:
+        """Something goes otherwise than it should, to the same end."""
+
+    def on_start(self, cohort: Cohort) -> None:
+        """Training is about to begin, or to go on."""
+
+    def on_prefix(self, num_done: int, num_texts: int) -> None:
+        """The frozen layers of so many texts of those to come are computed, before the first step."""
+
+    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
+        """Memory and file are full: the frozen layers of some texts are computed whenever they are needed."""
+
+    def on_step(self, cohort: Cohort, num_rows: int) -> None:
+        """One step was taken."""
+
+    def on_answer(self) -> None:
+        """Some dev rows were answered, and others are to come."""
+
+    def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
+        """A run finished an epoch and was scored on its dev rows."""
+
+    def on_end(self, member: AnyMember) -> None:
+        """A run left the cohort."""
+
+    def on_enter(self, member: AnyMember) -> None:
+        """A run that waited got the slot of one that ended."""
+
+    def on_fallback(self, message: str) -> None:
+        """Memory ran out, and training goes on in smaller pieces."""
+
+
+class Cohort:
+    """The bank, optimizer and members of runs trained together, perhaps ended.
+
+    `members[g]` has slot g; where runs own several slots, all of a cohort own as many, and `members[g]` has the g-th of
+    those groups.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[AnyRun],
+        backbone: Backbone,
+        settings: CohortSettings,
+        watch: Watcher | None = None,
+        *,
+        world: World | None = None,
+    ) -> None:
+        self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
+        self._world = world or World()
+        self._prefixes: PrefixCache | None = None
+        self._most_answered = TOKEN_BUDGET[backbone.device.type]
+        num_seats, num_tasks = min(settings.num_slots or len(runs), len(runs)), len(runs[0].parts)
+        self.bank = Bank(backbone, num_seats * num_tasks, trainable=True, slots_per_run=num_tasks)
+        parts = [part for run in runs for part in run.parts]
+        for part in parts:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
+            self.bank.reserve(part.spec)
+        self._encoder = Encoder(backbone, (watch or Watcher()).on_encode)
+        for part in parts:
+            _check_budget(part, self._encoder, settings.token_budget)
+        self.flat = self.bank.flatten()
+        self.optimizer = SlotOptimizer(self.flat, [part.config.train for part in parts[: self.bank.num_slots]])
+        self.shared: SlotOptimizer | None = None
+        """of what the slots of each run share"""
+        if self.bank.has_shared:
+            self.shared = SlotOptimizer(self.bank.flatten(shared=True), [run.config.train for run in runs[:num_seats]])
+        self.mover = (
+            Mover(self.optimizer) if self.shared is None else JointMover(self.optimizer, self.shared, self._world)
+        )
+        self.num_steps = 0
+        self.seconds = 0.0
+        self.left_steps = 0
+        """of runs that ended and whose slots others have now"""
+        self.members: list[AnyMember] = []
+        for seat in range(num_seats):
+            entering = self.queue.take()
+            assert isinstance(entering, Run | JointRun)
+            self.members.append(self._enter(seat, entering))
+        self.stepper = self._make_stepper(settings)
+        heard = watch or Watcher()
+        self.stepper.on_compile, self.stepper.on_compiled = heard.on_compile, heard.on_compiled
+        self.stepper.on_notice = heard.on_notice
+
+    def _make_stepper(self, settings: CohortSettings) -> Stepper:
+        members = [part for member in self.members for part in member.parts]
+        is_compiled = can_compile(self.bank, members) and not settings.checkpointing
+        # A program has the optimizer inside: nothing can be exchanged before it.
+        if not is_compiled or self._world.place.size > 1:
+            return Stepper(self.bank, self.mover, settings.token_budget, self._world)
+        kind = WrittenStepper if self.backbone.writes else CompiledStepper
+        stepper = kind(self.bank, self.mover, settings.token_budget)
+        stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
+        return stepper
+
+    @property
+    def active(self) -> list[AnyMember]:
+        return [member for member in self.members if member.is_active]
+
+    @property
+    def num_seats(self) -> int:
+        """Runs in training at a time."""
+        return self.bank.num_slots // self.bank.slots_per_run
+
+    @property
+    def first_layer(self) -> int:
+        """The lowest layer anything is trained in."""
+        return first_layer(self.backbone.anatomy, self.members[0].run.config.method)
+
+    @property
+    def reach(self) -> Reach:
+        """How far up all is frozen; through attention where rows are packed, as others cannot leave it out."""
+        config, backbone = self.members[0].run.config, self.backbone
+        if not find_family(backbone.anatomy.family).reuses:
+            return Reach(0)
+        is_frozen = backbone.packs and has_frozen_attention(backbone.anatomy, config.method)
+        return Reach(self.first_layer, is_frozen and not config.train.attention_dropout)
+
+    @contextmanager
+    def training(self, *, keeps_all: bool = False) -> Iterator[None]:
+        """The backbone as it trains: dropout as the runs say, none below the lowest trained layer.
+
+        With `keeps_all` nothing is computed again in the backward pass, whatever the settings say.
+        """
+        train, lowest = self.members[0].run.config.train, self.first_layer
+        is_checkpointed = self.settings.checkpointing and not keeps_all
+        recomputed = self.backbone.checkpointed(lowest) if is_checkpointed else nullcontext()
+        with self.backbone.training(train.dropout, lowest, attention_dropout=train.attention_dropout), recomputed:
+            yield
+
+    def reuse(self, prefixes: PrefixCache) -> None:
+        """Compute what lies below the lowest trained layer once per text: now, and as runs enter."""
+        self._prefixes = prefixes
+        for member in self.active:
+            member.reuse(prefixes, self.reach)
+
+    def refill(self) -> list[AnyMember]:
+        """Give the slots of ended runs to those that wait; returns who entered."""
+        entered = []
+        for seat, member in enumerate(self.members):
+            if not member.is_active and (entering := self.queue.take()) is not None:
+                self.left_steps += member.steps_taken
+                self.members[seat] = self._enter(seat, entering)
+                entered.append(self.members[seat])
+                if isinstance(entering, Run) and entering.spec.is_solo:
+                    self._begin_as_alone(entering)
+        if entered:
+            seated = [member.run for member in self.members]
+            self._encoder.keep([part for run in (*seated, *self.queue.waiting) for part in run.parts])
+        return entered
+
+    def _begin_as_alone(self, run: Run) -> None:
+        """Let a run be trained after another as it would be by itself: its own random numbers, its own peak."""
+        seed_for([run])
+        if self.backbone.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.backbone.device)
+
+    def seat(self, parked: Sequence[Parked]) -> None:
+        """Put runs that had begun into the slots, in order; those beyond the last wait."""
+        for seat, entering in enumerate(parked[: self.num_seats]):
+            self.members[seat] = self._enter(seat, entering)
+        self.queue.parked = list(parked[self.num_seats :])
+
+    def _enter(self, seat: int, entering: AnyRun | Parked) -> AnyMember:
+        run = entering.run if isinstance(entering, Parked) else entering
+        first = seat * self.bank.slots_per_run
+        parts = [self._enter_part(first + index, part, run) for index, part in enumerate(run.parts)]
+        if self.shared is not None:
+            self.shared.reset(seat, run.config.train)
+        member = JointMember(run, parts) if isinstance(run, JointRun) else parts[0]
+        member.progress.began = self.seconds
+        if isinstance(entering, Parked):
+            member.progress, member.best_tensors = entering.progress, entering.best_tensors
+            self._set_counts(seat, entering.num_steps)
+            with torch.no_grad():
+                for name, stored_GP in self.stored.items():
+                    stored_GP[seat] = entering.rows[name].to(stored_GP)
+        if self._prefixes is not None and member.is_active:
+            member.reuse(self._prefixes, self.reach)
+        return member
+
+    def _enter_part(self, slot: int, part: Run, run: AnyRun) -> Member:
+        """A task of a run in its slot."""
+        self.bank.initialise(slot, part.spec, run.config.train.seed, part.name if isinstance(run, JointRun) else "")
+        if start := run.start.of(part.name):
+            self.bank.put(slot, part.spec, {**self.bank.read(slot), **start})
+        self.optimizer.reset(slot, part.config.train)
+        return Member(part, slot, self._encoder.rows_of(part))
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """All that training changes of the numbers, a row per run, by name."""
+        found = {"values": self.flat.values_SP, "first": self.optimizer.first_SP, "second": self.optimizer.second_SP}
+        if self.shared is not None:
+            shared = self.shared
+            found |= {"shared": shared.values_SP, "shared_first": shared.first_SP, "shared_second": shared.second_SP}
+        return {name: tensor.view(self.num_seats, -1) for name, tensor in found.items()}
+
+    def counts(self, seat: int) -> list[int]:
+        """The optimizer's steps of each slot of a run, and those of what they share."""
+        first = seat * self.bank.slots_per_run
+        own = self.optimizer.num_steps[first : first + self.bank.slots_per_run]
+        return own if self.shared is None else [*own, self.shared.num_steps[seat]]
+
+    def _set_counts(self, seat: int, counts: Sequence[int]) -> None:
+        first = seat * self.bank.slots_per_run
+        self.optimizer.num_steps[first : first + self.bank.slots_per_run] = counts[: self.bank.slots_per_run]
+        if self.shared is not None:
+            self.shared.num_steps[seat] = counts[-1]
+
+    def use_budget(self, token_budget: int) -> None:
+        """From here on, forward passes of at most so many tokens, but enough for any member."""
+        fewest = max(member.fewest_tokens for member in self.members)
+        self.stepper.token_budget = max(fewest, token_budget)
+        self.settings = replace(self.settings, token_budget=self.stepper.token_budget)
+
+    def halve_budget(self) -> bool:
+        """Half the tokens of a forward pass; False if they are as few as can be."""
+        before = self.stepper.token_budget
+        # A budget that no step fills is no step's size.
+        self.use_budget(min(before, sum(member.most_tokens for member in self.active)) // 2)
+        return self.stepper.token_budget < before
+
+    @property
+    def answer_budget(self) -> int:
+        """Tokens of a forward pass over dev rows at most."""
+        return min(_ANSWERED * self.stepper.token_budget, self._most_answered)
+
+    def halve_answers(self) -> bool:
+        """Half the tokens of a forward pass over dev rows; False if one row is all they are."""
+        before = self.answer_budget
+        longest = max(int(part.dev.lengths.max()) for member in self.active for part in member.parts)
+        self._most_answered = max(longest, before // 2)
+        return self._most_answered < before
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Passes inside the block leave no trace: no gradients, random numbers drawn or running statistics moved."""
+        undo = self._remember()
+        try:
+            yield
+        finally:
+            undo()
+
+    def _remember(self) -> Callable[[], None]:
+        """What passes change besides gradients; the function puts it back and drops those."""
+        is_cuda, device = self.backbone.device.type == "cuda", self.backbone.device
+        drawn = (torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None)
+        running = {name: stack.detach().clone() for name, stack in self.bank.stacks.items() if ".running_" in name}
+        counts = [self.counts(seat) for seat in range(self.num_seats)]
+
+        def undo() -> None:
+            self.stepper.drop_grads()
+            for seat, own in enumerate(counts):
+                self._set_counts(seat, own)
+            torch.set_rng_state(drawn[0])
+            if drawn[1] is not None:
+                torch.cuda.set_rng_state(drawn[1], device)
+            with torch.no_grad():
+                for name, stack in running.items():
+                    self.bank.stacks[name].copy_(stack)
+
+        return undo
+
+    def attempt(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives; OutOfMemory if memory ran out for it, with everything as before.
+
+        Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
+        last state on disk is the way back.
+        """
+        undo, version, num_sums = self._remember(), self._version, self._world.num_sums
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            has_moved = self._version != version or self._world.num_sums != num_sums
+            if not is_out_of_memory(error) or has_moved:
+                raise
+            reason = first_line(error)
+        # Outside the handler, whose traceback would keep the activations of the failed pass alive.
+        undo()
+        release_memory(self.backbone.device)
+        raise OutOfMemory(reason)
+
+    @property
+    def _version(self) -> int:
+        """Another number once moments have moved."""
+        shared = 0 if self.shared is None else self.shared.first_SP._version
+        return self.optimizer.first_SP._version + shared + self.stepper.num_moved
+
+    def step(self) -> int:
+        """One step of every active run; returns the number of rows seen.
+
+        Where memory runs out for the gradients it raises OutOfMemory, and nothing has moved; where some runs were moved
+        by an earlier program of the step, the error itself.
+        """
+        active = self.active
+        parts, batches = self._next_rows()
+        rates = {part.slot: rate_of(member) for member in active for part in member.parts}
+        limits = {part.slot: loss_limit(member) for member in active for part in member.parts}
+        seen = self.attempt(lambda: self.stepper.step(parts, batches, rates, limits, self._look_ahead))
+        for member in active:
+            progress = member.progress
+            found = next(seen[part.slot] for part in member.parts if part.slot in seen)
+            if has_diverged(member, found, limits[member.slot]):
+                continue
+            progress.step, progress.cursor = progress.step + (not progress.stage), progress.cursor + 1
+            progress.loss_sum += found.loss
+            progress.losses.append(round(found.loss, 5))
+        self.num_steps += 1
+        return sum(len(batch) for batch in batches.values())
+
+    def _next_rows(self, ahead: int = 0) -> Rows:
+        batches = {slot: rows for member in self.active for slot, rows in member.next_batches(ahead).items()}
+        return [part for member in self.active for part in member.parts if part.slot in batches], batches
+
+    def _look_ahead(self) -> Rows | None:
+        if any(member.progress.cursor + 1 >= member.steps_of_epoch for member in self.active):
+            return None
+        return self._next_rows(ahead=1)
+
+    @property
+    def is_unscored(self) -> bool:
+        """Whether a run is at the end of an epoch that was not scored: it was stopped there."""
+        return any(member.progress.cursor == member.steps_of_epoch for member in self.active)
+
+    def finish_epochs(
+        self, heed: Callable[[], None] | None = None, *, is_late: bool = False
+    ) -> list[tuple[AnyMember, dict[str, Any]]]:
+        """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done.
+
+        `heed` is called while dev rows are answered; where it raises, nothing has changed. Where it `is_late`, epochs
+        that have begun end here.
+        """
+        ended = [
+            member
+            for member in self.active
+            if member.progress.cursor == member.steps_of_epoch or (is_late and member.progress.cursor)
+        ]
+        if not ended:
+            return []
+        for member in ended:
+            if member.progress.stage and not member.progress.is_fitted:
+                self.attempt(partial(self._fit_head, member))
+                member.progress.is_fitted = True
+        rows = [row for member in ended for part in member.parts for row in part.dev_rows()]
+        budget = self.answer_budget
+        logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget, heed=heed)))
+        records = []
+        for member in ended:
+            verdicts = [score_dev(part.run, part.dev, [next(logits) for _ in part.dev.ids]) for part in member.parts]
+            records.append((member, self._close_epoch(member, member.judge(verdicts))))
+        return records
+
+    def _fit_head(self, member: AnyMember) -> None:
+        """Put the linear model of what a run's slot gives now in place of its head; its optimizer begins anew.
+
+        Of what a contrastive start changed a part is kept.
+        """
+        for part in member.parts:
+            slot, spec, progress, before = part.slot, part.run.spec, part.progress, self.bank.read(part.slot)
+            if progress.stage == CONTRAST:
+                share = part.run.config.train.blend or choose_blend(progress.probe_score)
+                self.bank.put(slot, spec, keep_part(self._read_start(part), before, share))
+            try:
+                fitted = fit_head(self.bank, part, self.answer_budget)
+            except (RuntimeError, MemoryError):  # memory ran out: tried again, it must find what it found
+                self.bank.put(slot, spec, before)
+                raise
+            progress.probe_score = fitted.score
+            self.bank.put(slot, spec, {**self.bank.read(slot), **fitted.tensors})
+            if progress.stage == PROBE:  # later the slot has seen the labels that it would judge
+                progress.suspects = fitted.suspects
+            self.optimizer.reset(part.slot, part.run.config.train)
+        self._world.spread(list(self.stored.values()))  # a last bit may decide between two strengths
+
+    def _read_start(self, member: Member) -> dict[str, Tensor]:
+        """What the slot of a run of one task began with."""
+        bank = Bank(self.backbone, 1)
+        bank.initialise(0, member.run.spec, member.run.config.train.seed)
+        return bank.read(0) | member.run.start.of(member.run.name)
+
+    def _close_epoch(self, member: AnyMember, verdict: Verdict) -> dict[str, Any]:
+        record, is_kept = close_epoch(member, verdict, self.seconds)
+        if is_kept:
+            member.best_tensors = member.read(self.bank)
+        return record
+
+
+def seed_for(runs: Sequence[AnyRun]) -> None:
+    """Seed what is drawn in training: by who trains together, or by who is about to train alone."""
+    torch.manual_seed(int(digest([run.id for run in runs])[:12], 16))
+
+
+def _check_budget(run: Run, encoder: Encoder, token_budget: int) -> None:
+    if run.config.method.inner_norm != "batch":
+        return
+    most = run.config.train.batch_size * int(encoder.encode(run, "train").lengths.max())
+    if most > token_budget:
+        raise BadConfig(
+            f"batch norm sees a run's batch whole, up to {most:,} tokens, but the token budget is {token_budget:,}",
+            "use a larger `--token-budget`, a smaller `--batch-size`, or `--set method.inner_norm=layer`",
+        )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory used so far: the GPU's, or this process's resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

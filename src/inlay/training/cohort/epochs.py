@@ -1,0 +1,104 @@
+"""The end of a step and of an epoch: what is recorded, which weights are kept, what comes next, who has diverged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from inlay.data.metrics import is_better
+from inlay.training.cohort.member import CONTRAST, PROBE
+from inlay.training.evaluate import Verdict
+from inlay.training.run.joint import AnyMember
+from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY
+from inlay.training.step.optimizer import learning_rate
+from inlay.training.step.updates import Seen
+
+_EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
+
+
+def close_epoch(member: AnyMember, verdict: Verdict, seconds: float) -> tuple[dict[str, Any], bool]:
+    """Record an epoch, or a stage, that was just scored, `seconds` after its cohort began; and whether it is kept."""
+    progress, metric, train = member.progress, member.run.metric, member.run.config.train
+    stage, num_steps = progress.stage, progress.cursor  # fewer than the epoch's where time was up
+    record = {
+        "epoch": progress.epoch + (stage != PROBE),
+        "step": progress.step,
+        "train_loss": progress.loss_sum / num_steps if num_steps else None,
+        "lr": rate_of(member, ahead=-1) if num_steps else 0.0,
+        "dev": verdict.scores,
+        "dev_loss": verdict.loss,
+        "head": verdict.fitted,
+        "seconds": round(seconds - progress.began, 3),
+        **verdict.findings,
+        **({"stage": stage} if stage else {}),
+        **({"suspects": progress.suspects} if stage == PROBE and progress.suspects else {}),
+    }
+    progress.epoch, progress.cursor, progress.loss_sum = progress.epoch + (stage != PROBE), 0, 0.0
+    progress.stage, progress.is_fitted = _next_stage(member), False
+    progress.history.append(record)
+    value, dev_loss = verdict.scores[metric], verdict.loss
+    if is_better(metric, value, progress.top_metric):
+        progress.last_gain, progress.top_metric = progress.epoch, value
+    is_kept = _is_kept(member, value, dev_loss)
+    if is_kept:
+        progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
+    if verdict.num_lost:
+        reason = f"the outputs of {verdict.num_lost:,} dev rows are not finite"
+        _end_diverged(member, f"diverged in epoch {progress.epoch}: {reason}")
+    elif progress.step == member.num_steps and not progress.stage:
+        progress.status = FINISHED
+    elif not stage and train.patience and progress.epoch - progress.last_gain >= train.patience:
+        progress.status = STOPPED_EARLY
+        progress.message = f"no better dev {metric} for {train.patience} epochs"
+    return record, is_kept
+
+
+def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
+    """Whether the epoch that was just scored is kept instead of the one that is."""
+    progress = member.progress
+    if progress.last_gain == progress.epoch:
+        return True
+    if member.leeway and progress.top_metric is not None:  # on few rows the score is chance, and later is better
+        return value >= progress.top_metric - member.leeway
+    # On a small dev set epochs tie; the loss still tells a sure answer from a lucky one.
+    return value == progress.best_metric and dev_loss < progress.best_loss
+
+
+def _next_stage(member: AnyMember) -> str:
+    """What comes after an epoch, or stage, that has ended."""
+    return CONTRAST if member.progress.stage == PROBE and member.run.config.train.contrast else ""
+
+
+def rate_of(member: AnyMember, ahead: int = 0) -> float:
+    """The learning rate of the step to come, or of one so many later; steps before training have a schedule of their
+    own."""
+    train, progress = member.run.config.train, member.progress
+    if progress.stage == CONTRAST:
+        return learning_rate(train, progress.cursor + ahead, member.steps_of_epoch)
+    return learning_rate(train, progress.step + ahead, member.num_steps)
+
+
+def loss_limit(member: AnyMember) -> float:
+    """A loss above this will not come back."""
+    first = member.progress.first_loss
+    return math.inf if first is None else _EXPLODED * max(1.0, first)
+
+
+def has_diverged(member: AnyMember, seen: Seen, limit: float) -> bool:
+    """Whether a step ended its run: its loss or gradient is not finite, or its loss is above the limit."""
+    progress = member.progress
+    if progress.first_loss is None and math.isfinite(seen.loss):
+        progress.first_loss = seen.loss
+    if seen.is_sound(limit):
+        return False
+    reason = f"loss {seen.loss:g}, gradient norm {seen.norm:g}"
+    if math.isfinite(seen.loss) and math.isfinite(seen.norm):
+        reason = f"loss {seen.loss:g} after a first loss of {progress.first_loss:g}"
+    _end_diverged(member, f"diverged at step {progress.step + 1}: {reason}")
+    return True
+
+
+def _end_diverged(member: AnyMember, reason: str) -> None:
+    """End a run that has diverged; the weights of its best epoch before stay."""
+    member.progress.status = DIVERGED
+    member.progress.message = f"{reason}; try a smaller learning rate than {member.run.config.train.lr:g}"

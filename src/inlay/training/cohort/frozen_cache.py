@@ -1,0 +1,271 @@
+"""Frozen-prefix reuse: what the first trained layer reads of a text, computed once for all epochs, runs and tasks.
+
+Below the lowest layer that a method trains in nothing is trained and nothing is dropped, so a text's states there never
+change. They are kept by what its tokens are, whoever's text it is: in the device's memory first, on a GPU then in the
+host's, then in a mapped file. Each has a limit; what is beyond the last is computed whenever it is asked for. The file
+has no name: however the process ends, the system takes its space back.
+
+What always holds: a text's states do not depend on whether and where they are kept. On a CPU they are the same to the
+last bit whatever was computed beside them, so that a resumed run goes on as it would have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.data.encode import Encoded
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.route import Batch, Prefix, Reach, Row, make_rows
+from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
+from inlay.training.cohort.memory import available_bytes
+
+_MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since training needs the rest; half of the free disk
+# A product of few tokens is rounded otherwise than one of many (on two threads, below 200): a smaller batch repeats its
+# rows, so that a text's states do not depend on the texts beside it.
+_FEWEST_TOKENS = 512
+_TEXTS_PER_REPORT = 100
+
+Key = tuple[Reach, bytes]
+"""how far states go, and a digest of a window's tokens"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many bytes may be kept in each kind of memory, and in the file; None: a share of what is free."""
+
+    memory_bytes: int | None = None
+    file_bytes: int | None = None
+
+
+class Listener(Protocol):
+    """Hears how it goes; every `Watcher` of training does."""
+
+    def on_prefix(self, num_done: int, num_texts: int) -> None: ...
+
+    def on_prefix_full(self, num_left: int, num_texts: int) -> None: ...
+
+
+@dataclass(eq=False)
+class _Shelf:
+    """A kind of memory with a limit."""
+
+    limit_bytes: int
+    reserve: Callable[[int], Tensor]
+    """so many bytes; an OSError or RuntimeError says that there are fewer than it seemed"""
+    used_bytes: int = 0
+
+    @property
+    def room_bytes(self) -> int:
+        return max(0, self.limit_bytes - self.used_bytes)
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """States of texts end to end on a shelf."""
+
+    shelf: _Shelf
+    states_ND: Tensor
+    keys: list[Key] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+
+class Kept:
+    """The states of one text set's windows."""
+
+    def __init__(
+        self, cache: PrefixCache, reach: Reach, encoded: Encoded, places: list[tuple[_Chunk, int] | None]
+    ) -> None:
+        self._cache, self._reach, self._encoded, self._places = cache, reach, encoded, places
+        self.chunks = {place[0] for place in places if place is not None}
+
+    def find(self, window: int) -> Prefix | None:
+        """What is kept of a window."""
+        if (place := self._places[window]) is None:
+            return None
+        chunk, start = place
+        return Prefix(self._reach, chunk.states_ND[start : start + int(self._encoded.lengths[window])])
+
+    def take(self, windows: Sequence[int]) -> list[Prefix]:
+        """What is kept of some windows; the rest is computed now."""
+        found = {window: prefix for window in windows if (prefix := self.find(window)) is not None}
+        left = [window for window in dict.fromkeys(windows) if window not in found]
+        for position, states_TD in self._cache.compute(self._reach, _rows(self._encoded, left)):
+            found[left[position]] = Prefix(self._reach, states_TD)
+        return [found[window] for window in windows]
+
+
+class PrefixCache:
+    """What is kept for the runs of one `fit`, on one backbone. Close it to give the memory and the file back."""
+
+    def __init__(self, backbone: Backbone, folder: Path, listener: Listener, limits: Limits = Limits()) -> None:
+        self._backbone, self._bank, self._listener = backbone, Bank(backbone, 1), listener
+        self._folder, self._limits = folder, limits
+        self._chunks: list[_Chunk] = []
+        self._places: dict[Key, tuple[_Chunk, int]] = {}
+        self._users: weakref.WeakSet[Kept] = weakref.WeakSet()
+        self._has_told = False
+
+    @property
+    def uses_memory(self) -> bool:
+        """Whether anything is kept outside the file."""
+        return self._limits.memory_bytes != 0
+
+    def leave(self, free_bytes: int | None) -> int | None:
+        """What remains of so much free memory, however much is kept."""
+        if free_bytes is None:
+            return None
+        limit = self._limits.memory_bytes
+        return free_bytes - (free_bytes // _MEMORY_SHARE if limit is None else min(limit, free_bytes))
+
+    @cached_property
+    def _shelves(self) -> list[_Shelf]:
+        return _make_shelves(self._backbone.device, self._folder, self._limits)
+
+    def keep(self, reach: Reach, encoded: Encoded) -> Kept:
+        """The states of a text set at a layer; those that are not there yet are computed."""
+        keys = [_digest(reach, row) for row in _rows(encoded, range(len(encoded)))]
+        new, width = self._find_new(keys), self._backbone.hidden_size * (1 + reach.with_attention)
+        token_bytes = width * self._backbone.dtype.itemsize
+        if encoded.lengths[new].sum() * token_bytes > self._shelves[0].room_bytes:
+            self._drop_unused()  # perhaps some of these very texts
+            new = self._find_new(keys)
+        # Longest first, as they go through the backbone.
+        left = new[np.argsort(-encoded.lengths[new], kind="stable")]
+        for shelf in self._shelves:
+            sizes = np.cumsum(encoded.lengths[left]) * token_bytes
+            fitting = left[: np.searchsorted(sizes, shelf.room_bytes, side="right")]
+            chunk = self._reserve(shelf, int(encoded.lengths[fitting].sum()), width)
+            if chunk is not None:
+                for num_done in self._fill(chunk, reach, encoded, fitting):
+                    self._listener.on_prefix(len(new) - len(left) + num_done, len(new))
+                chunk.keys = [keys[window] for window in fitting]
+                self._places |= {key: (chunk, start) for key, start in zip(chunk.keys, chunk.starts, strict=True)}
+                left = left[len(fitting) :]
+        if len(left) and not self._has_told:
+            self._has_told = True
+            self._listener.on_prefix_full(len(left), len(encoded))
+        kept = Kept(self, reach, encoded, [self._places.get(key) for key in keys])
+        self._users.add(kept)
+        return kept
+
+    def _fill(self, chunk: _Chunk, reach: Reach, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
+        """Compute the states of some windows into a chunk with room for them; tells now and then how many are done."""
+        ends = np.cumsum(encoded.lengths[windows])
+        chunk.starts = (ends - encoded.lengths[windows]).tolist()
+        states = self.compute(reach, _rows(encoded, windows))
+        for num_done, (position, states_TD) in enumerate(states, start=1):
+            start = chunk.starts[position]
+            chunk.states_ND[start : start + len(states_TD)] = states_TD
+            if num_done % _TEXTS_PER_REPORT == 0 or num_done == len(windows):
+                yield num_done
+
+    def compute(self, reach: Reach, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
+        """The states of each row as far as `reach` says, with the row's position."""
+        backbone, lengths = self._backbone, [len(row.ids) for row in rows]
+        # How far rows are padded depends on those beside them, and so does rounding: where only the last bit tells.
+        is_alone = backbone.device.type == "cpu" and not backbone.packs
+        budget = 1 if is_alone else TOKEN_BUDGET[backbone.device.type]
+        for positions in batches_by_length(lengths, budget, packs=backbone.packs):
+            num_tokens = sum(lengths[position] for position in positions)
+            num_copies = 1 if is_alone else -(-_FEWEST_TOKENS // num_tokens)
+            batch = backbone.collate([rows[position] for position in positions] * num_copies)
+            with torch.no_grad(), self._bank.routed(batch.route):
+                states = backbone.prefix(batch, reach)
+            for index, origin in enumerate(batch.order):
+                if origin < len(positions):  # not a copy
+                    yield positions[origin], _states_of_row(states, batch, index, lengths[positions[origin]])
+
+    def close(self) -> None:
+        """Give everything back, also what a run that was stopped still refers to."""
+        for chunk in self._chunks:
+            chunk.states_ND = chunk.states_ND.new_empty(0)
+        self._chunks.clear()
+        self._places.clear()
+
+    def _find_new(self, keys: Sequence[Key]) -> np.ndarray:
+        """The windows whose states are not there, each text once."""
+        new = {key: window for window, key in enumerate(keys) if key not in self._places}
+        return np.array(list(new.values()), dtype=np.int64)
+
+    def _reserve(self, shelf: _Shelf, num_tokens: int, width: int) -> _Chunk | None:
+        if not num_tokens:
+            return None
+        try:
+            memory = shelf.reserve(num_tokens * width * self._backbone.dtype.itemsize)
+        except (OSError, RuntimeError):  # somebody else took what was free when the limit was set
+            shelf.limit_bytes = shelf.used_bytes
+            return None
+        chunk = _Chunk(shelf, memory.view(self._backbone.dtype).view(num_tokens, width))
+        shelf.used_bytes += memory.nbytes
+        self._chunks.append(chunk)
+        return chunk
+
+    def _drop_unused(self) -> None:
+        """Give back what no run at hand has texts in."""
+        used = {chunk for user in self._users for chunk in user.chunks}
+        for chunk in [chunk for chunk in self._chunks if chunk not in used]:
+            for key in chunk.keys:
+                del self._places[key]
+            chunk.shelf.used_bytes -= chunk.states_ND.nbytes
+            self._chunks.remove(chunk)
+
+
+def _rows(encoded: Encoded, windows: Iterable[int]) -> list[Row]:
+    assert encoded.firsts is None, "texts that are read apart are not reused"
+    return make_rows(map(encoded.window, windows))
+
+
+def _digest(reach: Reach, row: Row) -> Key:
+    digest = hashlib.blake2b(bytes(row.ids), digest_size=16)
+    if row.segments is not None:
+        digest.update(bytes(row.segments))
+    return reach, digest.digest()
+
+
+def _states_of_row(states: Tensor, batch: Batch, index: int, length: int) -> Tensor:
+    if batch.pack is None:
+        return states[index, :length]
+    start = batch.pack.starts[index]
+    return states[0, start : start + length]
+
+
+def _make_shelves(device: torch.device, folder: Path, limits: Limits) -> list[_Shelf]:
+    """Where states are kept, the fastest first."""
+    host, is_cuda = torch.device("cpu"), device.type == "cuda"
+    reserved = {device: {"device": device}, host: {"pin_memory": is_cuda}}
+    memories = [
+        _Shelf(
+            (available_bytes(kind) or 0) // _MEMORY_SHARE if limits.memory_bytes is None else limits.memory_bytes,
+            partial(torch.empty, dtype=torch.uint8, **options),  # type: ignore[arg-type]
+        )
+        for kind, options in reserved.items()
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free // _DISK_SHARE
+    return [*memories, _Shelf(free if limits.file_bytes is None else limits.file_bytes, partial(_map_file, folder))]
+
+
+def _map_file(folder: Path, num_bytes: int) -> Tensor:
+    """A mapped file without a name: it is gone when nothing refers to it, however that comes about."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if hasattr(os, "posix_fallocate"):
+            # All of it now: writing to a mapped page that the disk has no room for would end the process.
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        else:
+            file.truncate(num_bytes)
+        return torch.frombuffer(mmap.mmap(file.fileno(), num_bytes), dtype=torch.uint8)

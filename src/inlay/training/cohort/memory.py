@@ -1,0 +1,227 @@
+"""How much memory there is, how much training takes, and what to choose by it: measured, not guessed.
+
+A slot's cost follows from the shapes. A token's is measured on two small forward and backward passes of the cohort
+itself: on a GPU by the allocator's own peak, on a CPU, whose allocator keeps no count, by the bytes autograd saves.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.errors import OutOfMemory
+from inlay.model.backbone import folders
+from inlay.model.backbone.backbone import Backbone
+from inlay.processes import count_sharers
+from inlay.training.run.joint import AnyRun
+from inlay.training.step.eager import Stepper
+
+if TYPE_CHECKING:
+    from inlay.training.cohort.cohort import Cohort
+
+MAX_COHORT = 32
+"""runs trained together at most, unless asked otherwise"""
+TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
+"""tokens of a forward pass at most, unless asked otherwise: more are not faster"""
+_USABLE = 0.8  # of the free memory: the rest is for fragments, dev rows and whoever else is there
+_PROBED_TOKENS = (256, 1024)
+# A slot's numbers while gradients are taken: value, gradient, its flat copy, two moments, the best epoch's copy.
+_COPIES = 6
+# More of them while the optimizer steps and no activation is held: the stepped slots' own four, and two between. A CPU,
+# which steps in pieces, has none; half of the memory is left to activations anyway.
+_STEPPING_COPIES = 6
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory that can still be taken on a device, by this process; None where the system does not tell."""
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device)
+        free, total = torch.cuda.mem_get_info(device)
+        own = int(torch.cuda.get_per_process_memory_fraction(device.index) * total)  # what torch lets this process have
+        return max(0, min(free, own - reserved)) + reserved - torch.cuda.memory_allocated(device)
+    found = [number for number in (_free_in_system(), *_free_in_groups()) if number is not None]
+    return min(found) // count_sharers() if found else None
+
+
+def take_share(device: torch.device, share: float) -> None:
+    """Have torch keep this process to a share of a GPU's memory, which is what `available_bytes` then counts on."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def _free_in_system() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
+    try:  # no Linux: half of what is built in, since nothing says how much of it is taken
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+# Where control groups say their limit, their use, and how much of it is files that can be dropped: version 2, then 1.
+_GROUP_FILES = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """What every control group this process is in leaves it: a container's limit is no less real than the machine's."""
+    lines = own.read_text(encoding="utf8").splitlines() if own.is_file() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers not in _GROUP_FILES:
+            continue
+        mount, limit, used, droppable = _GROUP_FILES[controllers]
+        place = root / mount / path.lstrip("/")
+        for folder in (place, *place.parents):
+            if not folder.is_relative_to(root / mount):
+                break
+            try:
+                most, now = (int((folder / name).read_text(encoding="ascii")) for name in (limit, used))
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+                yield most - now + int(stat.get(droppable, 0))
+            except (OSError, ValueError):  # no limit is the word `max`
+                continue
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short: of memory that ran out, not what every process has of it."""
+    return folders.first_line(error).split(". GPU ")[0]
+
+
+@dataclass
+class Saved:
+    """Bytes that autograd keeps for backward passes."""
+
+    num_bytes: int = 0
+
+
+@contextmanager
+def counting_saved(ignored: Sequence[Tensor] = ()) -> Iterator[Saved]:
+    """Count what the forward passes inside the block save, every storage once; `ignored` ones are there anyway."""
+    saved = Saved()
+    seen = {tensor.untyped_storage().data_ptr() for tensor in ignored}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            saved.num_bytes += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved
+
+
+def count_slot_bytes(runs: Sequence[AnyRun], backbone: Backbone) -> int:
+    """What the slot (or slots) of any of the runs take while gradients are taken."""
+    widest: dict[str, tuple[int, ...]] = {}
+    for run in runs:
+        for place, part in enumerate(run.parts):
+            for item in part.spec.layout(backbone.anatomy):
+                name = item.name if item.is_shared else f"{place}/{item.name}"
+                widest[name] = tuple(map(max, item.shape, widest.get(name, item.shape)))
+    return _COPIES * 4 * sum(map(math.prod, widest.values()))
+
+
+def measure_token_bytes(cohort: Cohort) -> float:
+    """What a token of a forward pass takes until its backward pass, among the longest rows of the cohort.
+
+    The cohort is as before afterwards. Raises OutOfMemory if even the small passes do not fit.
+    """
+    parts = [part for member in cohort.members for part in member.parts]
+    member = max(parts, key=lambda member: member.longest)
+    row, length = int(member.lengths.argmax()), member.longest
+    counts = [max(1, -(-tokens // length)) for tokens in _PROBED_TOKENS]
+    if counts[0] == counts[1]:
+        counts[1] += 1
+    costs = []
+    with cohort.rehearsing():
+        for count in counts:
+            stepper = Stepper(cohort.bank, cohort.mover, count * length)
+            stepper.may_narrow = False  # what is on its way is estimated from blocks that are whole
+            batches = {member.slot: np.full(count, row)}
+            costs.append(_measure(cohort, lambda: stepper.differentiate([member], batches)))  # noqa: B023 - called here
+    slope = (costs[1] - costs[0]) / ((counts[1] - counts[0]) * length)
+    return slope if slope > 0 else costs[1] / (counts[1] * length)
+
+
+def _measure(cohort: Cohort, work: Callable[[], Any]) -> float:
+    """The bytes that a training pass takes at its peak."""
+    device = cohort.backbone.device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        with cohort.training():
+            cohort.attempt(work)
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    saved = _count_saved(cohort, work)
+    # Besides what is saved, outputs and gradients on their way: about half a block's, taken as a whole one's. And when
+    # blocks are computed again, the activations of the one at hand, which are hidden from the count.
+    num_blocks = max(1, cohort.backbone.anatomy.num_layers - cohort.first_layer)
+    if not cohort.settings.checkpointing:
+        return saved + saved / num_blocks
+    return saved + 2 * _count_saved(cohort, work, keeps_all=True) / num_blocks
+
+
+def _count_saved(cohort: Cohort, work: Callable[[], Any], *, keeps_all: bool = False) -> int:
+    ignored = [*cohort.backbone.model.parameters(), *cohort.flat.stacks]
+    with cohort.training(keeps_all=keeps_all), counting_saved(ignored) as saved:
+        cohort.attempt(work)
+    return saved.num_bytes
+
+
+def choose_slots(most: int, slot_bytes: int, free_bytes: int | None) -> int:
+    """How many slots fit, `most` at most: they may take half the memory, since a pass must fit beside them."""
+    if free_bytes is None:
+        return most
+    usable = int(_USABLE * free_bytes)
+    stepping_bytes = slot_bytes * (_COPIES + _STEPPING_COPIES) // _COPIES
+    return max(1, min(most, usable // 2 // slot_bytes, usable // stepping_bytes))
+
+
+def find_budget(cohort: Cohort, free_bytes: int | None) -> int:
+    """The tokens of a forward pass that fit beside the slots, where `free_bytes` were free before those were made."""
+    device = cohort.backbone.device
+    if free_bytes is None:
+        return TOKEN_BUDGET[device.type]
+    num_shared = 0 if cohort.shared is None else cohort.shared.values_SP.numel()
+    slot_bytes = _COPIES * 4 * (cohort.flat.values_SP.numel() + num_shared)
+    try:
+        token_bytes = measure_token_bytes(cohort)
+    except OutOfMemory:  # less than the probes, then: the first step finds out how much less
+        return _PROBED_TOKENS[0] // 2
+    return choose_budget(device.type, _USABLE * free_bytes - slot_bytes, token_bytes)
+
+
+def choose_budget(device_type: str, usable_bytes: float, token_bytes: float) -> int:
+    """The tokens that fit in `usable_bytes`: a power of two, so that compiled shapes are few."""
+    fits = max(1.0, usable_bytes / token_bytes)
+    return min(TOKEN_BUDGET[device_type], 2 ** int(math.log2(fits)))
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what a failed attempt held."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def describe_bytes(num_bytes: int | None) -> str:
+    """`1.4 GB`, for people."""
+    return "an unknown amount" if num_bytes is None else f"{num_bytes / 1e9:,.2f} GB"

@@ -1,0 +1,335 @@
+"""More than one process, started by `torchrun`: runs dealt out among them, or every batch's rows.
+
+With `cohorts` each process trains runs of its own and nothing is exchanged until the end. With `rows` all processes
+train every run together: each takes its rows of a batch, losses and gradients are added up, and all take the same
+optimizer step. What always holds with `rows`: the weights of all processes are equal bit for bit, and what a run comes
+to is what it would be in one process, but for rounding and which values dropout drops.
+
+A `World` of one, which is what there is without `torchrun`, exchanges nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.errors import BadConfig, InlayError, LostProcess
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.route import Row
+from inlay.model.heads.heads import find_head
+from inlay.model.heads.inference import infer
+from inlay.processes import Place, find_place
+from inlay.settings.run_config import digest
+
+if TYPE_CHECKING:
+    from inlay.training.run.joint import AnyRun
+
+ANSWER = timedelta(minutes=10)
+"""How long a process waits for the others within a step before it takes them for dead"""
+END = timedelta(days=100)
+"""How long one that has trained its runs waits for the others to train theirs; a dead one is noticed at once"""
+
+
+class World:
+    """The processes that train a cohort together. This one is alone."""
+
+    place = Place()
+    num_sums = 0
+    """How often values went to the other processes: what was computed for one cannot be computed again"""
+    _asked = threading.Event()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the runs' folders and resume states."""
+        return self.place.is_first
+
+    def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
+        """The rows of a slot's batch that this process computes."""
+        return batch
+
+    def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
+        """Make losses and gradients the sums over all processes, in place."""
+
+    def infer(
+        self,
+        bank: Bank,
+        rows: Sequence[Row],
+        *,
+        token_budget: int | None = None,
+        heed: Callable[[], None] | None = None,
+    ) -> list[Tensor]:
+        """The logits of every row, each computed by one of the processes; the same for all.
+
+        `heed` is called between passes, and may stop all of it.
+        """
+        num_left = len(rows)
+
+        def count(num_rows: int) -> None:
+            nonlocal num_left
+            num_left -= num_rows
+            if heed is not None and num_left:
+                heed()
+
+        return infer(bank, rows, token_budget=token_budget, on_batch=count)
+
+    def agree(self, value: Any, what: str) -> None:
+        """Wait for all processes, and refuse to go on where `value` is not the same for all of them."""
+
+    def least(self, number: int) -> int:
+        """The smallest of all processes' numbers."""
+        return number
+
+    def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
+        """Begin a cohort, or go on with it, after the same step with the first process's values, in place."""
+
+    def spread(self, tensors: Sequence[Tensor]) -> None:
+        """Go on with the first process's values, in place."""
+
+    def reseed(self, *words: Any) -> None:
+        """Draw from here on what no other process draws. The first process goes on as it was."""
+
+    def listen(self, asked: threading.Event) -> None:
+        """Learn where to look whether this process was asked to stop."""
+        self._asked = asked
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether some process was asked to stop before the last step; the same for all."""
+        return self._asked.is_set()
+
+
+class Several(World):
+    """Processes that train every batch together."""
+
+    def __init__(self, place: Place, links: Links) -> None:
+        self.place, self._links = place, links
+        self._stops: Tensor | None = None
+
+    def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
+        # Shifted by the slot: otherwise the rows that are over would all be the first process's.
+        return batch[(self.place.rank + slot) % self.place.size :: self.place.size]
+
+    def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
+        told = torch.cat([losses_S, losses_S.new_full((1,), float(self._asked.is_set()))])
+        self.num_sums += 1
+        self._links.add_up(grads_SP)
+        self._links.add_up(told)
+        losses_S.copy_(told[:-1])
+        self._stops = told[-1]  # read after the step, when the device has come to it
+
+    def infer(
+        self,
+        bank: Bank,
+        rows: Sequence[Row],
+        *,
+        token_budget: int | None = None,
+        heed: Callable[[], None] | None = None,
+    ) -> list[Tensor]:
+        shapes = [_logits_shape(bank, row) for row in rows]
+        free = [index for index, row in enumerate(rows) if bank.head_of(row.slot).kind == "text"]
+        sizes = [math.prod(shape) for shape in shapes]
+        flat = torch.zeros(sum(sizes))
+        answers = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+        own = range(self.place.rank, len(rows), self.place.size)
+        computed = infer(bank, [rows[index] for index in own], token_budget=token_budget)
+        for index, logits in zip(own, computed, strict=True):
+            if index not in free:
+                answers[index].copy_(logits)
+        self.num_sums += 1
+        self._links.add_up(flat)  # every value to zeros: exact
+        if free:  # nobody knows how long the texts of others are
+            written = {index: text.tolist() for index, text in zip(own, computed, strict=True) if index in free}
+            for found in self._links.collect(written):
+                for index, letters in found.items():
+                    answers[index] = torch.tensor(letters)
+        return answers
+
+    def agree(self, value: Any, what: str) -> None:
+        found = self._links.collect(value)
+        others = [rank for rank, other in enumerate(found) if other != found[0]]
+        if others:
+            raise InlayError(
+                f"process {others[0]} has other {what} than process 0: `{found[others[0]]}`, not `{found[0]}`",
+                "start all with the same command; every machine must see the same data and the same store",
+            )
+
+    def least(self, number: int) -> int:
+        return min(self._links.collect(number))
+
+    def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
+        self.agree(num_steps, "steps behind it")
+        self._links.spread(tensors)
+        self.reseed(name, num_steps)
+
+    def spread(self, tensors: Sequence[Tensor]) -> None:
+        self._links.spread(tensors)
+
+    def reseed(self, *words: Any) -> None:
+        if not self.is_first:
+            torch.manual_seed(int(digest([*words, self.place.rank])[:12], 16))
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stops is not None and bool(self._stops.item())
+
+
+def _logits_shape(bank: Bank, row: Row) -> tuple[int, ...]:
+    spec = bank.specs[row.slot]
+    assert spec is not None
+    own = (spec.head.num_outputs,)
+    return own if find_head(spec.head.kind).reads == "pooled" else (len(row.ids), *own)
+
+
+class Links:
+    """The connections between the processes: NCCL for what lies on GPUs of their own, gloo for the rest."""
+
+    def __init__(self, place: Place) -> None:
+        import torch.distributed as dist
+
+        self._dist, self._size = dist, place.size
+        with _noticing():
+            self._for_words = dist.new_group(backend="gloo", timeout=ANSWER)
+            self._for_the_end = dist.new_group(backend="gloo", timeout=END)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """The sum over all processes, in place."""
+        with _noticing():
+            self._dist.all_reduce(tensor, group=None if tensor.is_cuda else self._for_words)
+
+    def spread(self, tensors: Sequence[Tensor]) -> None:
+        """The first process's values, in place."""
+        with _noticing(), torch.no_grad():
+            for tensor in tensors:
+                self._dist.broadcast(tensor, 0, group=None if tensor.is_cuda else self._for_words)
+
+    def collect(self, value: Any) -> list[Any]:
+        """Every process's value, which must be plain data."""
+        found: list[Any] = [None] * self._size
+        with _noticing():
+            self._dist.all_gather_object(found, value, group=self._for_words)
+        return found
+
+    def wait_for_all(self) -> None:
+        """Wait until every process has come here."""
+        with _noticing():
+            self._dist.barrier(group=self._for_the_end)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What this process has to do: its runs, and with whom it trains each of them."""
+
+    runs: list[AnyRun]
+    world: World
+
+
+@contextmanager
+def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[Part]:
+    """This process's part of training `runs`, which all processes were given alike; at the end it waits for all."""
+    place = find_place()
+    if place.size == 1:
+        yield Part(runs, World())
+        return
+    is_together = _is_together(runs, spread, place.size)
+    with _joined(place, device):
+        links = Links(place)
+        everyone = Several(place, links)
+        everyone.agree([run.id for run in runs], "runs")
+        yield Part(runs, everyone) if is_together else Part(deal(runs, place), World())
+        links.wait_for_all()
+
+
+def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> bool:
+    """Runs of its own keep a process busy without a word to the others; too few runs are cut into rows."""
+    has_batch_norm = any(run.config.method.inner_norm == "batch" for run in runs)
+    if spread == "rows" and has_batch_norm:
+        raise BadConfig(
+            f"batch norm sees a run's batch whole, but `rows` cuts it over {num_processes} processes",
+            "use `--spread cohorts`, or `--set method.inner_norm=layer`",
+        )
+    return spread == "rows" or (spread == "auto" and len(runs) < num_processes and not has_batch_norm)
+
+
+def deal(runs: Sequence[AnyRun], place: Place) -> list[AnyRun]:
+    """The runs that a process trains: the longest first, each to the process that has least to do so far.
+
+    It does not depend on what is finished, so that a process finds its own cohorts again after a kill.
+    """
+    loads = [0] * place.size
+    own = set()
+    for run in sorted(runs, key=_cost, reverse=True):  # stable: the same for all processes
+        rank = loads.index(min(loads))
+        loads[rank] += _cost(run)
+        if rank == place.rank:
+            own.add(run.id)
+    return [run for run in runs if run.id in own]
+
+
+def _cost(run: AnyRun) -> int:
+    return run.num_rows * run.config.train.num_epochs
+
+
+@contextmanager
+def _joined(place: Place, device: torch.device) -> Iterator[None]:
+    """Connect the processes for the time of the block."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():  # by the caller's own script, which ends it too
+        yield
+        return
+    backend, has_ended = _choose_backend(device), False
+    with _noticing():
+        store = dist.PrefixStore(f"inlay-{next(_NUM_JOINED)}", _meeting_place())
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=ANSWER)
+    try:
+        yield
+        has_ended = True
+    finally:
+        # After a failure the others hang in NCCL until `torchrun` ends them, and closing would wait for them; gloo's
+        # closed connections are what tells them.
+        if has_ended or backend == "gloo":
+            dist.destroy_process_group()
+
+
+def _choose_backend(device: torch.device) -> str:
+    """NCCL for GPUs; gloo for the rest, and where processes share a GPU, which NCCL refuses."""
+    if device.type != "cuda":
+        return "gloo"
+    torch.cuda.set_device(device)  # kernels are launched on the current one
+    return "gloo" if find_place().num_local > torch.cuda.device_count() else "nccl"
+
+
+_NUM_JOINED = itertools.count()
+"""A name for each time the processes join: what is left of the last one would lead them to closed doors"""
+
+
+@functools.cache
+def _meeting_place() -> Any:
+    """The store through which the processes find each other, where `torchrun` says."""
+    import torch.distributed as dist
+
+    return next(dist.rendezvous("env://", timeout=ANSWER))[0]
+
+
+@contextmanager
+def _noticing() -> Iterator[None]:
+    """Say in words that another process is gone. Not a step's own errors: only what is exchanged goes in here."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # gloo's and the store's own; ValueError where the address is missing
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
+        raise LostProcess(
+            f"the processes of this training lost each other: {said}",
+            "look for the error of the one that ended first; the same command goes on from the last saved step",
+        ) from error

@@ -1,0 +1,162 @@
+"""The resume state of a cohort: everything that decides its next step, in one file written whole or not at all.
+
+Weights, moments, random generators, data cursors, best weights so far, who is in which slot and who waits. Only
+safetensors and JSON, never pickle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from inlay.errors import StoreDamaged
+from inlay.settings.run_config import digest
+from inlay.store import write_atomically
+from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.cohort.member import Progress
+from inlay.training.cohort.queue import Parked
+from inlay.training.run.joint import AnyMember, AnyRun
+
+_STATE, _MEMBERSHIP = "state.safetensors", "cohort.json"
+
+
+def cohort_id(runs: list[AnyRun]) -> str:
+    """The name of the folder that holds these runs' resume state: the same runs find it again."""
+    return digest([run.id for run in runs])[:16]
+
+
+def write_membership(folder: Path, runs: list[AnyRun], settings: CohortSettings, fallbacks: list[str]) -> None:
+    """Who trains together, how many at a time, with which budget and threads: on disk before the first step.
+
+    `fallbacks` say what was made smaller because memory ran out.
+    """
+    content = {"runs": [run.id for run in runs], **dataclasses.asdict(settings), "fallbacks": fallbacks}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / _MEMBERSHIP, json.dumps(content, indent=1).encode())
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A cohort that was stopped: its runs in the order they get slots, some perhaps ended, and its settings."""
+
+    runs: list[AnyRun]
+    settings: CohortSettings
+    fallbacks: list[str]
+
+
+def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyRun]) -> Stopped | None:
+    """The cohort under `folder` that has a state, is made of some of `runs`, and trains every unfinished one."""
+    known, wanted = {run.id: run for run in runs}, {run.id for run in unfinished}
+    for state in sorted(folder.glob(f"*/{_STATE}")):
+        content = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))
+        if wanted <= set(content["runs"]) <= known.keys():
+            names = {field.name for field in dataclasses.fields(CohortSettings)}
+            settings = CohortSettings(**{name: content[name] for name in names & content.keys()})
+            return Stopped([known[run_id] for run_id in content["runs"]], settings, content.get("fallbacks", []))
+    return None
+
+
+def list_stopped(folder: Path) -> list[list[str]]:
+    """The ids of the runs of every cohort under `folder` that has a state."""
+    states = sorted(folder.glob(f"*/{_STATE}"))
+    return [json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"] for state in states]
+
+
+def has_state(folder: Path) -> bool:
+    """Whether a cohort has steps to go on from."""
+    return (folder / _STATE).is_file()
+
+
+def save_state(folder: Path, cohort: Cohort) -> None:
+    """Write the resume state, replacing the last one: the runs in their slots, then those that lost theirs."""
+    tensors: dict[str, Tensor] = {"rng/cpu": torch.get_rng_state()}
+    if cohort.backbone.device.type == "cuda":
+        tensors["rng/cuda"] = torch.cuda.get_rng_state(cohort.backbone.device)
+    parked = cohort.queue.parked
+    for name, stored_SP in cohort.stored.items():
+        waiting = [item.rows[name].unsqueeze(0) for item in parked]
+        tensors[name] = torch.cat([stored_SP.cpu(), *waiting]) if waiting else stored_SP.cpu()
+    begun: list[AnyMember | Parked] = [*cohort.members, *parked]
+    for row, item in enumerate(begun):
+        for name, tensor in item.best_tensors.items():
+            tensors[f"best/{row}/{name}"] = tensor
+    state = {
+        "num_steps": cohort.num_steps,
+        "seconds": cohort.seconds,
+        "left_steps": cohort.left_steps,
+        "num_begun": cohort.queue.num_begun,
+        "num_slots": cohort.num_seats,
+        "runs": [item.run.id for item in begun],
+        "run_steps": [*map(cohort.counts, range(cohort.num_seats)), *(item.num_steps for item in parked)],
+        "progress": [dataclasses.asdict(item.progress) for item in begun],
+    }
+    # Gigabytes, where many large slots are trained: not as bytes first.
+    write_atomically(folder / _STATE, lambda draft: save_file(tensors, draft, {"state": json.dumps(state)}))
+
+
+def load_state(folder: Path, cohort: Cohort) -> None:
+    """Put a fresh cohort of the same runs where the state left off, random generators included.
+
+    The cohort may have fewer slots than it had: runs that have not ended get them first, the others wait.
+    """
+    try:
+        with safe_open(folder / _STATE, framework="pt", device="cpu") as file:
+            state = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+        begun = _read_begun(state, tensors, {run.id: run for run in cohort.queue.runs})
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise StoreDamaged(
+            f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
+        ) from None
+    if cohort.num_seats != state["num_slots"]:
+        begun.sort(key=lambda item: bool(item.progress.status))
+    cohort.seat(begun)
+    cohort.queue.num_begun = state["num_begun"]
+    cohort.num_steps, cohort.seconds, cohort.left_steps = state["num_steps"], state["seconds"], state["left_steps"]
+    torch.set_rng_state(tensors["rng/cpu"])
+    if "rng/cuda" in tensors and cohort.backbone.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng/cuda"], cohort.backbone.device)
+
+
+def _read_progress(content: dict[str, Any]) -> Progress:
+    """How far a run had come; a state from before `top_metric` was kept has its best score."""
+    return Progress(**{"top_metric": content.get("best_metric"), **content})
+
+
+def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[str, AnyRun]) -> list[Parked]:
+    return [
+        Parked(
+            run=known[run_id],
+            progress=_read_progress(state["progress"][row]),
+            num_steps=state["run_steps"][row],
+            rows={name: tensors[name][row] for name in tensors if "/" not in name},
+            best_tensors={
+                name.removeprefix(f"best/{row}/"): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(f"best/{row}/")
+            },
+        )
+        for row, run_id in enumerate(state["runs"])
+    ]
+
+
+def drop_rows(folder: Path, run_ids: Collection[str]) -> None:
+    """Forget the states under `folder` of cohorts of several runs, all among these."""
+    for state in sorted(folder.glob(f"*/{_STATE}")):
+        own = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"]
+        if len(own) > 1 and set(own) <= set(run_ids):
+            drop_state(state.parent)
+
+
+def drop_state(folder: Path) -> None:
+    """Forget the state of a cohort that has ended; its membership file stays as the record of who trained together."""
+    (folder / _STATE).unlink(missing_ok=True)

@@ -1,0 +1,150 @@
+"""What a time budget has room for: candidates around the usual settings, and how many of them, for how many epochs.
+
+The first candidate is always the run that its user asked for, with what the recipe says where he left something open.
+The others differ from it in one setting each, and only in what is open: the learning rate, the size, the number of
+epochs. More candidates are taken only if the first one has its own number of epochs; they are halved at rungs
+(`halving.py`), so that the whole costs about two runs where there are four.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.data.tasks import Task
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.methods import find_method
+from inlay.settings.run_config import RunConfig
+from inlay.store import Store
+from inlay.training.recipe.halving import Contest, Rung, make_rungs
+from inlay.training.recipe.recipe import STEPS_AFTER_CONTRAST, count_epochs, find_recipe
+from inlay.training.run.plan import Durations
+from inlay.training.run.run import Run, make_run
+
+MOST = 6
+"""candidates"""
+_FACTORS = (0.3, 3.0)
+_SIZES = (64, 16)
+_LONGER = 2
+_MARGIN = 1.15
+"""of time over what is measured: a run that is cut short never sees its small rates, which cost more than one less"""
+
+Change = Mapping[str, Any]
+"""what a candidate has otherwise than the first one, by config key"""
+
+
+def list_changes(run: Run, asked: RunConfig) -> list[Change]:
+    """Every candidate for a run, in the order they are worth trying; `asked` has None for what its user left open."""
+    train, method = run.config.train, run.config.method
+    assert train.lr is not None
+    assert train.epochs is not None
+    is_trained = train.epochs or train.contrast  # a linear probe alone has no rate, and is what it is
+    changes: list[Change] = [{}]
+    if asked.train.lr is None and is_trained:
+        changes += [{"train.lr": float(f"{factor * train.lr:.2g}")} for factor in _FACTORS]
+    if asked.method.size is None and "size" in find_method(method.name).settings and is_trained:
+        changes += [{"method.size": size} for size in _SIZES if size != method.size]
+    if asked.train.epochs is None and is_trained:
+        after = count_epochs(STEPS_AFTER_CONTRAST, run.num_rows, train.batch_size)
+        changes.append({"train.epochs": _LONGER * train.epochs or after})
+    return changes[:MOST]
+
+
+def make_candidate(run: Run, asked: RunConfig, change: Change, backbone: Backbone, store: Store | None = None) -> Run:
+    """The run that has all of `run`'s settings but these."""
+    # A rate that is given would close the recipe, so all that it says is given too.
+    known = find_recipe(run.task, asked, backbone, has_sources=bool(asked.train.start))
+    config = dataclasses.replace(asked, train=dataclasses.replace(asked.train, **known))
+    config = config.override(f"{key}={value}" for key, value in change.items())
+    return make_run(run.task, config, backbone, store)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """How a number of seconds is spent: which candidates are trained, and when they are halved."""
+
+    changes: tuple[Change, ...]
+    rungs: tuple[Rung, ...]
+    seconds: float
+    """for training, by the estimate of what else there is to do"""
+    needed_seconds: float
+    """that training takes at most, by the measured steps"""
+    epochs: int
+    """of the first candidate"""
+    usual_epochs: int
+    """that it would have with time enough"""
+    usual_seconds: float
+    """that those would take it alone"""
+    before_seconds: float
+    """before its first step, which is the least that is done: frozen layers, a linear probe, a contrastive start"""
+    epoch_seconds: float
+    score_seconds: float
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the first candidate comes to its end in time."""
+        return self.needed_seconds <= self.seconds
+
+    def contest(self, runs: Sequence[Run]) -> Contest:
+        """How these candidates are held against each other."""
+        task = runs[0].task
+        return Contest(tuple(run.id for run in runs), task.metric, len(task.dev), self.rungs)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as data."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Spending:
+        """The same from data."""
+        rungs = tuple(Rung(**rung) for rung in content["rungs"])
+        return cls(**{**content, "changes": tuple(content["changes"]), "rungs": rungs})
+
+
+def plan_spending(run: Run, changes: Sequence[Change], seconds: float, parts: Durations, *, may_cut: bool) -> Spending:
+    """As many candidates as there is time for; if there is none for the first one, fewer of its epochs if `may_cut`."""
+    usual = run.config.train.num_epochs
+    before, each = _count_before(run, parts), parts.epoch + parts.dev
+    alone = _MARGIN * (parts.once + before + each * usual)
+    known: dict[str, Any] = {"seconds": seconds, "usual_epochs": usual, "usual_seconds": alone}
+    known |= {"before_seconds": parts.once + before, "epoch_seconds": each, "score_seconds": parts.dev}
+    for number in range(len(changes), 0, -1):
+        all_epochs = [int(change.get("train.epochs", usual)) for change in changes[:number]]
+        rungs = make_rungs(number, usual or max(all_epochs))
+        needed = _MARGIN * (parts.once + number * before + each * count_epochs_at_most(all_epochs, rungs))
+        if needed <= seconds:
+            return Spending(tuple(changes[:number]), rungs, needed_seconds=needed, epochs=usual, **known)
+    epochs, needed = usual, alone
+    if may_cut and usual > 1:
+        epochs = min(usual, max(1, int((seconds / _MARGIN - parts.once - before) / max(each, 1e-9))))
+        needed = _MARGIN * (parts.once + before + each * epochs)
+    change = {} if epochs == usual else {"train.epochs": epochs}
+    return Spending((change,), (), needed_seconds=needed, epochs=epochs, **known)
+
+
+def count_epochs_at_most(epochs: Sequence[int], rungs: Sequence[Rung]) -> int:
+    """Epochs of all candidates together, if those that would train longest go on at every rung."""
+    left, total, behind = sorted(epochs, reverse=True), 0, 0
+    for rung in rungs:
+        total += sum(min(own, rung.epoch) - min(own, behind) for own in left)
+        left, behind = left[: rung.kept], rung.epoch
+    return total + sum(own - min(own, behind) for own in left)
+
+
+def _count_before(run: Run, parts: Durations) -> float:
+    """Seconds before the first epoch: a probe, and a contrastive start with another after it."""
+    train = run.config.train
+    if train.head_start != "probe":
+        return 0.0
+    contrast = train.contrast or 0
+    steps = contrast * parts.epoch / max(1, run.steps_per_epoch)
+    return steps + (2 if contrast else 1) * (parts.probe + parts.dev)
+
+
+def count_answered(task: Task, *, has_probe: bool) -> float:
+    """Dev sets' worth of rows that are answered after training: the test rows, by the probe too."""
+    if task.test is None or task.test.targets is None:
+        return 0.0
+    return (1 + has_probe) * len(task.test) / max(1, len(task.dev))

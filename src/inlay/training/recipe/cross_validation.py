@@ -1,0 +1,178 @@
+"""Cross-validation of a run: the very same training for every fold, judged on the rows that it left out.
+
+The runs of the folds have the settings that the run itself was resolved to, so that nothing but rows differs, and are
+trained as one cohort by `fit`. What a fold answered to the rows it left out is kept in its folder (`left_out.json`);
+its weights, which nobody will use, are dropped then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inlay.data.folds import Folds, make_folds
+from inlay.data.label_errors import as_probabilities
+from inlay.data.metrics import Report, evaluate_report, score_all
+from inlay.errors import Diverged
+from inlay.model.backbone.backbone import Backbone
+from inlay.store import Store, write_atomically
+from inlay.training.evaluate import judge_split
+from inlay.training.run.run import PROBE_HEAD, WEIGHTS, Result, Run, damaged, make_run
+
+LEFT_OUT = "left_out.json"
+"""The file in a fold's folder that has its outputs for the rows it left out."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoldRuns:
+    """The runs of a cross-validation, and the rows that they leave out."""
+
+    folds: Folds
+    runs: list[Run]
+
+
+@dataclass(frozen=True)
+class FoldScore:
+    """What one fold came to on the rows it left out."""
+
+    run_id: str
+    num_train: int
+    num_dev: int
+    num_rows: int
+    best_epoch: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldScores:
+    """What a cross-validation came to."""
+
+    metric: str
+    seed: int
+    folds: list[FoldScore]
+    pooled: Report
+    """of all rows left out, each answered by the fold that left it out"""
+    probabilities: np.ndarray | None
+    """of each label, for these rows [n, L], each fold calibrated on what it left out: its dev rows are few, and a fold
+    that is too sure would have the last word. None for kinds that have none."""
+    positions: np.ndarray
+    """of these rows among all that were pooled"""
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Metric -> mean over folds."""
+        return {name: float(np.mean(self._of(name))) for name in self.folds[0].metrics}
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Metric -> standard error of the mean, as if folds were independent; they share training rows, so that the
+        true one is somewhat larger (Bengio & Grandvalet 2004)."""
+        return {
+            name: float(np.std(self._of(name), ddof=1) / math.sqrt(len(self.folds))) for name in self.folds[0].metrics
+        }
+
+    def _of(self, name: str) -> list[float]:
+        return [fold.metrics[name] for fold in self.folds]
+
+    def to_manifest(self) -> dict[str, Any]:
+        """What a version keeps besides the means: how many folds and rows there were, and how far chance goes."""
+        return {
+            "num_folds": len(self.folds),
+            "num_rows": self.pooled.num_rows,
+            "seed": self.seed,
+            "standard_error": self.errors,
+            "pooled": {name: dataclasses.asdict(found) for name, found in self.pooled.metrics.items()},
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The scores as data."""
+        about = {"metric": self.metric, "mean": self.means, **self.to_manifest()}
+        runs = [dataclasses.asdict(fold) for fold in self.folds]
+        return {**about, "runs": runs, "report": self.pooled.to_json()}
+
+
+def make_fold_runs(run: Run, num_folds: int, backbone: Backbone, store: Store | None = None) -> FoldRuns:
+    """The runs that cross-validate `run`; rows are dealt out by the seed of its split."""
+    folds = make_folds(run.task, num_folds, run.config.data.split_seed)
+    return FoldRuns(folds, [make_run(task, run.config, backbone, store) for task in folds.tasks])
+
+
+def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone) -> FoldScores:
+    """Score every fold on the rows it left out, and all of them together; drops the weights of the folds.
+
+    Refuses a cross-validation of which a fold diverged: what is left would be too good.
+    """
+    scores, outputs, probabilities = [], [], []
+    for run, result in zip(planned.runs, results, strict=True):
+        answers = _answer_left_out(run, result, backbone)  # as the metrics take them
+        task, left = run.task, run.task.test
+        assert left is not None
+        assert left.targets is not None
+        metrics = score_all(task.kind, task.labels, left.targets, answers)
+        sizes = (len(task.train), len(task.dev), len(left))
+        scores.append(FoldScore(run.id, *sizes, result.best_epoch, metrics))
+        outputs.append(answers)
+        if task.kind in ("classify", "multilabel"):
+            probabilities.append(as_probabilities(answers, left.targets))
+    task, positions = planned.runs[0].task, np.concatenate(planned.folds.left_out)
+    targets = planned.folds.rows.targets
+    assert targets is not None
+    pooled = evaluate_report(task.kind, task.labels, targets[positions], _join(outputs))
+    return FoldScores(
+        metric=task.metric,
+        seed=planned.folds.seed,
+        folds=scores,
+        pooled=pooled,
+        probabilities=np.concatenate(probabilities) if probabilities else None,
+        positions=positions,
+    )
+
+
+def _answer_left_out(run: Run, result: Result, backbone: Backbone) -> Any:
+    """The answers of a finished fold, computed once and kept; its weights go when they are."""
+    assert result.folder is not None, "`fit` reads results from their folders"
+    path = result.folder / LEFT_OUT
+    if not path.is_file():
+        if not result.tensors or result.status == "diverged":
+            raise Diverged(f"run `{run.id}`, one of the folds, {result.message}", "try a smaller `--lr`")
+        write_atomically(path, json.dumps(_compute_answers(run, result, backbone)).encode())
+    for name in (WEIGHTS, PROBE_HEAD):
+        (result.folder / name).unlink(missing_ok=True)
+    return _read_answers(path, run)
+
+
+def _compute_answers(run: Run, result: Result, backbone: Backbone) -> dict[str, Any]:
+    task = run.task
+    assert task.test is not None
+    judged = judge_split(result.spec(run), result.tensors, backbone, task.test, run.reading)
+    outputs = judged.predictions(task.labels)
+    if any(output is None for output in outputs):
+        raise Diverged(f"run `{run.id}`, one of the folds, has outputs that are not finite", "try a smaller `--lr`")
+    return {"digest": task.digest, "outputs": outputs.tolist() if isinstance(outputs, np.ndarray) else outputs}
+
+
+def _read_answers(path: Path, run: Run) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+        outputs = content["outputs"]
+        is_own = content["digest"] == run.task.digest and len(outputs) == len(run.task.test or [])
+    except (ValueError, KeyError, TypeError):
+        raise damaged(path, "not what a fold writes") from None
+    if not is_own:
+        raise damaged(path, "it is about other rows")
+    is_numbers = run.task.kind in ("classify", "multilabel", "regress")
+    return np.asarray(outputs, dtype=np.float64) if is_numbers else outputs
+
+
+def _join(outputs: Sequence[Any]) -> Any:
+    """The outputs of all folds, one after another."""
+    if isinstance(outputs[0], np.ndarray):
+        return np.concatenate(outputs)
+    return [output for own in outputs for output in own]

@@ -1,0 +1,209 @@
+"""A linear probe: the backbone's frozen vectors, and a convex head on them.
+
+One pass over the texts gives a vector for each, standardised over the training rows; the linear model of the task's
+kind is fitted to them, its strength chosen by cross-validation on the training rows. It is the cheap thing anybody
+would try first, so it says what adapters are worth.
+
+Pairs are read in two ways: `joined`, as one text, as a run reads them today, and `towers`, each text by itself, with
+u, v, |u − v|, u · v (element by element) and their cosine. The better of the two in cross-validation is the probe.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from inlay.data.label_errors import LabelErrors, as_probabilities, find_label_errors
+from inlay.data.metrics import is_better, list_metrics, score
+from inlay.data.tasks import Split, Task
+from inlay.data.token_cache import encode_once
+from inlay.data.windows import Reading
+from inlay.errors import Unsupported
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.route import Row, make_rows
+from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
+from inlay.training.recipe.linear import KINDS, Validated, choose_strength, cross_validate, fit_raw
+
+_MOST_COMPARED = 1000  # rows that tell how pairs are best read
+_SINGLE, _JOINED, _TOWERS = "single", "joined", "towers"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a linear model on frozen vectors came to."""
+
+    task: str
+    kind: str
+    metric: str
+    backbone: str
+    pooling: str
+    reading: str
+    """single, joined or towers"""
+    strength: float
+    tried: dict[str, dict[str, float]]
+    """reading -> strength -> score in cross-validation on the training rows"""
+    metrics: dict[str, dict[str, float]]
+    """split -> metric -> value"""
+    cosine: dict[str, dict[str, float]] | None
+    """split -> correlation of the untrained cosine of two texts with the target; None where there is no such thing"""
+    num_features: int
+    num_train: int
+    seconds: float
+    label_errors: LabelErrors | None = None
+    """rows of train and dev that may be labelled wrongly; None for numbers"""
+
+    def to_json(self) -> dict[str, Any]:
+        """The probe as data."""
+        return asdict(self)
+
+
+def fit_probe(
+    task: Task, backbone: Backbone, *, max_length: int | None = None, on_rows: Callable[[int], object] = lambda _: None
+) -> Probe:
+    """Fit the probe of a task, and score it on dev and test. `on_rows` hears how many texts have just been read."""
+    if task.kind not in KINDS:
+        raise Unsupported(f"a linear probe for a `{task.kind}` task", f"it knows: {', '.join(KINDS)}")
+    began = time.perf_counter()
+    # 1. every text through the frozen backbone, once for each reading
+    reader = _Reader(backbone, min(max_length or 128, backbone.max_length), on_rows)
+    splits = {"train": task.train, "dev": task.dev}
+    if task.test is not None and task.test.targets is not None:
+        splits["test"] = task.test
+    readings = (_SINGLE,) if task.train.pairs is None else (_JOINED, _TOWERS)
+    features = {name: {side: reader.read(split, name) for side, split in splits.items()} for name in readings}
+    # 2. strength and reading by cross-validation on the training rows
+    targets, num_labels = _targets(task.train), len(task.labels)
+    tried = {
+        name: cross_validate(task.kind, task.metric, sides["train"], targets, num_labels)
+        for name, sides in features.items()
+    }
+    best = {name: choose_strength(task.metric, found) for name, found in tried.items()}
+    reading = readings[0]
+    for name in readings[1:]:
+        if is_better(task.metric, best[name].score, best[reading].score):
+            reading = name
+    strength = best[reading].strength
+    # 3. fitted on all training rows, scored by every metric of the kind
+    chosen = features[reading]
+    model = fit_raw(task.kind, chosen["train"], targets, strength, num_labels)
+    outputs = {side: model.outputs(rows) for side, rows in chosen.items() if side != "train"}
+    names = list_metrics(task.kind, len(task.labels))
+    return Probe(
+        task=task.name,
+        kind=task.kind,
+        metric=task.metric,
+        backbone=backbone.name,
+        pooling=reader.pooling,
+        reading=reading,
+        strength=strength,
+        tried={name: {f"{key:g}": value.score for key, value in found.items()} for name, found in tried.items()},
+        metrics={side: {name: score(name, found, _targets(splits[side])) for name in names}
+                 for side, found in outputs.items()},
+        cosine=_score_cosine(task, features[_TOWERS], splits) if _TOWERS in features else None,
+        num_features=chosen["train"].shape[1],
+        num_train=len(task.train),
+        seconds=time.perf_counter() - began,
+        label_errors=None if task.kind == "regress" else _find_label_errors(task, best[reading], outputs["dev"]),
+    )  # fmt: skip
+
+
+def _find_label_errors(task: Task, left_out: Validated, dev_outputs: np.ndarray) -> LabelErrors:
+    """Rows that may be labelled wrongly: training rows by the folds that left them out, dev rows by the probe."""
+    targets, logits, rows = _targets(task.train), left_out.outputs, task.train
+    paths = [task.train.path] * len(task.train)
+    if not task.dev.unseen:  # a label without an output cannot be judged
+        rows = task.train.join(task.dev)
+        logits, paths = np.concatenate([logits, dev_outputs]), paths + [task.dev.path] * len(task.dev)
+    probabilities = as_probabilities(logits, targets, fitted_on=left_out.outputs)
+    return find_label_errors(rows, task.labels, probabilities, paths)
+
+
+def compare_readings(task: Task, backbone: Backbone, max_length: int, pooling: str) -> dict[str, float]:
+    """Way of reading pairs -> score of the linear probe in cross-validation on the training rows, some of many."""
+    key = (task.digest, task.metric, backbone.fingerprint, max_length, pooling)
+    if key not in _COMPARED:
+        rows = np.random.default_rng(0).permutation(len(task.train))[:_MOST_COMPARED]
+        split, reader = task.train.take(np.sort(rows)), _Reader(backbone, max_length, lambda _: None, pooling)
+        _COMPARED[key] = {
+            name: choose_strength(
+                task.metric,
+                cross_validate(task.kind, task.metric, reader.read(split, name), _targets(split), len(task.labels)),
+            ).score
+            for name in (_JOINED, _TOWERS)
+        }
+    return _COMPARED[key]
+
+
+_COMPARED: dict[tuple[object, ...], dict[str, float]] = {}  # the runs of a sweep ask the same
+
+
+class _Reader:
+    """Texts as vectors of the plain backbone."""
+
+    def __init__(
+        self, backbone: Backbone, max_length: int, on_rows: Callable[[int], object], pooling: str | None = None
+    ) -> None:
+        self._backbone, self._max_length, self._on_rows = backbone, max_length, on_rows
+        self.pooling = pooling or ("mean" if backbone.writes else backbone.default_pooling)
+
+    def read(self, split: Split, reading: str) -> np.ndarray:
+        """The features of a split's rows [n, features]."""
+        if reading != _TOWERS:
+            return self._vectors(split)
+        assert split.pairs is not None
+        alone = replace(split, pairs=None)
+        u, v = self._vectors(alone), self._vectors(replace(alone, texts=split.pairs))
+        return np.concatenate([u, v, np.abs(u - v), u * v, _cosine(u, v)[:, None]], axis=1)
+
+    def _vectors(self, split: Split) -> np.ndarray:
+        encoded = encode_once(self._backbone.tokenizer, split, Reading("classify", self._max_length))
+        rows = make_rows(encoded)
+        bank = Bank(self._backbone, 1)  # an empty slot: the backbone as it is
+        found = np.zeros((len(rows), self._backbone.hidden_size))
+        budget = TOKEN_BUDGET[self._backbone.device.type]
+        lengths = [int(length) for length in encoded.lengths]
+        for chunk in batches_by_length(lengths, budget, packs=self._backbone.packs):
+            found[chunk] = self._pool(bank, [rows[index] for index in chunk])
+            self._on_rows(len(chunk))
+        return found
+
+    def _pool(self, bank: Bank, rows: list[Row]) -> np.ndarray:
+        batch = self._backbone.collate(rows)
+        with torch.inference_mode(), bank.routed(batch.route):
+            states = self._backbone.hidden(batch)
+            if batch.pack is not None:
+                pooled = self._backbone.pool_packed(states[0], batch.pack, self.pooling)
+            else:
+                assert batch.mask_BT is not None
+                pooled = self._backbone.pool(states, batch.mask_BT, self.pooling)
+        found = np.empty((len(rows), pooled.shape[1]))
+        found[list(batch.order)] = pooled.double().cpu().numpy()
+        return found
+
+
+def _cosine(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1)
+    return np.asarray((u * v).sum(axis=1) / np.maximum(lengths, 1e-12))
+
+
+def _score_cosine(task: Task, towers: Mapping[str, np.ndarray], splits: Mapping[str, Split]) -> dict[str, Any] | None:
+    """How far the untrained cosine goes with the target, where that is a number."""
+    if task.kind != "regress":
+        return None
+    names = [name for name in ("spearman", "pearson") if name in list_metrics(task.kind, 0)]
+    return {
+        side: {name: score(name, towers[side][:, -1:], _targets(split)) for name in names}
+        for side, split in splits.items()
+        if side != "train"
+    }
+
+
+def _targets(split: Split) -> np.ndarray:
+    assert split.targets is not None
+    return split.targets

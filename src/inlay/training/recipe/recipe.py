@@ -1,0 +1,153 @@
+"""The recipe: what a run does where its user left the learning rate open, by method, kind of task and rows.
+
+Who gives a rate gets what he says, and what defaults always were: ten epochs, a fresh head. Who leaves it open gets the
+settings measured to be the best for so many rows; docs/defaults.md explains them and says what was measured. This file
+is the one place that knows the numbers.
+
+1. The head begins as the linear probe of the training rows, so that a run begins where logistic regression ends.
+2. Classes of single texts, of up to `MOST_FOR_CONTRAST` rows: a contrastive start follows, and the probe of what a part
+   of it gives. Up to `MOST_FOR_CONTRAST_ALONE` rows nothing else is trained, since few rows are soon known by heart.
+3. Otherwise training goes on from there, at `FACTOR` times the method's own rate, as many epochs as `STEPS` need.
+4. Heads that cannot begin as a probe (tags) have a higher rate while rows are few: they must come a long way.
+5. On few dev rows a score is mostly chance: a later epoch within it is kept. Where there are rows enough to tell,
+   thresholds of labels are tuned on dev.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from inlay.data.tasks import Task
+from inlay.errors import BadConfig
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.methods import find_method
+from inlay.model.heads.heads import find_head
+from inlay.settings.run_config import RunConfig, TrainConfig
+from inlay.training.recipe.linear import KINDS
+
+MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
+"""training rows up to which a contrastive start is all that is trained, and up to which there is one"""
+CONTRAST_STEPS = ((100, 50), (MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
+"""(rows up to which, steps of it)"""
+BLEND = 0.6
+"""share of what it changed that is kept; less where the probe's score on rows left out is below this too"""
+FACTOR, MOST_FOR_FACTOR = 2.0, 10_000
+"""the rate, in those of the method, up to so many training rows"""
+FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
+"""the same of a fresh head"""
+STEPS, STEPS_AFTER_CONTRAST = 300, 150
+"""of training, at least, while epochs are within:"""
+EPOCHS = (4, 30)
+FEW_DEV_ROWS = 200
+"""below which a later epoch within chance of the best is kept"""
+
+
+def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_sources: bool) -> dict[str, Any]:
+    """The settings of training that a run of one task, or a part of one of several, resolves to."""
+    train, method = config.train, find_method(config.method.name)
+    is_open = train.lr is None and not method.is_joint
+    head_start = _find_head_start(task, config, backbone, is_open=is_open and not has_sources)
+    has_probe = head_start == "probe"
+    contrast = _find_contrast(task, config, is_open=is_open, has_probe=has_probe)
+    is_cut = task.kind == "multilabel" or (task.kind == "classify" and len(task.labels) == 2)
+    known: dict[str, Any] = {
+        "head_start": head_start,
+        "contrast": contrast,
+        "blend": _find_blend(train, contrast),
+        "keep": _or_auto(train.keep, "late" if is_open and len(task.dev) < FEW_DEV_ROWS else "best"),
+        "thresholds": _or_auto(train.thresholds, "dev" if is_open and is_cut and not backbone.writes else "none"),
+    }
+    rate = train.lr or method.find_lr(writes=backbone.writes, is_alone=config.joint.trained == "task")
+    if not is_open:
+        return {**known, "lr": rate, "epochs": train.num_epochs}
+    if not has_sources and not backbone.writes and not method.has_own_weights:
+        rate *= _find_factor(task.kind, len(task.train), has_probe=has_probe)
+    epochs = train.epochs
+    if epochs is None:  # a convex head, or one fitted after a contrastive start on few rows, needs no steps
+        is_done = config.method.name == "head" or (contrast and len(task.train) <= MOST_FOR_CONTRAST_ALONE)
+        is_done = is_done and train.class_weights == "none"  # which count in training alone
+        steps = STEPS_AFTER_CONTRAST if contrast else STEPS
+        epochs = 0 if has_probe and is_done else count_epochs(steps, len(task.train), train.batch_size)
+        epochs = epochs if has_probe else max(epochs, train.num_epochs)  # a fresh head has a long way to come
+    return {**known, "lr": rate, "epochs": epochs}
+
+
+def _find_factor(kind: str, num_rows: int, *, has_probe: bool) -> float:
+    """The rate in those of the method, whose own suit thousands of rows and a fresh head."""
+    if has_probe:
+        return FACTOR if num_rows <= MOST_FOR_FACTOR else 1.0
+    return FRESH_FACTOR if kind == "tag" and num_rows <= MOST_FOR_FRESH else 1.0
+
+
+def count_epochs(num_steps: int, num_rows: int, batch_size: int) -> int:
+    """As many as the steps need, within limits."""
+    return int(np.clip(-(-num_steps // -(-num_rows // batch_size)), *EPOCHS))
+
+
+def _find_head_start(task: Task, config: RunConfig, backbone: Backbone, *, is_open: bool) -> str:
+    reason = _why_no_probe(task, config, backbone)
+    if config.train.head_start == "probe" and reason:
+        raise BadConfig(f"`train.head_start` is `probe`, but {reason}", "leave it out, or use `fresh`")
+    return _or_auto(config.train.head_start, "probe" if is_open and not reason else "fresh")
+
+
+def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
+    """Why the head of this task cannot begin as a linear model; nothing, if it can."""
+    if backbone.writes:
+        return f"`{backbone.name}` writes its answers: there is no head"
+    if find_method(config.method.name).is_joint:
+        return f"`{config.method.name}` trains several tasks as one run"
+    if task.kind not in KINDS or find_head(task.kind).reads != "pooled":
+        return f"the head of a `{task.kind}` task is no linear model of whole rows"
+    if config.train.hidden != "none" or config.train.features != "last":
+        return "its head reads more than one vector of the last layer"
+    return ""
+
+
+def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: bool) -> int:
+    """Steps of a contrastive start: as asked, or where rows are few."""
+    asked = config.train.contrast
+    if asked:
+        if task.kind != "classify":
+            raise BadConfig(
+                f"`train.contrast` is `{asked}` for the `{task.kind}` task `{task.name}`", "it is for `classify` tasks"
+            )
+        if not has_probe:
+            raise BadConfig(
+                f"`train.contrast` is `{asked}`, but the head begins fresh",
+                "use `--set train.head_start=probe` with it",
+            )
+    if asked is not None:
+        return asked
+    is_single_class = task.kind == "classify" and task.train.pairs is None
+    has_slot = config.method.name != "head" and not find_method(config.method.name).has_own_weights
+    if not (is_open and has_probe and is_single_class and has_slot):
+        return 0
+    assert task.train.targets is not None
+    counts = np.bincount(task.train.targets, minlength=len(task.labels))
+    if (counts > 1).sum() < 2:  # nobody to be pulled together with, or pushed apart from
+        return 0
+    return next((steps for most, steps in CONTRAST_STEPS if len(task.train) <= most), 0)
+
+
+def _find_blend(train: TrainConfig, contrast: int) -> float | None:
+    if train.blend is not None and not contrast:
+        raise BadConfig(
+            f"`train.blend` is `{train.blend:g}`, but there is no contrastive start to keep a part of",
+            "leave it out, or use `--set train.contrast=100` with it",
+        )
+    return train.blend
+
+
+def choose_blend(score: float) -> float:
+    """The share that is kept of a contrastive start, by the probe's score on rows that it was not fitted to.
+
+    Labels that hardly follow from the texts are learnt by heart, and that is all that is learnt.
+    """
+    return BLEND * float(np.clip(np.nan_to_num(score) / BLEND, 0.0, 1.0))
+
+
+def _or_auto(asked: str, otherwise: str) -> str:
+    return otherwise if asked == "auto" else asked

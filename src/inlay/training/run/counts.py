@@ -1,0 +1,128 @@
+"""Parameters as the papers count them, from shapes alone: what `plan` and a dry run print before they measure.
+
+Every source has a number of its own for the same model. Houlsby et al. 2019 print what a task trains as a share of the
+backbone, its own copies of layer norms and the head included, and all tasks as a multiple of it (1.3x for nine).
+Mahabadi et al. 2021 divide what several tasks train together by their number (0.29% a task). A student reproduction
+prints the adapters alone as trainable, and as total the backbone with adapters and head, in which trained layer norms
+are not counted again: they stand in for the backbone's. TF-Adapter-BERT counts all that is trained but the last layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.model.backbone.sites import Anatomy
+from inlay.model.parts.tensors import TensorSpec
+
+_LAST_LAYER = ("head.weight", "head.bias")
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What one task or several train on a backbone, by each way of counting."""
+
+    backbone: int
+    num_tasks: int
+    trained: int
+    """by all tasks together"""
+    adapters: int
+    """of the trained, those of adapters, or of whatever else the method adds in their place"""
+    last_layers: int
+    """of the trained, those of the layers that give the logits"""
+    kept: int
+    """what the tasks need beside the backbone: what is trained, and what they share of an earlier run"""
+    replaced: int
+    """of the kept, copies of the backbone's own parameters, which these stand in for"""
+    needs_backbone: bool = True
+    """False where each parameter that is used has a trained copy: as in full fine-tuning"""
+
+    @property
+    def trained_without_last(self) -> int:
+        """What is trained without the layers that give the logits."""
+        return self.trained - self.last_layers
+
+    @property
+    def with_backbone(self) -> int:
+        """The backbone and what is added to it; copies of its own parameters are not counted again."""
+        return self.backbone + self.kept - self.replaced
+
+    @property
+    def share_per_task(self) -> float:
+        """What a task trains, as a share of the backbone; of what tasks share, an equal part."""
+        return self.trained / self.num_tasks / self.backbone
+
+    @property
+    def times_backbone(self) -> float:
+        """What there is to keep for all tasks, as a multiple of the backbone."""
+        return float(self.needs_backbone) + self.kept / self.backbone
+
+    @property
+    def times_full(self) -> float:
+        """The same for full fine-tuning, a backbone for every task; heads are not counted, as in the papers."""
+        return float(self.num_tasks)
+
+    def repeat(self, times: int) -> Totals:
+        """The same for so many times the tasks, which share nothing with each other."""
+        return Totals(
+            backbone=self.backbone,
+            num_tasks=times * self.num_tasks,
+            trained=times * self.trained,
+            adapters=times * self.adapters,
+            last_layers=times * self.last_layers,
+            kept=times * self.kept,
+            replaced=times * self.replaced,
+            needs_backbone=self.needs_backbone,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every count as data."""
+        return {
+            "num_tasks": self.num_tasks,
+            "trained": self.trained,
+            "adapters_alone": self.adapters,
+            "trained_without_last_layer": self.trained_without_last,
+            "with_backbone": self.with_backbone,
+            "share_per_task": self.share_per_task,
+            "times_backbone": self.times_backbone,
+            "times_full_fine_tuning": self.times_full,
+        }
+
+
+def count_totals(
+    items: Sequence[TensorSpec],
+    anatomy: Anatomy,
+    *,
+    num_tasks: int = 1,
+    is_shared_frozen: bool = False,
+    num_backbone: int | None = None,
+) -> Totals:
+    """Count the tensors of `num_tasks` tasks.
+
+    `items` are those of all of them, as `JointRun.layout` lists them. With `is_shared_frozen` the tasks train nothing
+    but what is their own. `num_backbone` are the parameters that the backbone's files have, where they lack some that
+    its shape has, such as a pooler.
+    """
+    trained = [item for item in items if not (is_shared_frozen and item.is_shared)]
+    copied = {_bare(item).removeprefix("weight.") for item in items if item.part == "weights"}
+    return Totals(
+        backbone=num_backbone or sum(math.prod(site.shape) for site in anatomy.parameters),
+        num_tasks=num_tasks,
+        trained=_sum(trained),
+        adapters=_sum([item for item in trained if item.part == "adapters"]),
+        last_layers=_sum([item for item in trained if _bare(item) in _LAST_LAYER]),
+        kept=_sum(items),
+        replaced=_sum([item for item in items if item.start == "backbone"]),
+        needs_backbone=any(not (site.is_pooler or site.name in copied) for site in anatomy.parameters),
+    )
+
+
+def _bare(item: TensorSpec) -> str:
+    """The tensor's name without its task's, which stands before it in a run of several."""
+    return item.name.rpartition("/")[2]
+
+
+def _sum(items: Sequence[TensorSpec]) -> int:
+    return sum(item.num_parameters for item in items)

@@ -1,0 +1,316 @@
+"""Runs of several tasks: a slot for each, parameters that they share, one schedule, one choice of the best epoch.
+
+A `JointRun` is to `fit` what a `Run` is; each of its `parts` is an ordinary run's task with its own rows and head. A
+`JointMember` is such a run in its slots. An epoch is as many steps as the rows of all tasks need, or the part of
+`joint.steps` between two scores; which tasks and rows a step sees follows from seed and step (`data/sampling.py`).
+
+What always holds: a task's own parameters move only in steps that have rows of it, and dev rows are never trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from inlay.data.metrics import MEAN, METRICS
+from inlay.data.sampling import TaskSampler
+from inlay.data.sources import keep_places
+from inlay.data.tasks import Task
+from inlay.errors import BadConfig, WrongBackbone
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.methods import JOINT_METHODS, find_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.parts.tensors import TensorSpec
+from inlay.settings.run_config import DataConfig, JointConfig, RunConfig, TrainConfig, digest, settled
+from inlay.training.cohort.member import Member, Progress
+from inlay.training.evaluate import Verdict
+from inlay.training.run.run import Run, make_part
+from inlay.training.run.start import Start
+
+if TYPE_CHECKING:
+    from inlay.model.bank.bank import Bank
+    from inlay.model.batch.route import Reach
+    from inlay.training.cohort.frozen_cache import PrefixCache
+
+
+@dataclass(frozen=True, eq=False)
+class JointRun:
+    """Several tasks and resolved settings on one backbone. Make it with `make_joint_run`."""
+
+    name: str
+    parts: tuple[Run, ...]
+    config: RunConfig
+    start: Start = field(default_factory=Start)
+
+    metric = MEAN
+
+    @cached_property
+    def id(self) -> str:
+        return identify_joint([(part.name, part.id) for part in self.parts], self.config.joint, self.start.lineage)
+
+    @property
+    def spec(self) -> SlotSpec:
+        """Of its first task: all have one method."""
+        return self.parts[0].spec
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.num_rows for part in self.parts)
+
+    @property
+    def num_steps(self) -> int:
+        return count_joint_steps(self.num_rows, self.config)
+
+    def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
+        """All its tensors: what is shared once, what each task has of its own under the task's name."""
+        shared = [item for item in self.spec.layout(anatomy) if item.is_shared]
+        return shared + [
+            dataclasses.replace(item, name=f"{part.name}/{item.name}")
+            for part in self.parts
+            for item in part.spec.layout(anatomy)
+            if not item.is_shared
+        ]
+
+
+def identify_joint(parts: Sequence[tuple[str, str]], joint: JointConfig, lineage: Sequence[Mapping[str, Any]]) -> str:
+    """The id of a run of these tasks, each by its name and the id of its part."""
+    return digest({"parts": parts, "joint": settled(joint), "start": lineage})[:16]
+
+
+def count_joint_steps(num_rows: int, config: RunConfig) -> int:
+    """The steps of a run over so many rows (or windows) of all its tasks together."""
+    return config.joint.steps or -(-num_rows // config.train.batch_size) * config.train.num_epochs
+
+
+def make_joint_run(
+    tasks: Sequence[Task],
+    config: RunConfig,
+    backbone: Backbone,
+    name: str = "joint",
+    *,
+    start: Start = Start(),
+    data: Sequence[DataConfig] = (),
+) -> JointRun:
+    """Resolve every `auto` of `config` for these tasks and the backbone, and check that they go together.
+
+    `data` says of every task where its rows were, so that the finished run can find them again.
+    """
+    _check_tasks(tasks, config)
+    _check_train(config.train)
+    _check_backbone(start, backbone)
+    # What is recorded is what is done: rows are drawn from all of a task's, on padded backbones too.
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, bucket=1))
+    sources = [keep_places(source) for source in data or [config.data] * len(tasks)]
+    parts = tuple(
+        make_part(task, dataclasses.replace(config, data=source, train=_train_of(task, tasks, config.train)), backbone)
+        for task, source in zip(tasks, sources, strict=True)
+    )
+    # What of the training suits one kind of task only is that task's: as it was asked for, it is resolved alike again.
+    train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
+    resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
+    if len(tasks) > 1 and config.train.prompt is not None and find_method(config.method.name).shares_all:
+        raise BadConfig(
+            f"`train.prompt` is `{config.train.prompt}` for all tasks of `{config.method.name}`, which nothing but a "
+            "prompt of its own tells apart",
+            "leave it out: each task's is then its name and a colon",
+        )
+    run = JointRun(name, parts, resolved, start)
+    if not any(item.is_shared for item in run.layout(backbone.anatomy)):
+        method = resolved.method
+        raise BadConfig(
+            f"with `method.inner_norm` `{method.inner_norm}` and `method.norms` `{method.norms}` the tasks of "
+            f"`{method.name}` share nothing: they are no run of several tasks",
+            "leave one of these settings as it is, or train each task by itself: `inlay train --method houlsby`",
+        )
+    if config.joint.trained == "task" and all(item.is_shared for item in run.layout(backbone.anatomy)):
+        raise BadConfig(
+            f"`joint.trained` is `task`, but with `{config.method.name}` on `{backbone.name}` tasks have nothing of "
+            "their own",
+            "leave out `--trained`, or use another method",
+        )
+    return run
+
+
+def _train_of(task: Task, tasks: Sequence[Task], train: TrainConfig) -> TrainConfig:
+    """The settings of one task: how free texts are written is of those tasks alone whose answers are, if there are."""
+    if task.kind == "text" or all(each.kind != "text" for each in tasks):
+        return train
+    return dataclasses.replace(train, beams=None, max_answer=None)
+
+
+_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
+
+
+def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
+    """Refuse a method of one task, names that cannot be told apart, and metrics that have no mean."""
+    if not find_method(config.method.name).is_joint:
+        known = ", ".join(JOINT_METHODS)
+        raise BadConfig(f"method `{config.method.name}` trains one task at a time", f"of several tasks: {known}")
+    if not tasks:
+        raise BadConfig("a run of several tasks was given none", "give one task or more")
+    names = [task.name for task in tasks]
+    twice = next((name for name in names if names.count(name) > 1 or "/" in name), None)
+    if twice is not None:
+        raise BadConfig(
+            f"the tasks of a run are `{', '.join(names)}`", "give each a name of its own, without a slash in it"
+        )
+    config.joint.check_tasks(names)
+    for task in tasks:
+        if not METRICS[task.metric].higher_is_better:
+            raise BadConfig(
+                f"task `{task.name}` has the metric `{task.metric}`, of which less is better: there is no mean with it",
+                "use a metric of which more is better: `--set data.metric=pearson`",
+            )
+
+
+# Setting of training -> the values it may have here, and what to do instead of others: those are for one task.
+_PLAIN: dict[str, tuple[tuple[object, ...], str]] = {
+    "steps": (("epochs",), "leave it out, or say how many steps there are: `--steps N`"),
+    "bucket": ((None, 1), "leave it out: rows are drawn from all of a task's, whatever their length"),
+    "start": (((),), "start from another run of several tasks: `--from-run RUN`"),
+}
+
+
+def _check_train(train: TrainConfig) -> None:
+    for name, (taken, hint) in _PLAIN.items():
+        if (value := getattr(train, name)) not in taken:
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            raise BadConfig(f"`train.{name}` is `{shown}` for a run of several tasks", hint)
+
+
+def _check_backbone(start: Start, backbone: Backbone) -> None:
+    """Refuse what was learnt on another backbone: where the shapes fit it would be taken without a word."""
+    if start.backbone and (start.fingerprint or start.backbone) not in (backbone.fingerprint, backbone.name):
+        known = start.fingerprint[:12] or "fingerprint not kept"
+        raise WrongBackbone(
+            f"cannot start from run `{start.lineage[0]['run']}`: it was trained on the backbone `{start.backbone}` "
+            f"({known}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
+            f"use `--backbone {start.backbone}`, or start from a run on `{backbone.name}`",
+        )
+
+
+class JointMember:
+    """A run of several tasks in its slots: a member for each task, which share their progress."""
+
+    def __init__(self, run: JointRun, parts: list[Member]) -> None:
+        self.run, self.parts = run, parts
+        self.progress = Progress()
+        self.best_tensors: dict[str, Tensor] = {}
+
+    @property
+    def slot(self) -> int:
+        """The first of its slots."""
+        return self.parts[0].slot
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._progress = progress
+        for part in self.parts:
+            part.progress = progress
+
+    @property
+    def is_active(self) -> bool:
+        return not self.progress.status
+
+    @property
+    def num_stages(self) -> int:
+        """Its epochs."""
+        return self.run.config.train.num_epochs
+
+    @property
+    def steps_left(self) -> int:
+        """That it will take at most."""
+        return self.num_steps - self.progress.step
+
+    @property
+    def steps_taken(self) -> int:
+        """So far."""
+        return self.progress.step
+
+    @property
+    def leeway(self) -> float:
+        """The best epoch is the one with the best mean."""
+        return 0.0
+
+    @property
+    def num_steps(self) -> int:
+        return count_joint_steps(sum(len(part.train) for part in self.parts), self.run.config)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_steps // self.run.config.train.num_epochs)
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Of the epoch it is in: the last one may be shorter."""
+        before = self.progress.step - self.progress.cursor
+        return min(self.steps_per_epoch, self.num_steps - before)
+
+    @property
+    def fewest_tokens(self) -> int:
+        """Of a forward pass that its rows fit in."""
+        return max(part.fewest_tokens for part in self.parts)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one step, with padding."""
+        return max(part.most_tokens for part in self.parts)
+
+    @cached_property
+    def _sampler(self) -> TaskSampler:
+        train = self.run.config.train
+        sizes = tuple(len(part.train) for part in self.parts)
+        return TaskSampler(
+            sizes, self.run.config.joint, train.batch_size, self.steps_per_epoch, train.num_epochs, train.seed
+        )
+
+    def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
+        """Row numbers of the step to come, or of one so many later in its epoch, by slots of tasks that have any."""
+        found = self._sampler.rows(self.progress.epoch, self.progress.cursor + ahead)
+        return {self.parts[task].slot: rows for task, rows in found.items()}
+
+    def read(self, bank: Bank) -> dict[str, Tensor]:
+        """All that it has trained: what its tasks share, and `task/name` for what each has of its own."""
+        found = {}
+        for part in self.parts:
+            shared = {item.name for item in part.run.spec.layout(bank.anatomy) if item.is_shared}
+            for name, tensor in bank.read(part.slot).items():
+                found[name if name in shared else f"{part.run.name}/{name}"] = tensor
+        return found
+
+    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
+        """The mean over the tasks, each once by its own metric, and every score of each as `task/metric`."""
+        names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
+        mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
+        scores = {MEAN: mean}
+        for name, verdict in zip(names, verdicts, strict=True):
+            scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}
+        loss = float(np.mean([verdict.loss for verdict in verdicts]))
+        fitted = {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)}
+        untuned = {
+            f"{name}/{metric}": value
+            for name, verdict in zip(names, verdicts, strict=True)
+            for metric, value in verdict.untuned.items()
+        }
+        return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
+
+    def reuse(self, cache: PrefixCache, reach: Reach) -> None:
+        """Compute all up to `reach` once and keep it."""
+        for part in self.parts:
+            part.reuse(cache, reach)
+
+
+AnyRun = Run | JointRun
+AnyMember = Member | JointMember

@@ -1,0 +1,278 @@
+"""A trained run of several tasks becomes ordinary tasks: what a hypernetwork writes, and what tasks share, is put down.
+
+Afterwards each task is a slot like any other, which store and engine keep and serve without knowing where it came from;
+its weights define it. A new task may start where a run of several ended: on what its tasks share, with an embedding of
+its own, fresh or that of a task it resembles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay.data.tasks import Task
+from inlay.errors import BadConfig, BadData, Diverged, Missing, UnknownName, WrongBackbone
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.methods import resolve_method, written_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.parts.expand import Expander
+from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, read_toml
+from inlay.store import Manifest, Store
+from inlay.training.run.joint import JointRun, identify_joint
+from inlay.training.run.run import (
+    DIGEST,
+    JOINT_TASKS,
+    WEIGHTS,
+    Result,
+    Run,
+    Trained,
+    damaged,
+    make_part,
+    read_fingerprint,
+    read_result,
+)
+from inlay.training.run.start import Start, reads_alike, take_head
+
+_SETTINGS = "config.toml"
+
+
+def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
+    """Every task of a finished run as an ordinary one, in order: its weights, its scores, its head."""
+    if not result.tensors:
+        raise Diverged(
+            f"run `{run.id}` has no weights to put down: {result.message or result.status}",
+            "train it again with a smaller learning rate",
+        )
+    _check_finite(result)
+    origin = {"run": run.id, "method": run.config.method.name, "tasks": [part.name for part in run.parts]}
+    return [_put_down(part, origin, result, backbone) for part in run.parts]
+
+
+def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
+    """A task of a finished run as an ordinary one."""
+    spec = SlotSpec(written_method(part.config.method), part.spec.head)
+    config = dataclasses.replace(part.config, method=spec.method, joint=JointConfig())
+    run = dataclasses.replace(part, config=config, spec=spec, origin=origin)
+    return Trained(run, _own_result(part, result, write_out(part, result.tensors, backbone)))
+
+
+def write_out(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
+    """The tensors of a task's ordinary slot, from all that the run has trained."""
+    expander = Expander(backbone.anatomy, resolve_method(part.config.method), 1)
+    own = Start(dict(tensors)).of(part.name)
+    with torch.no_grad():
+        written = expander.expand({name: tensor.unsqueeze(0) for name, tensor in own.items()}, (0,))
+    whole = own | {name: tensor[0].contiguous() for name, tensor in written.items()}
+    wanted = SlotSpec(written_method(part.config.method), part.spec.head).layout(backbone.anatomy)
+    return {item.name: whole[item.name].clone() for item in wanted}
+
+
+def _own_result(part: Run, result: Result, tensors: dict[str, Tensor]) -> Result:
+    own = f"{part.name}/"
+    history = [
+        {
+            **line,
+            "dev": {name.removeprefix(own): value for name, value in line["dev"].items() if name.startswith(own)},
+            "head": line["head"].get(part.name, {}),
+        }
+        for line in result.history
+    ]
+    best = next((line["dev"][part.metric] for line in history if line["epoch"] == result.best_epoch), None)
+    return dataclasses.replace(result, history=history, dev_metric=best, tensors=tensors)
+
+
+def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -> list[Trained]:
+    """Tasks of a finished run, by their names, as ordinary ones: from its folder and their own rows alone.
+
+    Refuses other rows or another backbone.
+    """
+    result = _read_finished(folder)
+    run_id, configs, digests = result.run_id, read_parts(folder), _read_digests(folder)
+    names = [config.task for config in configs]
+    ids = [config.identify(rows, backbone.fingerprint) for config, rows in zip(configs, digests, strict=True)]
+    known, lineage = configs[0], read_lineage(folder).lineage
+    _check_backbone(folder, known.backbone, backbone)
+    if identify_joint(list(zip(names, ids, strict=True)), known.joint, lineage) != run_id:
+        raise WrongBackbone(
+            f"run `{run_id}` was not trained on backbone `{backbone.name}`, or its settings were changed since",
+            f"its settings say `{known.backbone}`: load that one as it was then",
+        )
+    origin = {"run": run_id, "method": known.method.name, "tasks": names}
+    found = []
+    for task in tasks:
+        if task.name not in names:
+            raise UnknownName("task of the run", task.name, names)
+        number = names.index(task.name)
+        if task.digest != digests[number]:
+            raise BadData(
+                f"task `{task.name}`: its rows are not those that run `{run_id}` was trained on",
+                f"they were read from `{configs[number].data.source}`; where they are now, say as "
+                f"`inlay materialize {run_id} {task.name}=DATA`",
+            )
+        found.append(_put_down(make_part(task, configs[number], backbone, is_trained=True), origin, result, backbone))
+    return found
+
+
+def _read_finished(folder: Path) -> Result:
+    """The result of a finished run, with its weights."""
+    result = read_result(folder)
+    if result is None or not result.tensors:
+        raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
+    _check_finite(result)
+    return result
+
+
+def _check_finite(result: Result) -> None:
+    # A run that diverges keeps the weights of a better epoch or none: those that are not finite were changed since.
+    for name, tensor in result.tensors.items():
+        if not torch.isfinite(tensor).all():
+            folder = Path(result.run_id) if result.folder is None else result.folder
+            raise damaged(folder / WEIGHTS, f"tensor `{name}` has values that are not finite")
+
+
+def _check_backbone(folder: Path, name: str, backbone: Backbone) -> None:
+    """Refuse another backbone than the run's, as far as its folder says which that was."""
+    wanted = read_fingerprint(folder)
+    if wanted and wanted != backbone.fingerprint:
+        raise WrongBackbone(
+            f"run `{folder.name}` was not trained on backbone `{backbone.name}` ({backbone.fingerprint[:12]}), "
+            f"but on `{name}` ({wanted[:12]})",
+            f"use `--backbone {name}`, or wherever that one lies now",
+        )
+
+
+def _read_digests(folder: Path) -> list[str]:
+    """Of the rows of every task of a run, in order."""
+    found = [path.with_suffix(DIGEST) for path in _find_parts(folder)]
+    if not all(path.is_file() for path in found):
+        raise Missing(
+            f"the folder of run `{folder.name}` does not say which rows its tasks had: it is from before that was kept",
+            "run its `inlay multitask` command again: the run is not trained again, and all its tasks are published",
+        )
+    return [path.read_text(encoding="utf8").strip() for path in found]
+
+
+def read_parts(folder: Path) -> list[RunConfig]:
+    """The settings of every task of a run, which say where its rows were, in order."""
+    return [read_toml(path) for path in _find_parts(folder)]
+
+
+def _find_parts(folder: Path) -> list[Path]:
+    found = sorted((folder / JOINT_TASKS).glob("*.toml"))
+    if not found:
+        raise Missing(f"`{folder}` is no run of several tasks", "give the id of one that `inlay multitask` trained")
+    return found
+
+
+def read_lineage(folder: Path) -> Start:
+    """Where a run started from: enough to know it again, without the tensors, which are in its weights by now."""
+    config = read_toml(folder / _SETTINGS)
+    return Start() if config.joint.start is None else Start(lineage=({"run": config.joint.start},))
+
+
+def read_method(folder: Path) -> MethodConfig:
+    """That of a run of several tasks, which a run that starts from it has."""
+    if not folder.is_dir():
+        raise UnknownName("run of several tasks", folder.name, find_joint_runs(folder.parent))
+    _check_settings(folder)
+    return read_toml(folder / _SETTINGS).method
+
+
+def find_run(name: str, store: Store) -> Path:
+    """The folder of a run of several tasks, by its id or by a task that it was published as: `cola`, `cola@1`."""
+    folder = None if "@" in name else store.run_folder(name)
+    if folder is not None and (folder / _SETTINGS).is_file():
+        return folder
+    published = _find_published(name, store)
+    if published is not None and "joint" in published.extra:
+        return _find_origin(name, published, store)
+    if folder is not None and folder.is_dir():
+        _check_settings(folder)
+    if published is not None:
+        raise Missing(
+            f"task `{name}` came from no run of several tasks",
+            "it is an ordinary one already; name a run, or a task, of `inlay multitask`",
+        )
+    raise UnknownName("run of several tasks", name, find_joint_runs(store.root / "runs"))
+
+
+def _find_published(name: str, store: Store) -> Manifest | None:
+    """What a version keeps of itself; nothing where no task has that name. A version must be there."""
+    try:
+        return store.manifest(store.resolve(name))
+    except UnknownName:
+        if "@" in name:
+            raise
+        return None
+
+
+def _find_origin(name: str, published: Manifest, store: Store) -> Path:
+    """The folder of the run that a published task came from."""
+    run_id, tasks = published.extra["joint"]["run"], published.extra["joint"]["tasks"]
+    folder = store.run_folder(run_id)
+    if not folder.is_dir():
+        raise Missing(
+            f"task `{name}` came from run `{run_id}`, whose folder `{folder}` is gone",
+            f"put the folder back, or train the run again: `inlay multitask` with the data of {', '.join(tasks)}",
+        )
+    _check_settings(folder)
+    return folder
+
+
+def _check_settings(folder: Path) -> None:
+    if not (folder / _SETTINGS).is_file():
+        raise Missing(
+            f"the folder of run `{folder.name}` lacks its {_SETTINGS}: no `{folder / _SETTINGS}`",
+            f"restore it from a copy, or delete `{folder}` and train the run again: its `inlay multitask` command",
+        )
+
+
+def find_joint_runs(runs: Path) -> list[str]:
+    """The ids of the runs of several tasks that have a folder there, with their settings."""
+    found = {path.parent.parent for path in runs.glob(f"*/{JOINT_TASKS}/000-*.toml")}
+    return sorted(folder.name for folder in found if (folder / _SETTINGS).is_file())
+
+
+def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
+    """What new tasks begin with on what a finished run's tasks share: fresh embeddings, or those they resemble.
+
+    The head of a task goes along where the new one's labels are among its own.
+    """
+    result, source = _read_finished(folder), read_toml(folder / _SETTINGS)
+    _check_method(config.method, source.method, folder.name)
+    shared = {name: tensor for name, tensor in result.tensors.items() if "/" not in name}
+    # Not by their tensors: tasks that share every weight of a backbone that writes have none of their own.
+    known, by_name = {part.task: part for part in read_parts(folder)}, {task.name: task for task in tasks}
+    notes = [f"starts from what the tasks of run `{folder.name}` share"]
+    is_alike = reads_alike(config.train, source.train)
+    for new, old in config.joint.resemblances().items():
+        if old not in known:
+            raise UnknownName("task of the run", old, known)
+        if new not in by_name:
+            raise UnknownName("task", new, by_name)
+        own = {name: tensor for name, tensor in Start(result.tensors).of(old).items() if name not in shared}
+        head = take_head(own, known[old].data, by_name[new]) if is_alike else {}
+        body = {name: tensor for name, tensor in own.items() if not name.startswith("head.")}
+        shared |= {f"{new}/{name}": tensor for name, tensor in (body | head).items()}
+        if len(body) < len(own):
+            why = f"its labels are not those of `{old}`" if is_alike else f"`{old}` read other states of the backbone"
+            how = f"as that of `{old}`, label by label" if head else f"fresh: {why}"
+            notes.append(f"the head of `{new}` starts {how}")
+    return Start(shared, ({"run": folder.name},), tuple(notes), source.backbone, read_fingerprint(folder))
+
+
+def _check_method(method: MethodConfig, its: MethodConfig, run_id: str) -> None:
+    # By name first: the settings of one method are refused by another.
+    mine = resolve_method(method) if method.name == its.name else method
+    for item in dataclasses.fields(mine):
+        if getattr(mine, item.name) != getattr(its, item.name):
+            raise BadConfig(
+                f"`method.{item.name}` is `{getattr(mine, item.name)}`, but run `{run_id}` has "
+                f"`{getattr(its, item.name)}`",
+                "a run that starts from another has its method: leave out the settings of the method",
+            )

@@ -1,0 +1,446 @@
+"""What a run will cost, before it is trained: parameters from shapes, time and memory from a few measured steps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from inlay.data.encode import epoch_batches
+from inlay.data.sampling import task_shares
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.batch.route import collate, make_rows
+from inlay.model.heads.inference import infer
+from inlay.threads import Threads, own_threads
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
+from inlay.training.cohort.frozen_cache import Limits, PrefixCache
+from inlay.training.cohort.member import Member
+from inlay.training.cohort.memory import (
+    MAX_COHORT,
+    TOKEN_BUDGET,
+    available_bytes,
+    choose_slots,
+    count_slot_bytes,
+    find_budget,
+)
+from inlay.training.run.counts import Totals, count_totals
+from inlay.training.run.joint import AnyRun, JointRun
+from inlay.training.run.run import Run
+from inlay.training.run.start import Start
+
+_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
+_FEW_QUANTILES = (0.25, 0.75)
+_ANSWERED = 0.3  # of what training a row takes, answering it does, roughly
+_FULL_EPOCHS = 10  # of fine-tuning, where a run has none of its own
+_DEV_SAMPLE = 128
+_FEW_DEV_ROWS = 48
+ANSWERED = 1 / 3
+"""of a row's time in training: one that is only answered goes through the backbone once, not forward and back"""
+_TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one way to train the task."""
+
+    trained_parameters: int
+    stored_bytes: int
+    seconds: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's cost beside that of fine-tuning the whole backbone for the same task.
+
+    What needs more than shapes is None until it is measured.
+    """
+
+    run_id: str
+    parameters_by_part: dict[str, int]
+    backbone_parameters: int
+    num_train: int
+    num_dev: int
+    num_steps: int
+    """until it is measured, as if a row were one window"""
+    inlay: Cost
+    full: Cost
+    frozen_norms: dict[str, str]
+    """layer norms that stay frozen, and why"""
+    totals: Totals
+    """parameters as the papers count them"""
+    max_together: int
+    """runs like this one that would train at a time"""
+    truncated_share: float | None = None
+    token_budget: int | None = None
+    """tokens of a forward pass that fit in the memory that is free now"""
+
+    @property
+    def trained_share(self) -> float:
+        return self.inlay.trained_parameters / self.backbone_parameters
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as data."""
+        return {
+            **dataclasses.asdict(self),
+            "trained_share": self.trained_share,
+            "totals": self.totals.to_json(),
+        }
+
+
+def count_plan(run: Run, backbone: Backbone) -> Plan:
+    """Count what needs shapes only: no step is taken and no text is tokenised."""
+    items = run.spec.layout(backbone.anatomy)
+    by_part: dict[str, int] = {}
+    for item in items:
+        by_part[item.part] = by_part.get(item.part, 0) + item.num_parameters
+    in_full = backbone.num_parameters + by_part.get("head", 0)
+    num_slots = choose_slots(MAX_COHORT, count_slot_bytes([run], backbone), available_bytes(backbone.device))
+    return Plan(
+        run_id=run.id,
+        parameters_by_part=by_part,
+        backbone_parameters=backbone.num_parameters,
+        num_train=len(run.task.train),
+        num_dev=len(run.task.dev),
+        num_steps=run.num_steps + (run.config.train.contrast or 0),
+        inlay=Cost(sum(by_part.values()), 4 * sum(math.prod(item.shape) for item in items)),
+        full=Cost(in_full, 4 * in_full),
+        frozen_norms=dict(backbone.anatomy.frozen_norms),
+        totals=count_totals(items, backbone.anatomy, num_backbone=backbone.num_parameters),
+        max_together=1 if run.spec.is_solo else num_slots,
+    )
+
+
+def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Plan:
+    """Count, take a few steps on throw-away slots, and estimate. The backbone is as before afterwards."""
+    counted = count_plan(run, backbone)
+    with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
+        (member,) = cohort.members[0].parts
+        steps = _Steps(member, _QUANTILES)
+        with cohort.training():
+            epoch_seconds = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
+            once_seconds = steps.estimate(lambda cursor: _prefix_at(member, cursor, backbone.device))
+        peak = peak_memory_bytes(backbone.device)
+        dev_seconds = _measure_dev(cohort, member, _DEV_SAMPLE)
+        full_seconds = steps.estimate(_full_step(member, backbone))
+    epochs = run.config.train.num_epochs
+    dev_once_seconds = once_seconds * float(member.dev.lengths.sum() / member.train.lengths.sum())
+    upper_seconds = max(0.0, epoch_seconds - once_seconds) + max(0.0, dev_seconds - dev_once_seconds)
+    inlay_seconds = once_seconds + dev_once_seconds + epochs * upper_seconds
+    if run.config.train.head_start == "probe":  # a pass over the training rows, and one after a contrastive start
+        contrast = run.config.train.contrast or 0
+        inlay_seconds += (1 + bool(contrast)) * (_ANSWERED * epoch_seconds + dev_seconds)
+        inlay_seconds += contrast * epoch_seconds / member.steps_per_epoch
+    full_peak = peak + _TRAINED_BYTES * backbone.num_parameters
+    return dataclasses.replace(
+        counted,
+        num_steps=member.num_steps + (run.config.train.contrast or 0),
+        truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
+        inlay=dataclasses.replace(counted.inlay, seconds=inlay_seconds, peak_memory_bytes=peak),
+        full=dataclasses.replace(
+            counted.full, seconds=(epochs or _FULL_EPOCHS) * (full_seconds + dev_seconds), peak_memory_bytes=full_peak
+        ),
+        token_budget=cohort.settings.token_budget,
+    )
+
+
+@contextmanager
+def _rehearsal(run: Run, backbone: Backbone, *, checkpointing: bool) -> Iterator[Cohort]:
+    """A cohort of a run on throw-away slots; the generators are as before after it."""
+    budget = TOKEN_BUDGET[backbone.device.type]
+    settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
+    devices = [backbone.device] if backbone.device.type == "cuda" else []
+    with own_threads(settings.num_threads), torch.random.fork_rng(devices=devices):
+        free_bytes = available_bytes(backbone.device)
+        cohort = Cohort([run], backbone, settings)
+        cohort.use_budget(find_budget(cohort, free_bytes))
+        # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
+        cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
+        yield cohort
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What the parts of a run take, in seconds."""
+
+    setup: float
+    """until the first step: slots, tokens"""
+    once: float
+    """frozen layers of all texts, where they are reused"""
+    epoch: float
+    """steps over all training rows, without what is computed once"""
+    dev: float
+    """scoring the dev rows"""
+    probe: float
+    """answering the training rows, which a linear probe is fitted to"""
+
+
+def measure_durations(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Durations:
+    """What the parts of a run take, from fewer steps than a plan is made of: its time is taken from the training's."""
+    began = time.perf_counter()
+    with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
+        setup = time.perf_counter() - began
+        (member,) = cohort.members[0].parts
+        steps = _Steps(member, _FEW_QUANTILES)
+        with cohort.training():
+            epoch = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
+            once = steps.estimate(lambda cursor: _prefix_at(member, cursor, backbone.device))
+        dev = _measure_dev(cohort, member, _FEW_DEV_ROWS)
+    dev_share = float(member.dev.lengths.sum() / member.train.lengths.sum())
+    return Durations(
+        setup=setup,
+        once=once * (1 + dev_share),
+        epoch=max(0.0, epoch - once),
+        dev=max(0.0, dev - once * dev_share),
+        probe=dev / dev_share,
+    )
+
+
+def _count_threads(backbone: Backbone) -> int:
+    """As many threads as training would begin with now."""
+    most = torch.get_num_threads()
+    return Threads(most).number if backbone.device.type == "cpu" else most
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What steps of a run take: seconds for each, and for each character of its texts; memory at most."""
+
+    seconds_a_step: float
+    seconds_a_character: float
+    peak_memory_bytes: int
+
+
+def measure_pace(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False) -> Pace:
+    """The pace of a run's steps, from one or two over a few of its rows.
+
+    Only those rows are read, so that it takes a moment for any run. On a CPU time goes with tokens, and beside them
+    with the parameters that a step updates: two small steps tell both apart. A GPU is shown a batch.
+    """
+    sizes, num_warm, num_timed = _MEASURED[backbone.device.type]
+    budget = TOKEN_BUDGET[backbone.device.type]
+    settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
+    with own_threads(settings.num_threads):
+        found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, settings) for size in sizes]
+    (seconds, characters), (less, fewer) = found[-1], found[0]
+    slope = (seconds - less) / (characters - fewer) if characters > fewer else 0.0
+    if slope <= 0:  # one size, or noise: in proportion
+        slope = seconds / max(characters, 1.0)
+    return Pace(max(0.0, seconds - slope * characters), slope, peak_memory_bytes(backbone.device))
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """A task of a run of several."""
+
+    name: str
+    kind: str
+    metric: str
+    num_train: int
+    num_dev: int
+    drawn_share: float
+    """of the steps, or of their rows where batches are mixed, over all epochs"""
+    own_parameters: int
+    """trained for it alone"""
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """What a run of several tasks would take; time and memory are None until they are measured."""
+
+    run_id: str
+    tasks: tuple[TaskPlan, ...]
+    shared_parameters: int
+    is_shared_frozen: bool
+    """what tasks share is as it started, and is not trained"""
+    trained_parameters: int
+    backbone_parameters: int
+    num_steps: int
+    batch_size: int
+    totals: Totals
+    """parameters as the papers count them"""
+    seconds: float | None = None
+    memory_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as data."""
+        return {**dataclasses.asdict(self), "totals": self.totals.to_json()}
+
+
+def count_joint(run: JointRun, backbone: Backbone) -> JointPlan:
+    """Count what needs shapes only: no step is taken."""
+    is_frozen = run.config.joint.trained == "task"
+    items = run.layout(backbone.anatomy)
+    shared = sum(item.num_parameters for item in items if item.is_shared)
+    own = [sum(item.num_parameters for item in items if item.name.startswith(f"{part.name}/")) for part in run.parts]
+    tasks = tuple(
+        TaskPlan(part.name, part.task.kind, part.metric, part.num_rows, len(part.task.dev), share, number)
+        for part, share, number in zip(run.parts, _drawn_shares(run), own, strict=True)
+    )
+    return JointPlan(
+        run_id=run.id,
+        tasks=tasks,
+        shared_parameters=shared,
+        is_shared_frozen=is_frozen,
+        trained_parameters=sum(own) + (0 if is_frozen else shared),
+        backbone_parameters=backbone.num_parameters,
+        num_steps=run.num_steps,
+        batch_size=run.config.train.batch_size,
+        totals=count_totals(
+            items,
+            backbone.anatomy,
+            num_tasks=len(run.parts),
+            is_shared_frozen=is_frozen,
+            num_backbone=backbone.num_parameters,
+        ),
+    )
+
+
+def _drawn_shares(run: JointRun) -> list[float]:
+    """How often each task is drawn, over all epochs."""
+    sizes, epochs = [part.num_rows for part in run.parts], run.config.train.num_epochs
+    shares = [task_shares(sizes, run.config.joint, epoch, epochs) for epoch in range(epochs)]
+    return [float(share) for share in np.mean(shares, axis=0)]
+
+
+def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False) -> JointPlan:
+    """Count, measure a step or two, and estimate. The backbone is as before afterwards."""
+    counted, epochs = count_joint(run, backbone), run.config.train.num_epochs
+    pace = measure_pace(run, backbone, checkpointing=checkpointing)
+    lengths = [_count_characters(part) / part.num_rows for part in run.parts]
+    shares = [task.drawn_share for task in counted.tasks]
+    step_characters = counted.batch_size * float(np.dot(shares, lengths))
+    dev_characters = sum(len(part.task.dev) * length for part, length in zip(run.parts, lengths, strict=True))
+    seconds = run.num_steps * (pace.seconds_a_step + step_characters * pace.seconds_a_character)
+    seconds += epochs * dev_characters * pace.seconds_a_character * ANSWERED
+    memory_bytes = count_slot_bytes([run], backbone) + pace.peak_memory_bytes
+    return dataclasses.replace(counted, seconds=seconds, memory_bytes=memory_bytes)
+
+
+# Device -> rows of the steps that are measured, steps before them that warm up, steps that are timed.
+_MEASURED = {"cpu": ((1, 4), 1, 1), "cuda": ((32,), 3, 5)}
+
+
+def _time_steps(run: AnyRun, backbone: Backbone, settings: CohortSettings) -> tuple[float, float]:
+    """Seconds of a step, and the characters of its texts."""
+    _, num_warm, num_timed = _MEASURED[backbone.device.type]
+    with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
+        cohort = Cohort([run], backbone, settings)
+        with cohort.training():
+            for _ in range(num_warm):
+                _timed(cohort.step, backbone.device)
+            seconds = sum(_timed(cohort.step, backbone.device) for _ in range(num_timed)) / num_timed
+    return seconds, sum(map(_count_characters, run.parts)) / len(run.parts) / (num_warm + num_timed)
+
+
+def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
+    """A run of so few steps over so few rows; what it would start from makes no step longer."""
+    parts = [_cut(part, num_rows, num_steps) for part in run.parts]
+    if not isinstance(run, JointRun):
+        return parts[0]
+    joint = dataclasses.replace(run.config.joint, steps=num_steps)
+    config = dataclasses.replace(run.config, train=parts[0].config.train, joint=joint)
+    return dataclasses.replace(run, parts=tuple(parts), config=config, start=Start())
+
+
+def _cut(run: Run, most: int, num_steps: int) -> Run:
+    """A run of so many steps over a few rows, evenly chosen by length."""
+    train, dev = run.task.train, run.task.dev
+    lengths = [len(text) for text in train.texts]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    number = min(most, run.config.train.batch_size, len(order))
+    chosen = [order[(2 * row + 1) * len(order) // (2 * number)] for row in range(number)]
+    task = dataclasses.replace(run.task, train=train.take(chosen * num_steps), dev=dev.take(range(min(2, len(dev)))))
+    settings = dataclasses.replace(run.config.train, batch_size=number, epochs=1)
+    return dataclasses.replace(
+        run, task=task, config=dataclasses.replace(run.config, train=settings), start=Start(), origin={}
+    )
+
+
+def _count_characters(run: Run) -> int:
+    """Of the training texts, as far as they are read: four to a token."""
+    seconds, most = run.task.train.pairs or [""] * run.num_rows, 4 * run.max_length
+    most *= 2 if run.spec.head.has_towers else 1
+    return sum(min(len(a) + len(b), most) for a, b in zip(run.task.train.texts, seconds, strict=True))
+
+
+class _Steps:
+    """Time per epoch from a few steps: time goes with padded tokens, so batches of several widths are measured."""
+
+    def __init__(self, member: Member, quantiles: Sequence[float]) -> None:
+        train = member.run.config.train
+        batches = epoch_batches(member.train.lengths, train.batch_size, train.seed, 0, bucket=train.bucket or 1)
+        self.tokens = np.array([len(batch) * member.train.lengths[batch].max() for batch in batches], dtype=float)
+        order = np.argsort(self.tokens, kind="stable")
+        self.heaviest = int(order[-1])
+        self.sample = sorted({int(order[int(q * (len(order) - 1))]) for q in quantiles})
+
+    def estimate(self, step: Callable[[int], float]) -> float:
+        step(self.heaviest)  # warms up, and shows the largest memory
+        seconds = np.array([step(cursor) for cursor in self.sample])
+        tokens = self.tokens[self.sample]
+        if len(set(tokens)) < 2:
+            return float(seconds.mean() * len(self.tokens))
+        slope, base = np.polyfit(tokens, seconds, 1)
+        if slope <= 0:  # it goes with the number of steps alone, or noise hides more
+            slope, base = 0.0, seconds.mean()
+        elif base < 0:  # noise: fall back on proportion
+            slope, base = seconds.sum() / tokens.sum(), 0.0
+        return float((base + slope * self.tokens).sum())
+
+
+def _step_at(cohort: Cohort, member: Member, cursor: int, device: torch.device) -> float:
+    member.progress.cursor, member.progress.status = cursor, ""
+    return _timed(cohort.step, device)
+
+
+def _prefix_at(member: Member, cursor: int, device: torch.device) -> float:
+    """Seconds for the layers of a batch that are computed once; none if there are none."""
+    member.progress.cursor = cursor
+    return _timed(lambda: member.prefixes(member.next_batch()), device) if member.is_reusing else 0.0
+
+
+def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
+    """One step of fine-tuning a copy of the whole backbone, on the same batch."""
+    model = copy.deepcopy(backbone.model).train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+
+    def step() -> None:
+        batch = collate(member.rows(member.next_batch()), backbone.pad_id, backbone.device)
+        answers = {} if batch.written_BT is None else {"labels": batch.written_BT}
+        outputs = model(input_ids=batch.input_ids_BT, attention_mask=batch.mask_BT, **answers)
+        (outputs.logits if answers else outputs.last_hidden_state).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def step_at(cursor: int) -> float:
+        member.progress.epoch, member.progress.cursor = 0, cursor
+        return _timed(step, backbone.device)
+
+    return step_at
+
+
+def _measure_dev(cohort: Cohort, member: Member, most: int) -> float:
+    """Seconds to score the dev rows once, from an even sample of at most so many."""
+    chosen = np.unique(np.linspace(0, len(member.dev.ids) - 1, min(most, len(member.dev.ids))).astype(int))
+    rows = make_rows(map(member.dev.window, chosen.tolist()), member.slot)
+    seconds = _timed(lambda: infer(cohort.bank, rows), cohort.backbone.device)
+    return seconds * len(member.dev.ids) / len(rows)
+
+
+def _timed(work: Callable[[], Any], device: torch.device) -> float:
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began

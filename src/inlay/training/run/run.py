@@ -1,0 +1,522 @@
+"""A run: one task trained once, with its settings, its folder and its result.
+
+A run's folder is `runs/<id>/`: `config.toml`, `fingerprint` (of the backbone), `metrics.jsonl` (a line per epoch),
+`curve.png`, `best.safetensors`, `last.safetensors`, `probe.safetensors` (the head it began with, if that is a linear
+probe), and `result.json`, which is written last: a folder that has one is
+a finished run. Of several tasks `tasks/` has the settings of each and the digest of its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load as decode_tensors
+from safetensors.torch import save as encode_tensors
+from torch import Tensor
+
+from inlay.data.metrics import is_better
+from inlay.data.scripts import describe_unknown
+from inlay.data.tasks import Task
+from inlay.data.windows import Reading
+from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBackbone
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.backbone.pooling import POOLED
+from inlay.model.bank.methods import find_method, resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import HEADS, JOINED, TOWERS, WRITTEN, HeadSpec, find_head
+from inlay.settings.run_config import RunConfig, TrainConfig, read_toml
+from inlay.settings.trees import write_toml
+from inlay.store import Store, write_atomically
+from inlay.training.recipe.probe import compare_readings
+from inlay.training.recipe.recipe import find_recipe
+from inlay.training.run.start import Source, Start, load_sources, make_start
+
+if TYPE_CHECKING:
+    from inlay.training.run.joint import JointRun
+
+FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
+JOINT_TASKS = "tasks"
+"""The folder within that of a run of several tasks that has the settings of each."""
+DIGEST = ".digest"
+"""How the file beside such settings is called that says which rows the task had."""
+WEIGHTS = "best.safetensors"
+PROBE_HEAD = "probe.safetensors"
+"""The head that a run began with, where that is a linear probe."""
+_FINGERPRINT = "fingerprint"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A task and resolved settings on one backbone. Make it with `make_run`."""
+
+    task: Task
+    config: RunConfig
+    spec: SlotSpec
+    fingerprint: str
+    start: Start = field(default_factory=Start)
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """the run of several tasks that it was one of: its id, method and tasks"""
+    notes: tuple[str, ...] = ()
+    """what its user should know of how it reads the backbone"""
+
+    @cached_property
+    def id(self) -> str:
+        return self.origin["run"] if self.origin else self.config.identify(self.task.digest, self.fingerprint)
+
+    @property
+    def parts(self) -> tuple[Run, ...]:
+        """Its tasks, a run each: this one alone."""
+        return (self,)
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def metric(self) -> str:
+        """What its epochs are compared by."""
+        return self.task.metric
+
+    @property
+    def num_rows(self) -> int:
+        """Rows it is trained on in an epoch."""
+        return len(self.task.train)
+
+    @property
+    def reading(self) -> Reading:
+        """How the task's rows become windows of tokens."""
+        head = self.spec.head
+        return Reading(head.layout, self.max_length, self.config.train.stride, head.prompt, head.pairs)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens a text (or a window) is cut to."""
+        assert self.config.train.max_length is not None, "make_run resolves it"
+        return self.config.train.max_length
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Where a row is one window; long contexts are several, and `Member` counts those."""
+        return -(-len(self.task.train) // self.config.train.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        return count_steps(len(self.task.train), self.config.train)
+
+
+def count_steps(num_rows: int, train: TrainConfig) -> int:
+    """The steps of a run over so many rows (or windows), by the rule of `train.steps`."""
+    if not train.num_epochs:
+        return 0
+    if train.steps == "bert":  # whose batches go on across epochs: none is smaller than the others
+        return max(1, num_rows * train.num_epochs // train.batch_size)
+    return -(-num_rows // train.batch_size) * train.num_epochs
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. `tensors` are the best epoch's, at the slot's own size."""
+
+    run_id: str
+    status: str
+    best_epoch: int
+    dev_metric: float | None
+    """of the task's metric, at the best epoch; None if the run diverged before it finished one"""
+    history: list[dict[str, Any]]
+    seconds: float
+    peak_memory_bytes: int
+    message: str = ""
+    folder: Path | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def dev_metrics(self) -> dict[str, float]:
+        """All dev metrics of the best epoch; empty if no epoch was ever finished."""
+        return self._best.get("dev", {})
+
+    @property
+    def unpredicted(self) -> tuple[str, ...]:
+        """Labels that dev rows have and none was answered with at the best epoch."""
+        return tuple(self._best.get("unpredicted", ()))
+
+    def spec(self, run: Run) -> SlotSpec:
+        """What the run trained, with what its head got from the dev rows of the best epoch."""
+        return dataclasses.replace(run.spec, head=dataclasses.replace(run.spec.head, **self._best.get("head", {})))
+
+    @property
+    def _best(self) -> dict[str, Any]:
+        return next((line for line in self.history if line["epoch"] == self.best_epoch), {})
+
+
+def make_run(
+    task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None, *, is_trained: bool = False
+) -> Run:
+    """Resolve every `auto` of `config` for this task and backbone, and check that they go together.
+
+    `store` has the versions that `config.train.start` names. What `is_trained` is not refused for what later versions
+    of Inlay train no more.
+    """
+    if find_method(config.method.name).is_joint:
+        raise BadConfig(
+            f"method `{config.method.name}` trains several tasks as one run, whose parameters they share",
+            "use `inlay multitask` (with `--dry-run` it tells the cost), or `make_joint_run`",
+        )
+    for item in dataclasses.fields(config.joint):
+        if (value := getattr(config.joint, item.name)) != item.default:
+            raise BadConfig(
+                f"`joint.{item.name}` is `{value}` for a run of one task",
+                "leave it out: settings of `joint` are for `inlay multitask`",
+            )
+    return make_part(task, config, backbone, store, is_trained=is_trained)
+
+
+def make_part(
+    task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None, *, is_trained: bool = False
+) -> Run:
+    """As `make_run`, for one task of a run of several too."""
+    sources = load_sources(config.train.start, store, backbone, config.method)
+    # What was once trained on a pooler that is noise still reads it, and so does what goes on from it.
+    takes_noise = is_trained or any(source.spec.head.pooling == "pooler" for source in sources)
+    pooling = _resolve_pooling(config.train, backbone, takes_noise=takes_noise)
+    max_length = config.train.max_length or min(find_head(task.kind).max_length, backbone.max_length)
+    if max_length > backbone.max_length:
+        raise BadConfig(
+            f"`train.max_length` is `{max_length}`, but `{backbone.name}` reads at most {backbone.max_length} tokens",
+            f"use `--max-length {backbone.max_length}` or less",
+        )
+    if config.train.class_weights == "balanced" and task.kind != "classify":
+        raise BadConfig(
+            f"`train.class_weights` is `balanced` for the `{task.kind}` task `{task.name}`",
+            "it is for `classify` tasks",
+        )
+    start = tuple(source.label for source in sources)
+    bucket = config.train.bucket or (1 if backbone.packs else 4)
+    known: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
+    known |= find_recipe(task, config, backbone, has_sources=bool(sources))
+    writing = _resolve_writing(task, config.train, backbone)
+    if backbone.writes and config.train.prompt is None and find_method(config.method.name).shares_all:
+        writing["prompt"] = f"{config.joint.resemblances().get(task.name, task.name)}: "
+    train = dataclasses.replace(config.train, **known, **writing)
+    answers = tuple(f"{label}={text}" for label, text in zip(task.labels, task.answers, strict=bool(task.answers)))
+    pairs, reason = _resolve_pairs(task, config, backbone, sources, train, is_trained=is_trained)
+    data = dataclasses.replace(
+        config.data, kind=task.kind, labels=task.labels, answers=answers, metric=task.metric, pairs=pairs
+    )
+    resolved = dataclasses.replace(
+        config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
+    )
+    spec = SlotSpec(resolved.method, _make_head(task, train, pairs))
+    if backbone.writes:
+        _check_texts(task, spec.head.texts, backbone)
+    spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
+    notes = (*_describe_reading(config.train, spec.head, backbone), *_describe_texts(task, backbone))
+    notes += (reason,) if reason else ()
+    return Run(task, resolved, spec, backbone.fingerprint, make_start(sources, spec, task, backbone), notes=notes)
+
+
+def _resolve_pairs(
+    task: Task,
+    config: RunConfig,
+    backbone: Backbone,
+    sources: Sequence[Source],
+    train: TrainConfig,
+    *,
+    is_trained: bool,
+) -> tuple[str, str]:
+    """How the task's pairs are read, and why: as asked for, if it can be; else as what it starts from; where nothing is
+    said, as linear probes of the training rows do better with, if the head begins as one."""
+    asked = config.data.pairs
+    obstacle = _find_towers_obstacle(task, config.train, backbone)
+    if asked == TOWERS and obstacle is not None:
+        raise BadConfig(
+            f"`data.pairs` is `towers` for the `{task.kind}` task `{task.name}`: {obstacle[0]}", obstacle[1]
+        )
+    if asked != "auto":
+        return asked, ""
+    if is_trained or obstacle is not None:  # runs from before there was a choice have `auto`, and read pairs joined
+        return JOINED, ""
+    if sources or train.head_start != "probe" or train.features != "last":
+        return TOWERS if sources and all(source.spec.head.has_towers for source in sources) else JOINED, ""
+    assert train.max_length is not None
+    scores = compare_readings(task, backbone, train.max_length, train.pooling)
+    chosen, other = (TOWERS, JOINED) if is_better(task.metric, scores[TOWERS], scores[JOINED]) else (JOINED, TOWERS)
+    told = f"a linear probe of the training rows scores {scores[chosen]:.3f} with it, {scores[other]:.3f} with {other}"
+    return chosen, f"pairs: read as {chosen}: {told}"
+
+
+def _find_towers_obstacle(task: Task, train: TrainConfig, backbone: Backbone) -> tuple[str, str] | None:
+    """Why the texts of the task's rows cannot be read apart, and what to do instead; None if they can."""
+    leave_out = "leave out `data.pairs`"
+    if backbone.writes:
+        return f"`{backbone.name}` writes its answers to one text", f"use an encoder, or {leave_out}"
+    if find_head(task.kind).reads != "pooled":
+        known = ", ".join(kind for kind, head in HEADS.items() if head.reads == "pooled")
+        return "its head reads tokens, not a vector of each text", f"{leave_out}; towers are for {known}"
+    if task.train.pairs is None:
+        return "its rows have no second text", f"name its column with `--pair`, or {leave_out}"
+    if train.hidden != "none":
+        reason = f"`train.hidden` is `{train.hidden}`, and a head with towers has no layer before its own"
+        return reason, f"leave out `train.hidden`, or {leave_out}"
+    return None
+
+
+def _make_head(task: Task, train: TrainConfig, pairs: str) -> HeadSpec:
+    entry = find_head(task.kind)
+    num_outputs = entry.num_outputs(len(task.labels))
+    assert task.train.targets is not None
+    if train.pooling == WRITTEN:
+        texts = _TEXTS[task.kind](task)
+        beams, longest = train.beams or HeadSpec.beams, train.max_answer or HeadSpec.max_answer
+        written: dict[str, Any] = {"texts": texts, "beams": beams, "max_answer": longest, "prompt": train.prompt or ""}
+        return HeadSpec(task.kind, len(texts), WRITTEN, **written)
+    pooling = train.pooling if entry.reads == "pooled" else entry.reads
+    known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
+    return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, pairs=pairs, **known)
+
+
+# Kind -> what of its head the training targets decide: a number's scale, whether there may be no answer.
+_FROM_TARGETS: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
+    "regress": lambda targets: {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0},
+    "span": lambda targets: {"null_threshold": None if all(targets) else 0.0},
+}
+
+
+_STEP = 0.2  # numbers are written rounded to it, as published for STS-B
+_FEWEST_STEPS = 10  # that targets span; of those that span fewer, a tenth of the step is taken
+_MOST_DECIMALS = 6
+_MOST_NUMBERS = 500
+
+
+def _spell_numbers(task: Task) -> tuple[str, ...]:
+    """The texts that stand for numbers, in steps: those of the task's range, where it is known, and of its rows.
+
+    Steps are of 0.2, or of 0.02 and so on where all targets lie within a few.
+    """
+    assert task.train.targets is not None
+    targets = np.append(task.train.targets, task.bounds or ())
+    span = float(targets.max() - targets.min())
+    decimals = 1
+    while 0 < span < _FEWEST_STEPS * _STEP * 10.0 ** (1 - decimals) and decimals < _MOST_DECIMALS:
+        decimals += 1
+    step = _STEP * 10.0 ** (1 - decimals)
+    first, last = math.floor(targets.min() / step + 1e-9), math.ceil(targets.max() / step - 1e-9)
+    if last - first >= _MOST_NUMBERS:
+        raise BadConfig(
+            f"task `{task.name}`: targets from {targets.min():g} to {targets.max():g} are {last - first + 1:,} texts "
+            f"in steps of {step:g}",
+            f"scale them to a range of at most {_MOST_NUMBERS * _STEP:g}, or use a backbone that does not write",
+        )
+    return tuple(f"{number * step:.{decimals}f}" for number in range(first, last + 1))
+
+
+def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
+    """Refuse texts that the backbone cannot tell apart: their tokens are the same, or stand for whatever has none."""
+    known: dict[tuple[int, ...], str] = {}
+    for text in texts:
+        tokens = tuple(backbone.tokenizer(text)["input_ids"])
+        if tokens in known:
+            raise BadConfig(
+                f"task `{task.name}`: to `{backbone.name}` the answers `{known[tokens]}` and `{text}` are the same "
+                "tokens",
+                "say what is written for each label: `--set data.answers=LABEL=text,…` (of several tasks "
+                f"`data.{task.name}.answers`)",
+            )
+        known[tokens] = text
+
+
+# Kind -> the texts that are scored where answers are written; none: they are free.
+_TEXTS: dict[str, Callable[[Task], tuple[str, ...]]] = {
+    "classify": lambda task: task.written,
+    "regress": _spell_numbers,
+    "text": lambda task: (),
+}
+
+
+def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dict[str, Any]:
+    """The settings of answers that are written; refuses them, and tasks, where they do not go with the backbone."""
+    if backbone.writes and task.kind not in _TEXTS:
+        raise Unsupported(
+            f"the `{task.kind}` task `{task.name}` on the backbone `{backbone.name}`, which writes its answers",
+            f"it takes {', '.join(_TEXTS)}; write the answers as texts, or use another backbone",
+        )
+    if not backbone.writes and task.kind == "text":
+        raise Unsupported(
+            f"the `text` task `{task.name}` on the backbone `{backbone.name}`, which writes no texts",
+            "use a T5, or `--kind classify`",
+        )
+    used = ("label_smoothing", "beams", "max_answer") if task.kind == "text" else ("label_smoothing",)
+    for name in ("label_smoothing", "beams", "max_answer", "prompt"):
+        if getattr(config, name) is not None and not (backbone.writes and name in (*used, "prompt")):
+            raise BadConfig(
+                f"`train.{name}` is set for the `{task.kind}` task `{task.name}` on `{backbone.name}`", "leave it out"
+            )
+    if not backbone.writes:
+        return {}
+    defaults = {"label_smoothing": 0.1, "beams": HeadSpec.beams, "max_answer": HeadSpec.max_answer}
+    chosen = {name: getattr(config, name) for name in used}
+    return {name: defaults[name] if value is None else value for name, value in chosen.items()}
+
+
+def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bool) -> str:
+    """A trained copy of the pooler reads what the pooler reads: the first token."""
+    if config.hidden != "pooler":
+        return backbone.resolve_pooling(config.pooling, takes_noise=takes_noise)
+    backbone.resolve_pooling("pooler", takes_noise=True)  # refuses a backbone that has none
+    if config.pooling not in ("auto", "cls", "pooler"):
+        raise BadConfig(
+            f"`train.hidden` is `pooler` with `{config.pooling}` pooling",
+            "it reads the first token: leave out `--pooling`",
+        )
+    return "cls"
+
+
+# What was said of a task's texts, by the fingerprint of the backbone that reads them: many runs share a task.
+_SAID: WeakKeyDictionary[Task, dict[str, list[str]]] = WeakKeyDictionary()
+
+
+def _describe_texts(task: Task, backbone: Backbone) -> list[str]:
+    """Whether the backbone's tokenizer knows what the training texts are made of."""
+    said = _SAID.setdefault(task, {})
+    if backbone.fingerprint not in said:
+        said[backbone.fingerprint] = describe_unknown(backbone.tokenizer, task.train, backbone.name)
+    return said[backbone.fingerprint]
+
+
+def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -> Iterator[str]:
+    """What a head reads where its user did not say it, and why; and that a pooler it reads is noise."""
+    if not head.reads_rows or head.is_written:
+        return
+    noise = f"`{backbone.name}`'s pooler was never trained: {backbone.pooler_noise}"
+    if head.hidden == "pooler" and backbone.pooler_noise:
+        yield f"the pooler that is trained with the task begins as noise: {noise}"
+    elif head.hidden != "pooler" and config.pooling == "auto":
+        yield f"pooling: {backbone.default_pooling} ({POOLED[backbone.default_pooling]}): {backbone.pooling_reason}"
+    if head.pooling == "pooler" and backbone.pooler_noise:
+        yield f"it goes on reading a pooler that is noise: {noise}"
+
+
+def write_start(folder: Path, run: Run | JointRun) -> None:
+    """Put a run's settings in its folder, before its first step; of several tasks, those of each too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if run.parts != (run,):
+        (folder / JOINT_TASKS).mkdir(exist_ok=True)
+        for number, part in enumerate(run.parts):
+            path = folder / JOINT_TASKS / f"{number:03}-{part.name}.toml"
+            write_atomically(path, write_toml(part.config).encode())
+            write_atomically(path.with_suffix(DIGEST), f"{part.task.digest}\n".encode())
+    write_atomically(folder / "config.toml", write_toml(run.config).encode())
+    # The name in the settings is a path or a word; what it stood for then, only this can say.
+    write_atomically(folder / _FINGERPRINT, f"{run.parts[0].fingerprint}\n".encode())
+
+
+def read_fingerprint(folder: Path) -> str:
+    """Of the backbone a run was trained on; nothing in a folder from before it was kept."""
+    path = folder / _FINGERPRINT
+    return path.read_text(encoding="utf8").strip() if path.is_file() else ""
+
+
+def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
+    """The metrics file, a line per epoch. Written whole, so that a resumed run never repeats a line."""
+    write_atomically(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history).encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Tensors as safetensors, whole or not at all."""
+    write_atomically(path, encode_tensors(dict(sorted(tensors.items()))))
+
+
+def write_result(folder: Path, result: Result) -> None:
+    """The mark of a finished run: everything else is on disk before it."""
+    content = {
+        "run": result.run_id,
+        "status": result.status,
+        "best_epoch": result.best_epoch,
+        "dev_metric": result.dev_metric,
+        "seconds": result.seconds,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "message": result.message,
+        "history": result.history,
+    }
+    write_atomically(folder / "result.json", json.dumps(content, indent=1).encode())
+
+
+def read_probe_head(folder: Path) -> dict[str, Tensor]:
+    """The head that a run began with as a linear probe; nothing where it began fresh."""
+    path = folder / PROBE_HEAD
+    try:
+        return decode_tensors(path.read_bytes()) if path.is_file() else {}
+    except SafetensorError as error:
+        raise damaged(path, f"not a safetensors file: {error}") from None
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run's folder has its result, which is written last."""
+    return (folder / "result.json").is_file()
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a finished run, or None if it is not finished; refuses files that are not as the run wrote them."""
+    if not is_finished(folder):
+        return None
+    path = folder / "result.json"
+    try:
+        tensors = decode_tensors((folder / WEIGHTS).read_bytes())
+    except FileNotFoundError:  # dropped, perhaps this moment by another process
+        tensors = {}
+    except SafetensorError as error:
+        raise damaged(folder / WEIGHTS, f"not a safetensors file: {error}") from None
+    try:
+        content = json.loads(path.read_text(encoding="utf8"))
+        known = {name: content[name] for name in content if name != "run"}
+        return Result(run_id=content["run"], tensors=tensors, folder=folder, **known)
+    except ValueError as error:
+        raise damaged(path, f"not JSON: {error}") from None
+    except (KeyError, TypeError):
+        raise damaged(path, "not what a finished run writes") from None
+
+
+def damaged(path: Path, reason: str) -> StoreDamaged:
+    """The error of a run's file that is not as the run wrote it."""
+    # A folder with a result is not trained again, so the folder has to go first.
+    return StoreDamaged(
+        f"{path}: {reason}", f"restore it from a copy, or delete `{path.parent}` and train the run again"
+    )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run read back: what it was, what it came to."""
+
+    run: Run
+    result: Result
+
+    @property
+    def spec(self) -> SlotSpec:
+        """What it trained, with what its head got from the dev rows."""
+        return self.result.spec(self.run)
+
+
+def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
+    """A finished run's best weights and what they are of; refuses a folder of other rows or another backbone."""
+    result = read_result(folder)
+    if result is None or not result.tensors:
+        raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
+    config = read_toml(folder / "config.toml")
+    if config.identify(task.digest, backbone.fingerprint) != result.run_id:
+        raise WrongBackbone(
+            f"run `{result.run_id}` was not trained on these rows of `{task.name}` with backbone `{backbone.name}`",
+            f"its config says task `{config.task}` on `{config.backbone}`: load that task and backbone as then",
+        )
+    # Its start is in the weights by now; the versions it came from may be gone.
+    fresh = dataclasses.replace(config, train=dataclasses.replace(config.train, start=()))
+    return Trained(dataclasses.replace(make_run(task, fresh, backbone, is_trained=True), config=config), result)

@@ -1,0 +1,240 @@
+"""Where a run starts from: the tensors of stored versions, one or the mean of several, instead of fresh values.
+
+A start is named as a version is (`cola`, `cola@2`); a resolved run has `cola@2:3f9c0d1e2b4a`, the digest's first digits
+behind the reference, so that its id covers what it started from. The method must be the source's. The head goes along
+only where it means the same: same kind, same labels, same reading of the backbone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from inlay.data.tasks import Task
+from inlay.errors import BadConfig, Missing, WrongBackbone
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import HeadSpec
+from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.store import Manifest, Store, Version
+
+_DIGITS = 12
+_SCALE = (
+    "target_mean",
+    "target_std",
+    "temperature",
+    "null_threshold",
+    "thresholds",
+)  # what of a head its own data decided
+_FREE = ("init_std",)  # what of a method may differ: with any other setting the same numbers would mean something else
+_OUTPUTS = {"head.weight", "head.pair_weight"}  # matrices of a head with a row for each output
+_INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of training
+
+
+@dataclass(frozen=True)
+class Source:
+    """A stored version that a run starts from."""
+
+    version: Version
+    manifest: Manifest
+    spec: SlotSpec
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def label(self) -> str:
+        """How a resolved run names it: the reference, and which content that was."""
+        return f"{self.version.reference}:{self.version.digest[:_DIGITS]}"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run's slot begins with; tensors that are not there begin fresh."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    lineage: tuple[dict[str, str], ...] = ()
+    """reference and digest of every source"""
+    notes: tuple[str, ...] = ()
+    backbone: str = ""
+    """that a run of several tasks was trained on, where this is what it learnt"""
+    fingerprint: str = ""
+    """of that backbone; nothing where the run's folder does not say it"""
+
+    def of(self, task: str) -> dict[str, Tensor]:
+        """What the slot of a task begins with: what is the same for all tasks of its run, and what is its own."""
+        common = {name: tensor for name, tensor in self.tensors.items() if "/" not in name}
+        own = f"{task}/"
+        return common | {n.removeprefix(own): tensor for n, tensor in self.tensors.items() if n.startswith(own)}
+
+
+def inherit(start: Sequence[str], store: Store) -> RunConfig:
+    """The defaults with the method, and the way the backbone is read, of the first version a run starts from."""
+    manifest = store.manifest(_resolve(start[0], store))
+    spec = _read_spec(manifest)
+    choices = {item.name: item.metadata["choices"] for item in dataclasses.fields(TrainConfig)}
+    # A head on tokens pools nothing: then the new task's pooling is what suits the backbone.
+    reading = {name: value for name in _INHERITED if (value := getattr(spec.head, name)) in choices[name]}
+    return RunConfig(method=spec.method, train=TrainConfig(**reading))
+
+
+def load_sources(start: Sequence[str], store: Store | None, backbone: Backbone, method: MethodConfig) -> list[Source]:
+    """The versions named in `start`, read and checked: on this backbone, with `method`, alike, none of them twice."""
+    if start and store is None:
+        raise BadConfig(f"`train.start` is `{', '.join(start)}`, but there is no store", "give one: `store=Store()`")
+    sources: list[Source] = []
+    for name in start:
+        assert store is not None
+        version = _resolve(name, store)
+        if any(version.digest == source.version.digest for source in sources):
+            raise BadConfig(f"`train.start` has `{version.reference}` twice", "name every task once")
+        loaded = store.load(version)
+        source = Source(version, loaded.manifest, _read_spec(loaded.manifest), loaded.tensors)
+        _check_backbone(source, backbone)
+        if sources:
+            _check_alike(sources[0], source)
+        sources.append(source)
+    if sources:
+        check_method(method, sources[0].spec.method, sources[0].version.reference)
+    return sources
+
+
+def check_method(method: MethodConfig, its: MethodConfig, reference: str) -> None:
+    """Refuse to start from a version of another method, before the other settings are taken for this one's."""
+    if method.name != its.name:
+        raise _unlike("name", method.name, its.name, reference)
+
+
+def make_start(sources: Sequence[Source], spec: SlotSpec, task: Task, backbone: Backbone) -> Start:
+    """What a slot of `spec` begins with: the sources' mean, with or without their heads. Refuses another layout."""
+    if not sources:
+        return Start()
+    shapes = {item.name: item.shape for item in spec.layout(backbone.anatomy)}
+    body = [name for name in shapes if not name.startswith("head.")]
+    for source in sources:
+        if unlike := _differences(spec.method, source.spec.method, ignored=_FREE):
+            raise _unlike(*unlike[0], source.version.reference)
+        own = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if not name.startswith("head.")}
+        if own != {name: shapes[name] for name in body}:
+            raise BadConfig(
+                f"the run would not train the tensors that `{source.version.reference}` has",
+                "leave out settings of the head, such as `--pooling`, or train without `--from`",
+            )
+    reason = next((why for source in sources if (why := _why_fresh_head(source, spec.head, task))), None)
+    names = body if reason else list(shapes)
+    parts = [_rescaled(source, spec.head) for source in sources]
+    tensors = {name: torch.stack([part[name].double() for part in parts]).mean(0).float() for name in names}
+    lineage = tuple({"reference": item.version.reference, "digest": item.version.digest} for item in sources)
+    return Start(tensors, lineage, (_describe(sources, reason),))
+
+
+def reads_alike(mine: TrainConfig, its: TrainConfig) -> bool:
+    """Whether heads of two runs read the backbone in the same way, as far as settings say it."""
+    return all(getattr(mine, name) == getattr(its, name) for name in _INHERITED)
+
+
+def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[str, Tensor]:
+    """The head of a trained task for a new one, row by row: a label begins as the one that means the same.
+
+    `own` has the tensors of the trained task and `its` its labels, as it was resolved. Labels mean the same where the
+    same is written for them, their names or what `data.answers` says. Nothing, if one of the new task has no such row.
+    """
+    known = [
+        answer.removeprefix(f"{label}=") for label, answer in zip(its.labels, its.answers or its.labels, strict=True)
+    ]
+    is_known = task.kind == its.kind == "classify" and set(task.written) <= set(known)
+    if not is_known or "head.weight" not in own:
+        return {}
+    rows = [known.index(text) for text in task.written]
+    by_label = {*_OUTPUTS, "head.bias"}
+    return {
+        name: tensor[rows].clone() if name in by_label else tensor
+        for name, tensor in own.items()
+        if name.startswith("head.")
+    }
+
+
+def _read_spec(manifest: Manifest) -> SlotSpec:
+    """What a version's slot is, with every setting there is now."""
+    spec = SlotSpec.from_stored(manifest.method, manifest.head)
+    return SlotSpec(resolve_method(spec.method), spec.head)
+
+
+def _resolve(name: str, store: Store) -> Version:
+    reference, _, digits = name.partition(":")
+    version = store.resolve(reference)
+    if not version.digest.startswith(digits):
+        raise Missing(
+            f"`{version.reference}` is not the version the run started from (`{digits}`, not "
+            f"`{version.digest[:_DIGITS]}`)",
+            "import that version again, or name another start with `--from`",
+        )
+    return version
+
+
+def _check_backbone(source: Source, backbone: Backbone) -> None:
+    trained_on = source.manifest.backbone
+    if trained_on["fingerprint"] != backbone.fingerprint:
+        raise WrongBackbone(
+            f"cannot start from `{source.version.reference}`: it was trained on the backbone `{trained_on['name']}` "
+            f"({trained_on['fingerprint'][:12]}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
+            f"use `--backbone {trained_on['name']}`, or start from a task trained on `{backbone.name}`",
+        )
+
+
+def _check_alike(first: Source, other: Source) -> None:
+    """A mean has a sense only where the same numbers stand for the same things."""
+    unlike = _differences(first.spec.method, other.spec.method, ignored=_FREE)
+    if unlike:
+        name, mine, its = unlike[0]
+        raise BadConfig(
+            f"no mean of `{first.version.reference}` (`method.{name}` `{mine}`) and "
+            f"`{other.version.reference}` (`{its}`)",
+            "start from tasks that were trained with the same method and size",
+        )
+
+
+def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:
+    return BadConfig(
+        f"`method.{name}` is `{mine}`, but `{reference}` has `{its}`",
+        "leave it out, and the run has the method it starts from; or train without `--from`",
+    )
+
+
+def _differences(first: MethodConfig, second: MethodConfig, ignored: Sequence[str]) -> list[tuple[str, object, object]]:
+    names = [item.name for item in dataclasses.fields(first) if item.name not in ignored]
+    pairs = [(name, getattr(first, name), getattr(second, name)) for name in names]
+    return [(name, mine, its) for name, mine, its in pairs if mine != its]
+
+
+def _why_fresh_head(source: Source, head: HeadSpec, task: Task) -> str | None:
+    """Why the source's head would mean something else here, or None."""
+    manifest, reference = source.manifest, source.version.reference
+    if manifest.kind != task.kind:
+        return f"`{reference}` is of the kind {manifest.kind}, this task {task.kind}"
+    if manifest.labels != task.labels:
+        return f"`{reference}` has other labels"
+    plain = {name: getattr(HeadSpec, name) for name in _SCALE}
+    if dataclasses.replace(source.spec.head, **plain) != dataclasses.replace(head, **plain):
+        return f"the head of `{reference}` reads the backbone in another way"
+    return None
+
+
+def _rescaled(source: Source, head: HeadSpec) -> dict[str, Tensor]:
+    """The source's tensors, its head giving numbers on this task's scale: the same answers as before."""
+    own, tensors = source.spec.head, dict(source.tensors)
+    if own.kind == "regress" and head.kind == "regress" and not head.is_written:
+        for name in _OUTPUTS & tensors.keys():
+            tensors[name] = tensors[name] * (own.target_std / head.target_std)
+        shift = own.target_mean - head.target_mean
+        tensors["head.bias"] = (tensors["head.bias"] * own.target_std + shift) / head.target_std
+    return tensors
+
+
+def _describe(sources: Sequence[Source], reason: str | None) -> str:
+    names = " and ".join(f"`{source.version.reference}`" for source in sources)
+    whole = f"starts from {'the mean of ' if len(sources) > 1 else ''}{names}"
+    return f"{whole}; its head starts fresh: {reason}" if reason else f"{whole}, head included"

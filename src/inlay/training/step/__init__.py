@@ -1,0 +1,1 @@
+"""One step of a cohort: losses, gradients and updates, eager or compiled."""

@@ -1,0 +1,441 @@
+"""Compiled steps for GPUs: forward, backward, clipping and Adam of a whole cohort as one program of fixed shapes.
+
+A cohort's rows are packed into a rung of the ladder (model/batch/buckets.py). What is compiled for a block serves all
+blocks and nearly all rungs; whatever the mix of runs, nothing is compiled again within a rung. Small steps are
+captured as CUDA graphs: what they read lies at fixed addresses and is written by two copies. While the GPU works on a
+step, the host lays out the next one. Fine-tuning is a bank of one that goes through its own copy of the weights.
+`Stepper` (eager.py) is the definition, and takes over wherever a step does not fit: a run's gradients that need
+several passes, heads that read a mix of layers, batch norm.
+
+Shape letters: S slots, P parameters of a slot, N packed tokens, B rows, D hidden, L labels, C columns of the optimizer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.buckets import Capacity, Laid, Rung, bound_length, climb
+from inlay.model.batch.route import Prefix, Reach
+from inlay.model.batch.tiles import Tiles
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.heads.readout import read_deeper
+from inlay.model.kernels import fold_residual as rewrite
+from inlay.model.kernels import grouped, launch
+from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
+from inlay.settings.run_config import MethodConfig
+from inlay.training.cohort.member import CONTRAST, Member
+from inlay.training.cohort.memory import first_line
+from inlay.training.step.eager import LookAhead, Rows, Stepper
+from inlay.training.step.losses import (
+    KINDS,
+    NO_TARGET,
+    OF_ROWS,
+    POOLINGS,
+    Choice,
+    Mix,
+    can_lose,
+    lose_rows,
+    lose_tokens,
+)
+from inlay.training.step.updates import Mover, Seen
+
+BACKEND: Callable[..., Any] = rewrite.inductor
+"""What compiles; a test counts with one of its own."""
+MOST_GRAPHED = 65536
+"""Tokens of a captured step at most: beyond, launches are no cost worth the memory a capture holds."""
+MOST_EMBEDDED = 3072
+"""Tokens of a captured step at most where the embeddings are trained: torch sorts the gradients of more, and waits."""
+_NUM_BY_SLOT = 7
+"""what a step knows of a slot's head: kind, pooling, outputs, dropout, whether it has a layer more and its dropout, how
+far targets are smoothed"""
+
+
+def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
+    """Whether programs can step these runs, which have one structure."""
+    specs = [member.run.spec for member in members]
+    are_known = bank.backbone.writes or all(can_lose(spec.head) for spec in specs)
+    if any(member.progress.stage == CONTRAST for member in members):  # rows that are held against each other
+        return False
+    return are_known and has_programs(bank.backbone, specs[0].method)
+
+
+def has_programs(backbone: Backbone, method: MethodConfig) -> bool:
+    """Whether steps are compiled here: packed rows on a device with kernels, and nothing that sees a batch whole."""
+    return launch.is_available(backbone.device) and backbone.packs and method.inner_norm != "batch"
+
+
+class Program:
+    """One step on one rung: its inputs at fixed addresses, and what it computes."""
+
+    def __init__(self, rung: Rung, prefix: Prefix | None, mix: Mix, num_labels: int, num_columns: int) -> None:
+        self.rung, self.mix = rung, mix
+        self.batch = replace(rung.batch, route=replace(rung.route, prefix=prefix))
+        device = rung.batch.input_ids_BT.device
+        num_rows, num_slots = rung.capacity.all_rows, rung.capacity.num_slots
+        num_marks = 2 * rung.capacity.num_tokens if mix.of_tokens else 0
+        self._sizes = [num_rows, num_rows, num_rows * num_labels, num_marks, num_columns * num_slots]
+        self._sizes.append(_NUM_BY_SLOT * num_slots)
+        self._host = torch.zeros(sum(self._sizes), pin_memory=device.type == "cuda")
+        self._there = torch.zeros_like(self._host, device=device)
+        targets, weights, labels, marks, columns, by_slot = self._there.split(self._sizes)
+        self.targets_B, self.weights_B = targets, weights
+        """a class or a number of each row, and how much it counts; 0 for rows of padding"""
+        self.labels_BL = labels.view(num_rows, num_labels)
+        """which labels apply, for heads that give several"""
+        self.marks_N2 = marks.view(-1, 2)
+        """targets of tokens, for heads that read them; else none"""
+        self.columns_CS = columns.view(num_columns, num_slots)
+        self.kinds_S, self.poolings_S, self.num_outputs_S, *rest = by_slot.view(_NUM_BY_SLOT, num_slots)
+        self.dropout_S, self.has_hidden_S, self.hidden_dropout_S, self.smoothing_S = rest
+        self.seen_2S = torch.zeros(2, num_slots, device=device)
+        """losses and norms of the last step"""
+        self.graph: Any = None
+        self.basis: Any = None
+        """the bank's when it was computed first: with another, tensors lie at other addresses"""
+
+    def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
+        """Write a step's rows and what is known of each slot; no copy waits."""
+        numbers = ready.numbers
+        self.rung.fill(ready.rows)
+        if self.batch.prefix is not None:
+            ready.write_states(self.batch.prefix.states[0])
+        self._host[: len(numbers)].copy_(torch.from_numpy(numbers))
+        self._host[-by_slot.size :].copy_(torch.from_numpy(by_slot.ravel()))
+        self._there.copy_(self._host, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A step laid out on the host."""
+
+    key: tuple[tuple[str, int, int, int], ...]
+    """(run, slot, epoch, cursor) of every run it is for"""
+    program: Program
+    rows: np.ndarray
+    numbers: np.ndarray
+    """float32: targets, weights and labels of the rows, marks of the tokens"""
+    states: list[Tensor]
+    """what is known of each row's lower layers [T, D]; empty if nothing is"""
+    answers: np.ndarray | None = None
+    """int32: what is to be written, where that is what is learned"""
+
+    def write_states(self, into_ND: Tensor) -> None:
+        """Lay the states end to end; padding keeps what was there."""
+        num_tokens = sum(map(len, self.states))
+        pieces = self.states
+        if len({piece.device for piece in pieces}) > 1:  # some are kept on the GPU, some in the host's memory
+            pieces = [piece.to(into_ND.device, non_blocking=True) for piece in pieces]
+        into_ND[:num_tokens].copy_(torch.cat(pieces), non_blocking=True)
+
+
+class CompiledStepper(Stepper):
+    """Steps as compiled programs, one for each rung that occurs."""
+
+    doing = "compiling"
+    """what takes its time when a rung occurs first"""
+
+    def __init__(self, bank: Bank, mover: Mover, token_budget: int) -> None:
+        super().__init__(bank, mover, token_budget)
+        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._next: Prepared | None = None
+        self._dealt: tuple[Any, list[list[Member]]] = ((), [])
+        """who is stepped together in the step that was laid out early, by its key and the token budget then"""
+        self._formula = torch.compile(mover.formula, backend=BACKEND, dynamic=False)
+        self._is_captured = bank.backbone.device.type == "cuda"
+        self._recorder = Recorder()
+        self._longest = 0
+        self._most_rows = 0
+        self._mix = Mix()
+        self._grown: Hashable = None
+        self._largest_budget = token_budget
+        self._most_captured = MOST_EMBEDDED if _trains_embeddings(bank) else MOST_GRAPHED
+        self._may_launch = bank.is_solo(0)
+        """whether steps that this torch cannot capture are launched"""
+
+    def expect(self, heads: Sequence[HeadSpec]) -> None:
+        """Make programs for these heads too, whose runs will enter: no other will be made when they do."""
+        self._mix = self._mix.with_heads([head for head in heads if can_lose(head)])
+
+    def step(
+        self,
+        active: Sequence[Member],
+        batches: Mapping[int, np.ndarray],
+        rates: Mapping[int, float],
+        limits: Mapping[int, float],
+        look_ahead: LookAhead = lambda: None,
+    ) -> dict[int, Seen]:
+        """As `Stepper.step`, in one program, or in several where the token budget does not hold all runs."""
+        self._shrink()
+        is_dealt = self._dealt[0] == (_key(active), self.token_budget)
+        groups = self._dealt[1] if is_dealt else []
+        if not is_dealt and can_compile(self._bank, active):
+            groups = self._group(active, batches)
+        if not groups:
+            return super().step(active, batches, rates, limits, look_ahead)
+        seen: dict[int, Seen] = {}
+        for index, group in enumerate(groups):
+            ready, self._next = self._next, None
+            if ready is None or ready.key != _key(group):
+                ready = self._prepare(group, batches)
+            ready.program.fill(ready, self._by_slot(group, rates, limits))
+            self._launch(ready.program)
+            self.num_moved += 1
+            if index + 1 < len(groups):
+                self._next = self._prepare(groups[index + 1], batches)
+            else:
+                self._prepare_ahead(look_ahead())
+            losses, norms = ready.program.seen_2S.tolist()  # waits for the step
+            seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
+        self._mover.take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
+        return seen
+
+    def _shrink(self) -> None:
+        """Forget the programs of a larger budget, which memory ran out for, and the rows they had room for."""
+        if self.token_budget < self._largest_budget:
+            self._programs, self._next, self._longest, self._most_rows = {}, None, 0, 0
+        self._largest_budget = self.token_budget
+
+    def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
+        """Who is stepped together: in as few programs as hold everyone, of about equal size. Nobody, if a run's batch
+        alone is too large: its gradients need several passes."""
+        tokens: dict[int, int] = {}
+        for member in active:
+            run, num_tokens = self._bank.run_of(member.slot), int(member.lengths[batches[member.slot]].sum())
+            tokens[run] = tokens.get(run, 0) + num_tokens
+        if not all(self._holds(tokens, [run]) for run in tokens):
+            return []
+        fewest = -(-sum(tokens.values()) // self.token_budget)
+        dealt = (_deal(tokens, num_groups) for num_groups in range(fewest, len(tokens) + 1))  # at last each its own
+        groups = next(found for found in dealt if all(self._holds(tokens, runs) for runs in found))
+        return [[member for member in active if self._bank.run_of(member.slot) in runs] for runs in groups]
+
+    def _holds(self, tokens: Mapping[int, int], runs: Iterable[int]) -> bool:
+        return self._climb(sum(tokens[run] for run in runs)) <= self.token_budget
+
+    def _climb(self, num_tokens: int) -> int:
+        """The rung of a step; a finer one where the token budget would not hold it otherwise."""
+        coarse = climb(num_tokens, is_varied=self._bank.slots_per_run > 1)
+        return coarse if coarse <= self.token_budget else climb(num_tokens)
+
+    def _prepare_ahead(self, rows: Rows | None) -> None:
+        """Lay out the next step while the device works on this one, if nothing happens in between."""
+        if rows is None or not can_compile(self._bank, rows[0]):
+            return
+        active, batches = rows
+        groups = self._group(active, batches)
+        self._dealt = ((_key(active, ahead=1), self.token_budget), groups)
+        with suppress(torch.OutOfMemoryError):  # what is laid out early needs room too, and need not be
+            self._next = self._prepare(groups[0], batches, ahead=1) if groups else None
+
+    def _prepare(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], ahead: int = 0) -> Prepared:
+        parts = [member.train.gather(batches[member.slot]) for member in active]
+        lengths = np.concatenate([part.lengths for part in parts])
+        slots = np.repeat([member.slot for member in active], [len(part.lengths) for part in parts])
+        types = [part.segments if part.segments is not None else np.zeros_like(part.ids) for part in parts]
+        laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
+        prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
+        begins_at = prefixes[0].reach if len(prefixes) == len(lengths) else None
+        program = self._find_program(len(laid.ids), lengths, begins_at)
+        numbers = self._numbers(active, batches, program)
+        states = [prefix.states for prefix in prefixes]
+        return Prepared(_key(active, ahead), program, program.rung.lay(laid), numbers, states)
+
+    def _numbers(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], program: Program) -> np.ndarray:
+        num_rows, num_labels = program.rung.capacity.all_rows, self._num_labels
+        targets, weights = np.zeros((2, num_rows), np.float32)
+        labels = np.zeros((num_rows, num_labels), np.float32)
+        marks = np.full(program.marks_N2.shape, NO_TARGET, np.float32)
+        start = first = 0
+        for member in active:
+            batch = batches[member.slot]
+            stop, last = start + len(batch), first + int(member.train.lengths[batch].sum())
+            if not member.run.spec.head.reads_rows:
+                own = member.marks_of(batch)
+                marks[first:last, : own.shape[1]] = own
+            elif (own := member.targets_of(batch)).ndim == 1:
+                targets[start:stop] = own
+            else:
+                labels[start:stop, : own.shape[1]] = own
+            weights[start:stop] = member.weights_of(batch) * self._mover.share(member, batches)
+            start, first = stop, last
+        return np.concatenate([targets, weights, labels.ravel(), marks.ravel()])
+
+    def _by_slot(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
+        columns = self._mover.columns(active, rates, limits)
+        known = np.concatenate([columns, np.zeros((_NUM_BY_SLOT, self._bank.num_slots), np.float32)])
+        for member in active:
+            known[-_NUM_BY_SLOT:, member.slot] = self._of_head(member)
+        return known
+
+    def _of_head(self, member: Member) -> tuple[float, ...]:
+        head = member.run.spec.head
+        pooling = POOLINGS.index(head.pooling) if head.reads_rows else 0
+        rate, has_hidden = member.run.config.train.head_dropout, head.hidden != "none"
+        dropout = 0.0 if head.hidden == "pooler" else rate  # BERT drops what its pooler gives, not what it reads
+        return KINDS.index(head.kind), pooling, head.num_outputs, dropout, has_hidden, rate, 0.0
+
+    @property
+    def _num_labels(self) -> int:
+        return self._bank.stacks["head.weight"].shape[1]
+
+    def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: Reach | None) -> Program:
+        """The program for a step. Rows, the longest row and kinds of heads only ever grow, so steps of one size share
+        a program."""
+        self._longest = max(self._longest, bound_length(lengths))
+        num_rows, grown = self._find_rows(len(lengths)), self._grow()
+        if grown != self._grown:
+            self._programs, self._grown = {}, grown
+        capacity = Capacity(self._climb(num_tokens), num_rows, self._bank.num_slots, self._longest)
+        key = (capacity, begins_at)
+        if key not in self._programs:
+            backbone, prefix = self._bank.backbone, None
+            rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
+            if begins_at is not None:
+                shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
+                prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
+            self._programs[key] = self._make_program(rung, prefix)
+        return self._programs[key]
+
+    def _find_rows(self, num_rows: int) -> int:
+        """How many rows a program has room for."""
+        self._most_rows = max(self._most_rows, num_rows)
+        return self._most_rows
+
+    def _grow(self) -> Hashable:
+        """What programs are made for that only ever grows, as it is now: with less they are never launched again."""
+        self._mix = self._mix.with_heads([spec.head for spec in self._bank.specs if spec is not None])
+        return self._longest, self._most_rows, self._mix
+
+    def _make_program(self, rung: Rung, prefix: Prefix | None) -> Program:
+        return Program(rung, prefix, self._mix, self._num_labels, self._mover.num_columns)
+
+    def _launch(self, program: Program) -> None:
+        """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
+        basis = self._bank.basis
+        self._bank.forget_written()
+        if program.graph is not None and program.basis == basis:
+            program.graph.replay()
+            return
+        num_tokens = program.rung.capacity.num_tokens
+        with self._compiled():
+            if program.basis != basis:
+                what, began = f"{self.doing} steps of up to {num_tokens:,} tokens", time.perf_counter()
+                self.on_compile(what)
+                program.graph = None
+                self._compute(program)
+                program.basis = basis  # not before: a step that ran out of memory has not loaded all that it launches
+                self.on_compiled(what, time.perf_counter() - began)
+                return
+            if self._is_captured and self._may_capture(program):
+                program.graph = self._try_to_capture(program)
+            if program.graph is None:
+                self._compute(program)
+            else:
+                program.graph.replay()
+
+    def _compiled(self) -> AbstractContextManager[None]:
+        return self._bank.backbone.compiled(BACKEND)
+
+    def _may_capture(self, program: Program) -> bool:
+        return program.rung.capacity.num_tokens <= self._most_captured
+
+    def _try_to_capture(self, program: Program) -> Any:
+        """The step as a graph; None, from then on, if it may be launched and this torch cannot."""
+        try:
+            return self._recorder.capture(lambda: self._compute(program))
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not self._may_launch:
+                raise
+            kind = "a backbone that writes" if self._bank.backbone.writes else "fine-tuning"
+            self.on_notice(f"steps of {kind} cannot be captured here, and are launched ({first_line(error)})")
+            self._is_captured = False
+            return None
+
+    def _compute(self, program: Program) -> None:
+        """The step itself, of tensors alone: nothing here knows which runs it is for."""
+        self.drop_grads()
+        with self._bank.routed(program.batch.route):
+            losses_S = self._losses(program)
+            losses_S.sum().backward()
+        seen = self._mover.advance(self._formula, losses_S.detach(), program.columns_CS)
+        program.seen_2S.copy_(torch.stack(seen))
+
+    def _losses(self, program: Program) -> Tensor:
+        """The loss of every slot [S]."""
+        weights = self._bank.weights_of(0)  # a run that trains the backbone's own is alone
+        hidden_ND = self._bank.backbone.hidden_layers(program.batch, weights)[-1].squeeze(0)
+        slots_B = program.rung.parts["row_slots"]
+        kinds = Choice(KINDS, program.kinds_S[slots_B], program.mix.kinds)
+        found = []
+        if program.mix.of_rows:
+            logits_BL = self._logits_of_rows(program, hidden_ND, weights)
+            given = (program.targets_B, program.labels_BL, program.num_outputs_S[slots_B])
+            found.append(lose_rows(logits_BL, *given, kinds))
+        if program.mix.of_tokens:
+            logits_NL = self._apply_heads(program, hidden_ND, "slots", program.rung.tiles)
+            rows_N = program.rung.parts["rows"]
+            found.append(lose_tokens(logits_NL, program.marks_N2, rows_N, program.num_outputs_S[slots_B], kinds))
+        is_of_rows_B = program.kinds_S[slots_B] < len(OF_ROWS)
+        losses_B: Tensor = found[0] if len(found) == 1 else torch.where(is_of_rows_B, found[0], found[1])
+        return self._add_up(program, losses_B)
+
+    def _add_up(self, program: Program, losses_B: Tensor) -> Tensor:
+        """The loss of every slot [S], of those of the first rows; those behind them are padding."""
+        weights_B, slots_B = program.weights_B[: len(losses_B)], program.rung.parts["row_slots"][: len(losses_B)]
+        # Not times the weight: a row of padding counts nothing, whatever its loss is.
+        losses_B = torch.where(weights_B > 0, losses_B * weights_B, 0.0)
+        return losses_B.new_zeros(self._bank.num_slots).index_add(0, slots_B, losses_B)
+
+    def _logits_of_rows(self, program: Program, hidden_ND: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
+        rung, slots_B = program.rung, program.rung.parts["row_slots"]
+        pool = self._bank.backbone.pool_rung
+        pooled = {name: partial(pool, hidden_ND, rung, name, weights) for name in program.mix.poolings}
+        pooled_BD = Choice(POOLINGS, program.poolings_S[slots_B], program.mix.poolings).among(pooled)
+        return self._apply_heads(program, pooled_BD, "row_slots", rung.row_tiles)
+
+    def _apply_heads(self, program: Program, vectors: Tensor, slots: str, tiles: Tiles) -> Tensor:
+        """Vectors of rows, or of tokens, through each slot's dropout and head; `slots` names the part that has whose
+        they are."""
+        slot_V, stacks = program.rung.parts[slots], self._bank.stacks
+        vectors = _dropped(vectors.float(), program.dropout_S[slot_V])
+        if program.mix.rows_have_hidden if slots == "row_slots" else program.mix.tokens_have_hidden:
+            above = _dropped(read_deeper(vectors, stacks, tiles), program.hidden_dropout_S[slot_V])
+            vectors = torch.where(program.has_hidden_S[slot_V].unsqueeze(1) > 0, above, vectors)
+        return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
+
+
+def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:
+    """Each vector after dropout at its own rate."""
+    return vectors * (torch.rand_like(vectors) >= rates.unsqueeze(1)) / (1 - rates.unsqueeze(1))
+
+
+def _trains_embeddings(bank: Bank) -> bool:
+    own = bank.weights_of(0) if bank.is_solo(0) else {}
+    return any(name.startswith(("embeddings.", "shared.")) for name in own or {})
+
+
+def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:
+    """Slots in groups of about as many tokens each: the heaviest first, each to the lightest group."""
+    loads, groups = [0] * num_groups, [set[int]() for _ in range(num_groups)]
+    for slot in sorted(tokens, key=lambda slot: -tokens[slot]):
+        lightest = loads.index(min(loads))
+        groups[lightest].add(slot)
+        loads[lightest] += tokens[slot]
+    return groups
+
+
+def _key(active: Sequence[Member], ahead: int = 0) -> tuple[tuple[str, int, int, int], ...]:
+    return tuple(
+        (member.run.id, member.slot, member.progress.epoch, member.progress.cursor + ahead) for member in active
+    )

@@ -1,0 +1,148 @@
+"""The steps of a cohort: every active run's batch through one backbone forward, its gradients, its optimizer step.
+
+`Stepper` is the definition, and what runs on a CPU; `compiled.py` has the one for GPUs. What always holds: a run's
+losses, gradients and steps do not depend on who is trained beside it, and a run whose loss or gradient is not finite,
+or whose loss is above its limit, is not moved.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.route import Batch, Row
+from inlay.model.batch.transfer import send
+from inlay.model.heads.inference import batch_rows
+from inlay.model.kernels import launch
+from inlay.training.cohort.member import CONTRAST, Member
+from inlay.training.cohort.parallel import World
+from inlay.training.step.updates import Mover, Seen
+
+Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
+"""who has rows in a step, and their numbers by slot"""
+LookAhead = Callable[[], Rows | None]
+"""the step to come; None where something happens before it"""
+
+
+class Stepper:
+    """Forward and backward passes of a training bank, and its optimizer's steps."""
+
+    def __init__(self, bank: Bank, mover: Mover, token_budget: int, world: World | None = None) -> None:
+        self._bank, self._mover, self._world = bank, mover, world or World()
+        self.token_budget = token_budget
+        self.may_narrow = True
+        """whether the last block leaves out tokens that no head reads"""
+        self.num_moved = 0
+        """programs that have moved runs: what is replayed as a graph changes no tensor's version"""
+        self.on_compile: Callable[[str], None] = lambda what: None
+        """hears what is about to be compiled"""
+        self.on_compiled: Callable[[str, float], None] = lambda what, seconds: None
+        """hears how many seconds that took"""
+        self.on_notice: Callable[[str], None] = lambda message: None
+        """hears what goes otherwise than it should"""
+
+    def step(
+        self,
+        active: Sequence[Member],
+        batches: Mapping[int, np.ndarray],
+        rates: Mapping[int, float],
+        limits: Mapping[int, float],
+        look_ahead: LookAhead = lambda: None,
+    ) -> dict[int, Seen]:
+        """One step of every active run at its rate; a loss above its limit moves nothing.
+
+        `look_ahead` says what the step after it will be, for whoever can make something of that early.
+        """
+        losses_S, grads_SP = self.differentiate(active, batches)
+        return self._mover.move(active, losses_S, grads_SP, rates, limits)
+
+    def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
+        """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot.
+
+        Where several processes train together each computes its own rows, and gets the sums over all of them.
+        """
+        self.drop_grads()
+        backbone = self._bank.backbone
+        members = {member.slot: member for member in active}
+        shares = {member.slot: self._share(member, batches[member.slot]) for member in active}
+        picks = [(member.slot, int(index)) for member in active for index in shares[member.slot]]
+        rows = [row for member in active for row in member.rows(shares[member.slot])]
+        rates = {member.slot: member.run.config.train.head_dropout for member in active}
+        losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
+        is_narrow = self._reads_first_tokens(active)
+        vectors = frozenset(member.slot for member in active if member.progress.stage == CONTRAST)
+        for chunk in self._chunks(rows, is_whole=any(member.is_whole for member in active)):
+            batch = backbone.collate([rows[position] for position in chunk])
+            batch = batch.narrowed() if is_narrow and self._has_last_block(batch) else batch
+            with self._bank.routed(batch.route):
+                logits = self._bank.logits(batch, dropout=rates, as_vectors=vectors)
+                lessons = []
+                for (slot, start, stop), own in zip(batch.rows, logits, strict=True):
+                    windows = [picks[chunk[position]][1] for position in batch.order[start:stop]]
+                    targets, counts = members[slot].lesson(windows, batches[slot], own.shape[1])
+                    share = self._mover.share(members[slot], batches)
+                    lessons.append((targets, (counts * share).astype(np.float32), np.full(len(windows), slot)))
+                losses_B, slots_B = self._lose(lessons, logits, [members[slot] for slot, *_ in batch.rows])
+                losses_S.index_add_(0, slots_B, losses_B.detach())
+                losses_B.sum().backward()
+        grads_SP = self._mover.take_grads()
+        self._world.add_up(losses_S, grads_SP)
+        return losses_S, grads_SP
+
+    def _share(self, member: Member, batch: np.ndarray) -> np.ndarray:
+        """The rows of a batch that this process computes; one that must be whole is the first one's."""
+        if member.progress.stage == CONTRAST:
+            return batch if self._world.is_first else batch[:0]
+        return self._world.share(batch, member.slot)
+
+    def drop_grads(self) -> None:
+        """Forget the gradients."""
+        self._mover.drop_grads()
+
+    def _lose(
+        self, lessons: Sequence[tuple[np.ndarray, ...]], logits: Sequence[Tensor], members: Sequence[Member]
+    ) -> tuple[Tensor, Tensor]:
+        """What every row adds to the loss of its run, and its slot; all that is needed goes to the device at once."""
+        targets, counts, slots = zip(*lessons, strict=True)
+        sent = send([*targets, np.concatenate(counts), np.concatenate(slots)], logits[0].device)
+        losses = [member.row_losses(own, target) for member, own, target in zip(members, logits, sent, strict=False)]
+        return torch.cat(losses) * sent[-2], sent[-1]
+
+    def _reads_first_tokens(self, active: Sequence[Member]) -> bool:
+        """Whether the last block may leave out all tokens but the first of each row, and every result stay the same."""
+        backbone, specs = self._bank.backbone, [member.run.spec for member in active]
+        return (
+            self.may_narrow
+            and backbone.packs
+            and not launch.is_available(backbone.device)
+            and all(spec.head.reads_first and not spec.is_solo and spec.method.inner_norm != "batch" for spec in specs)
+            and not any(member.run.config.train.attention_dropout for member in active)
+        )
+
+    def _has_last_block(self, batch: Batch) -> bool:
+        return batch.prefix is None or batch.prefix.reach.layer < self._bank.backbone.anatomy.num_layers
+
+    def _chunks(self, rows: Sequence[Row], *, is_whole: bool) -> Iterator[list[int]]:
+        """Positions of the rows of each forward pass; where a run's batch `is_whole`, no pass has a part of it."""
+        if not rows:  # a batch of fewer rows than processes
+            return
+        budget = self.token_budget
+        if not is_whole:
+            yield from batch_rows(rows, budget, packs=self._bank.backbone.packs)
+            return
+        chunk: list[int] = []
+        longest = num_texts = 0
+        for _, group in itertools.groupby(range(len(rows)), key=lambda position: rows[position].slot):
+            own = list(group)
+            widest = max(rows[position].width for position in own)
+            own_texts = sum(len(rows[position].texts) for position in own)
+            if chunk and max(longest, widest) * (num_texts + own_texts) > budget:
+                yield chunk
+                chunk, longest, num_texts = [], 0, 0
+            chunk, longest, num_texts = chunk + own, max(longest, widest), num_texts + own_texts
+        yield chunk

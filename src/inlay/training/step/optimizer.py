@@ -1,0 +1,238 @@
+"""Adam for stacked parameters: every slot with its own learning rate, step count, clip norm and variant.
+
+One formula serves AdamW and the original BERT's Adam: `p ← p − lr·(m̂ / (√v̂ + ε) + λ·p)`, where BERT's leaves out the
+bias correction (m̂ = m, v̂ = v) and has ε = 1e-6 (SEMANTICS §1). A slot that is not named in a step does not move at all:
+zero gradients would still move it by momentum and decay.
+
+Shape letters: S slots, P parameters of a slot, side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inlay.model.bank.flat import FlatBank
+from inlay.model.batch.transfer import send
+from inlay.settings.run_config import TrainConfig
+
+_BETA1, _BETA2 = 0.9, 0.999
+_PIECE = 2**16
+"""numbers that a CPU works on at a time: what is made of them on the way stays in its cache"""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the named optimizers differ in."""
+
+    eps: float
+    corrects_bias: bool
+
+
+VARIANTS = {"adamw": Variant(1e-8, True), "bert-adam": Variant(1e-6, False)}
+
+
+class SlotOptimizer:
+    """Moments and step counts of every slot. It owns `first_SP` and `second_SP` and updates the bank in place."""
+
+    def __init__(self, bank: FlatBank, settings: Sequence[TrainConfig]) -> None:
+        self.bank, self._settings = bank, list(settings)
+        self.num_steps = [0] * len(settings)
+        self._limits_S = self._send_limits()
+        self.values_SP = bank.values_SP
+        self.first_SP = torch.zeros_like(bank.values_SP)
+        self.second_SP = torch.zeros_like(bank.values_SP)
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Values and moments, which steps change in place."""
+        return (self.values_SP, self.first_SP, self.second_SP)
+
+    def reset(self, slot: int, settings: TrainConfig) -> None:
+        """A slot as if it had never been stepped, for the run that enters it."""
+        self._settings[slot], self.num_steps[slot] = settings, 0
+        self._limits_S = self._send_limits()
+        self.first_SP[slot] = 0
+        self.second_SP[slot] = 0
+
+    def clip(self, grads_SP: Tensor) -> Tensor:
+        """Scale each slot's gradients, in place, to its own largest norm; returns the norms [S] before it."""
+        norms_S = _sum_squares(grads_SP).sqrt()
+        limits_S = self._limits_S
+        grads_SP.mul_(torch.where(norms_S > limits_S, limits_S / norms_S, 1.0).unsqueeze(1))
+        return norms_S
+
+    def clip_together(self, grads_GP: Tensor, own_SP: Tensor) -> Tensor:
+        """Scale a run's gradients, of what its slots share and of what each has, in place; returns the norms [G]."""
+        num_runs = len(grads_GP)
+        norms_G = (grads_GP.square().sum(1) + own_SP.view(num_runs, -1).square().sum(1)).sqrt()
+        limits_G = self._limits_S
+        factors_G = torch.where(norms_G > limits_G, limits_G / norms_G, 1.0)
+        grads_GP.mul_(factors_G.unsqueeze(1))
+        own_SP.mul_(factors_G.repeat_interleave(len(own_SP) // num_runs).unsqueeze(1))
+        return norms_G
+
+    @torch.no_grad()
+    def step(self, grads_SP: Tensor, rates: Mapping[int, float]) -> None:
+        """Update the slots named in `rates`, each at its learning rate, and no other."""
+        slots = sorted(rates)
+        for slot in slots:
+            self.num_steps[slot] += 1
+        variants = [VARIANTS[self._settings[slot].optimizer] for slot in slots]
+        columns = (
+            [rates[slot] for slot in slots],
+            [variant.eps for variant in variants],
+            [self._correction(slot, _BETA1, variant) for slot, variant in zip(slots, variants, strict=True)],
+            [self._correction(slot, _BETA2, variant) for slot, variant in zip(slots, variants, strict=True)],
+            [self._settings[slot].weight_decay for slot in slots],
+        )
+        stored = self.stored
+        if self.first_SP.device.type == "cpu":
+            for slot, own in zip(slots, zip(*columns, strict=True), strict=True):
+                rows = (*(tensor[slot] for tensor in stored), grads_SP[slot], self.bank.decays_P)
+                for p, m, v, g, decays in zip(*(row.split(_PIECE) for row in rows), strict=True):
+                    _move(p, m, v, g, decays, own)
+            return
+        sent = send([np.array(columns, dtype=np.float32), np.array(slots)], self.first_SP.device)
+        index = None if len(slots) == len(self._settings) else sent[1]
+        # Copies of the slots that take part, unless all do: the others are not even read.
+        p, m, v = stored if index is None else (tensor[index] for tensor in stored)
+        g = grads_SP if index is None else grads_SP[index]
+        _move(p, m, v, g, self.bank.decays_P, sent[0].unsqueeze(-1).unbind())
+        if index is not None:
+            for tensor, changed in zip(stored, (p, m, v), strict=True):
+                tensor[index] = changed
+
+    def columns(self, rates: Mapping[int, float], limits: Mapping[int, float]) -> list[list[float]]:
+        """The rows of COLUMNS for a step of the slots named in `rates`, which counts as taken."""
+        found = [[0.0, 0.0, 1.0, 1.0, 1.0, 0.0, math.inf, math.inf] for _ in self._settings]
+        for slot, rate in rates.items():
+            self.num_steps[slot] += 1
+            train = self._settings[slot]
+            variant = VARIANTS[train.optimizer]
+            corrections = (self._correction(slot, beta, variant) for beta in (_BETA1, _BETA2))
+            clip = train.clip_norm or math.inf
+            found[slot] = [1.0, rate, variant.eps, *corrections, train.weight_decay, clip, limits[slot]]
+        return [list(column) for column in zip(*found, strict=True)]
+
+    def take_back(self, slot: int) -> None:
+        """A step that was counted and did not move its slot."""
+        self.num_steps[slot] -= 1
+
+    def _correction(self, slot: int, beta: float, variant: Variant) -> float:
+        return 1 - beta ** self.num_steps[slot] if variant.corrects_bias else 1.0
+
+    def _send_limits(self) -> Tensor:
+        """The largest norm of each slot's gradients, where they are; it changes when a slot changes hands."""
+        limits = [run.clip_norm or math.inf for run in self._settings]
+        return torch.tensor(limits, device=self.bank.values_SP.device)
+
+
+def _move(p: Tensor, m: Tensor, v: Tensor, g: Tensor, decays: Tensor, columns: Sequence[Any]) -> None:
+    """The formula, in place, on values, moments and gradients; `columns` are numbers, or have one for each row."""
+    lr, eps, correct1, correct2, decay = columns
+    m.lerp_(g, 1 - _BETA1)
+    v.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
+    update = (m / correct1).div_((v / correct2).sqrt_().add_(eps))
+    p.mul_(1 - lr * decay * decays).sub_(update.mul_(lr))
+
+
+def _sum_squares(grads_SP: Tensor) -> Tensor:
+    """The sum of the squares of each row [S], on a CPU some columns at a time."""
+    pieces = grads_SP.split(_PIECE, 1) if grads_SP.device.type == "cpu" else (grads_SP,)
+    return torch.stack([piece.square().sum(1) for piece in pieces]).sum(0)
+
+
+COLUMNS = ("moves", "rate", "eps", "correct1", "correct2", "decay", "clip", "limit")
+"""What `advance` reads of every slot."""
+
+
+Stored = tuple[Tensor, Tensor, Tensor]
+"""values and moments, which steps change in place"""
+
+
+def advance(stored: Stored, grads_SP: Tensor, losses_S: Tensor, columns_CS: Tensor, decays_P: Tensor) -> Tensor:
+    """The step of `SlotOptimizer` and the clipping before it, of tensors alone: for a compiled or captured step.
+
+    `stored` are values and moments, changed in place; `columns_CS` has the rows of COLUMNS. A slot whose loss or norm
+    is not finite, or whose loss is above its limit, does not move. Returns the norms [S] before clipping.
+    """
+    moves, *_, clip, limit = columns_CS.unsqueeze(-1)
+    norms_S1 = grads_SP.square().sum(1, keepdim=True).sqrt()
+    is_sound_S1 = _is_sound(losses_S.unsqueeze(1), norms_S1, limit)
+    _replace(stored, grads_SP * _shrink(norms_S1, clip), (moves > 0) & is_sound_S1, columns_CS, decays_P)
+    return norms_S1.squeeze(1)
+
+
+def advance_together(
+    stored: tuple[Stored, Stored],
+    grads: tuple[Tensor, Tensor],
+    losses_S: Tensor,
+    columns: tuple[Tensor, Tensor],
+    decays: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """`advance` for runs whose slots share parameters: what is of slots comes first, what is of runs second.
+
+    A run is clipped by the norm of all it has, moves whole or not at all, and what it shares counts nothing where that
+    does not move. Returns each slot's run's loss and norm [S].
+    """
+    (grads_SP, grads_GQ), (columns_CS, columns_CG) = grads, columns
+    moves_G1, *_, clip_G1, limit_G1 = columns_CG.unsqueeze(-1)
+    num_runs, num_slots = len(grads_GQ), len(grads_SP)
+    # Not times zero: what is not trained may be no number.
+    grads_GQ = torch.where(moves_G1 > 0, grads_GQ, 0.0)
+    squares_G = grads_GQ.square().sum(1) + grads_SP.square().view(num_runs, -1).sum(1)
+    norms_G1, losses_G1 = squares_G.sqrt().unsqueeze(1), losses_S.view(num_runs, -1).sum(1, keepdim=True)
+    is_sound_G1, shrink_G1 = _is_sound(losses_G1, norms_G1, limit_G1), _shrink(norms_G1, clip_G1)
+
+    def by_slot(value_G1: Tensor) -> Tensor:
+        return value_G1.expand(-1, num_slots // num_runs).reshape(num_slots, 1)
+
+    _replace(stored[1], grads_GQ * shrink_G1, (moves_G1 > 0) & is_sound_G1, columns_CG, decays[1])
+    moves_S1 = (columns_CS[0].unsqueeze(-1) > 0) & by_slot(is_sound_G1)
+    _replace(stored[0], grads_SP * by_slot(shrink_G1), moves_S1, columns_CS, decays[0])
+    return by_slot(losses_G1).squeeze(1), by_slot(norms_G1).squeeze(1)
+
+
+def _is_sound(losses: Tensor, norms: Tensor, limits: Tensor) -> Tensor:
+    return norms.isfinite() & losses.isfinite() & (losses <= limits)
+
+
+def _shrink(norms: Tensor, limits: Tensor) -> Tensor:
+    return torch.where(norms > limits, limits / norms, 1.0)
+
+
+def _replace(stored: Stored, g: Tensor, moves_S1: Tensor, columns_CS: Tensor, decays_P: Tensor) -> None:
+    """Put the values and moments after a step of clipped gradients in the place of those before, where they move."""
+    _, rate, eps, correct1, correct2, decay, *_ = columns_CS.unsqueeze(-1)
+    p, m, v = stored
+    m_new = torch.lerp(m, g, 1 - _BETA1)
+    v_new = v * _BETA2 + (1 - _BETA2) * g * g
+    update = (m_new / correct1) / ((v_new / correct2).sqrt() + eps)
+    p_new = p * (1 - rate * decay * decays_P) - update * rate
+    for old, new in zip(stored, (p_new, m_new, v_new), strict=True):
+        old.copy_(torch.where(moves_S1, new, old))
+
+
+def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:
+    """The rate of step `step` (from 0) of `num_steps`."""
+    if not num_steps:
+        return 0.0
+    warmup_steps = int(train.warmup * num_steps)
+    if train.schedule == "bert":
+        # The original's: decay from the very start, overridden by the warm-up, so it drops to 0.9·lr at its end.
+        share = step / warmup_steps if step < warmup_steps else 1 - step / num_steps
+    elif step < warmup_steps:
+        share = (step + 1) / warmup_steps
+    elif train.schedule == "constant":
+        share = 1.0
+    else:
+        share = (num_steps - step) / max(1, num_steps - warmup_steps)
+    assert train.lr is not None, "make_run resolves it"
+    return train.lr * share

@@ -1,0 +1,109 @@
+"""Steps of backbones that write their answers, as programs of fixed shapes.
+
+As `compiled.py`, but that nothing is compiled: what a step launches is captured as a CUDA graph. What is read is packed
+into a rung, where the decoder attends to it (`attention.crossing`); answers are padded to the longest that occurred.
+
+Shape letters: R rows, T tokens of an answer, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from torch import Tensor
+
+from inlay.model.bank.bank import Bank
+from inlay.model.batch.buckets import Rung
+from inlay.model.batch.decoder_targets import Answers
+from inlay.model.batch.route import Prefix
+from inlay.model.heads.generation import forced_logits
+from inlay.model.heads.heads import HeadSpec
+from inlay.training.cohort.member import Member
+from inlay.training.step import compiled
+from inlay.training.step.compiled import MOST_EMBEDDED, CompiledStepper, Prepared, Program
+from inlay.training.step.losses import Mix, lose_answers
+from inlay.training.step.updates import Mover
+
+_WIDTHS = 2  # answers are padded to a multiple of it
+_ROWS = 16  # there is room for a multiple of it
+
+
+class WrittenProgram(Program):
+    """One step on one rung, with its answers."""
+
+    def __init__(self, rung: Rung, prefix: Prefix | None, width: int, num_columns: int) -> None:
+        super().__init__(rung, prefix, Mix(), 0, num_columns)
+        self.answers = Answers(rung.capacity, width, rung.batch.input_ids_BT.device)
+        route = replace(self.batch.route, decoder=self.answers.route)
+        self.batch = replace(self.batch, route=route, written_BT=self.answers.written_RT)
+
+    def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
+        super().fill(ready, by_slot)
+        assert ready.answers is not None
+        self.answers.fill(ready.answers)
+
+
+class WrittenStepper(CompiledStepper):
+    """Steps as captured programs, one for each rung that occurs."""
+
+    doing = "preparing"
+
+    def __init__(self, bank: Bank, mover: Mover, token_budget: int) -> None:
+        super().__init__(bank, mover, token_budget)
+        self._may_launch = True
+        self._widest = 0
+
+    def expect(self, heads: Sequence[HeadSpec]) -> None:
+        """All heads are alike: the backbone's own."""
+
+    def _prepare(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], ahead: int = 0) -> Prepared:
+        answers = [answer for member in active for answer in member.answers_of(batches[member.slot])]
+        self._widest = max(self._widest, -(-max(map(len, answers)) // _WIDTHS) * _WIDTHS)
+        ready = super()._prepare(active, batches, ahead)
+        slots = np.repeat([member.slot for member in active], [len(batches[member.slot]) for member in active])
+        return replace(ready, answers=cast(WrittenProgram, ready.program).answers.lay(answers, slots))
+
+    def _numbers(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], program: Program) -> np.ndarray:
+        targets, weights = np.zeros((2, program.rung.capacity.all_rows), np.float32)
+        found = [member.weights_of(batches[member.slot]) * self._mover.share(member, batches) for member in active]
+        weights[: sum(map(len, found))] = np.concatenate(found)
+        return np.concatenate([targets, weights])
+
+    def _of_head(self, member: Member) -> tuple[float, ...]:
+        return 0, 0, 0, 0.0, False, 0.0, member.run.config.train.label_smoothing or 0.0
+
+    def _find_rows(self, num_rows: int) -> int:
+        """Those of this step: of a row more all blocks of the decoder would write an answer."""
+        return -(-num_rows // _ROWS) * _ROWS
+
+    def _grow(self) -> Hashable:
+        return self._longest, self._widest
+
+    def _shrink(self) -> None:
+        if self.token_budget < self._largest_budget:
+            self._widest = 0
+        super()._shrink()
+
+    def _make_program(self, rung: Rung, prefix: Prefix | None) -> Program:
+        return WrittenProgram(rung, prefix, self._widest, self._mover.num_columns)
+
+    def _compiled(self) -> AbstractContextManager[None]:
+        return self._bank.backbone.compiled(compiled.BACKEND, with_blocks=False)
+
+    def _may_capture(self, program: Program) -> bool:
+        if self._most_captured > MOST_EMBEDDED:
+            return super()._may_capture(program)
+        written_RT = cast(WrittenProgram, program).answers.written_RT  # read as embeddings; so are pairs of places
+        most = max(written_RT.numel(), written_RT.shape[1] ** 2)
+        return most <= MOST_EMBEDDED and super()._may_capture(program)
+
+    def _losses(self, program: Program) -> Tensor:
+        answers = cast(WrittenProgram, program).answers
+        weights = self._bank.backbone.in_own_type(self._bank.weights_of(0))
+        logits_RTV = forced_logits(self._bank, program.batch, weights)
+        smoothing_R = program.smoothing_S[program.rung.parts["row_slots"][: len(logits_RTV)]]
+        return self._add_up(program, lose_answers(logits_RTV, answers.written_RT, smoothing_R))

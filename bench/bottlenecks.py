@@ -33,7 +33,7 @@ from kernel_ways import DIRECTIONS, Case, Way, add_kernel_options, in_direction,
 from report import say
 from torch import Tensor
 
-from inlay.model.batch.buckets import Capacity, climb
+from inlay.model.batch.buckets import Capacity, round_up_tokens
 from inlay.model.batch.tiles import TILE_SIZES, Tiles, make_tiles, tile_capacity
 from inlay.model.kernels import fused_bottleneck as programs
 from inlay.model.kernels.fused_bottleneck import MAX_SIZE, Stacks, bottleneck, threshold_of
@@ -65,7 +65,7 @@ class Shape:
     @property
     def tile(self) -> int:
         """What a step of so many tokens, in rows of 38, is cut into."""
-        return Capacity(climb(self.num_tokens), self.num_tokens // 38, self.num_slots, 128).tile
+        return Capacity(round_up_tokens(self.num_tokens), self.num_tokens // 38, self.num_slots, 128).tile
 
     @property
     def is_fused(self) -> bool:

@@ -63,7 +63,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     def ask_anew() -> None:
         once._MEMORY = once.Memory()
-        once.encode_once(tokenizer, split, reading)
+        once.encode_cached(tokenizer, split, reading)
 
     ask_anew()
     encoded = encode(tokenizer, texts, None, 128)
@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "through transformers": lambda: through_transformers(tokenizer, texts),
         "encode": lambda: encode(tokenizer, texts, None, 128),
         "known on disk": ask_anew,
-        "known in memory": lambda: once.encode_once(tokenizer, split, reading),
+        "known in memory": lambda: once.encode_cached(tokenizer, split, reading),
     }
     batch = {
         "gather": lambda: encoded.gather(rows),

@@ -93,7 +93,7 @@ def count_steps(cohorts, backbone) -> dict[str, dict[str, object]]:
 
 
 def make_cohort(tasks, name: str, backbone, options) -> Cohort:
-    num_seeds = 1 if JOINT_METHODS[name].has_own_weights else options.seeds
+    num_seeds = 1 if JOINT_METHODS[name].is_finetuned else options.seeds
     configs = [
         RunConfig(
             method=MethodConfig(name, options.size if JOINT_METHODS[name].size else None),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from kernel_ways import Call, Way
 from torch import Tensor
 
-from inlay.model.batch.buckets import Capacity, climb
+from inlay.model.batch.buckets import Capacity, round_up_tokens
 from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
 from inlay.model.kernels import fused_norm, grouped
 from inlay.model.kernels.fused_norm import layer_norm, rms_norm
@@ -43,7 +43,7 @@ class Tokens:
 
     def make_tiles(self) -> Tiles:
         """As a step of so many tokens, in rows of 38, is cut."""
-        tile = Capacity(climb(self.num_tokens), max(1, self.num_tokens // 38), self.slots, 128).tile
+        tile = Capacity(round_up_tokens(self.num_tokens), max(1, self.num_tokens // 38), self.slots, 128).tile
         segments = [(slot, slot * self.tokens, (slot + 1) * self.tokens) for slot in range(self.slots)]
         return make_tiles(segments, self.slots, tile, tile_capacity(self.num_tokens, self.slots, tile), DEVICE)
 

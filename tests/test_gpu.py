@@ -31,7 +31,7 @@ FAMILIES = ["bert", "mpnet", "modernbert", "deberta-v2", "t5", "mt5"]
 
 def head_of(backbone, num_labels):
     """A linear head, or one whose label texts are scored."""
-    if not backbone.writes:
+    if not backbone.is_seq2seq:
         return HeadSpec("classify", num_labels, "mean")
     return HeadSpec("classify", num_labels, WRITTEN, texts=("no", "very good", "bad", "so so so")[:num_labels])
 
@@ -116,7 +116,7 @@ def test_a_cohort_steps_on_the_gpu_as_on_the_cpu(backbone_folder, tiny_bert, toy
         sizes = (4, 16) if METHODS[kind.get("name", "houlsby")].size else (None, None)
         methods = [MethodConfig(size=size, **kind) for size in sizes]
         runs = [make_run(toy_task(), RunConfig(method=m, train=TrainConfig(**QUIET)), backbone) for m in methods]
-        cohort = Cohort(runs[:1] if runs[0].spec.is_solo else runs, backbone, settings)
+        cohort = Cohort(runs[:1] if runs[0].spec.is_finetuned else runs, backbone, settings)
         with backbone.training(0.0):
             for _ in range(5):
                 cohort.step()
@@ -148,7 +148,7 @@ def test_a_cohort_that_writes_steps_on_the_gpu_as_on_the_cpu(backbone_folder, ba
     for backbone in (backbone_of("mt5"), gpu):
         config = RunConfig(method=MethodConfig(**kind), train=TrainConfig(**quiet))
         runs = [make_run(task, config, backbone) for task in (toy_task(), toy_texts())]
-        runs = runs[:1] if runs[0].spec.is_solo else runs
+        runs = runs[:1] if runs[0].spec.is_finetuned else runs
         cohort = Cohort(runs, backbone, CohortSettings(65536, torch.get_num_threads(), 100))
         with backbone.training(0.0):
             for _ in range(5):

@@ -49,7 +49,7 @@ def test_compiled_and_captured_steps_equal_launched_ones(backbone_folder, toy_ta
         pytest.skip("PALs are of encoders")
     gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
     joint = {"batches": batches, "steps": 16}  # four epochs of four: the last ones are replayed whole, and scored
-    num_runs = 1 if METHOD_TABLE[method].has_own_weights else 3
+    num_runs = 1 if METHOD_TABLE[method].is_finetuned else 3
     runs = [make_joint(gpu, toy_task, method, seed, joint, lr=3e-4, epochs=4) for seed in range(num_runs)]
     ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
     assert isinstance(ours.stepper, CompiledStepper)

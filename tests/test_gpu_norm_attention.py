@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.batch.buckets import Capacity, Laid, Rung, climb
+from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, round_up_tokens
 from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
 from inlay.model.kernels import fused_attention
 from inlay.model.kernels.attention import attend_across
@@ -153,8 +153,8 @@ def test_long_rows_go_through_flash_attention_side_by_side_and_recorded(monkeypa
     """As a rung lays them: rows of padding behind, and empty ones."""
     torch.manual_seed(0)
     lengths, heads, width = [512, 300, 411], 12, 64
-    rung = Rung(Capacity(climb(sum(lengths)), 4, 1, 512), 0, 0, torch.device("cuda"))
-    rung.fill(rung.lay(Laid(np.zeros(sum(lengths), np.int64), None, np.array(lengths), np.zeros(3, np.int64))))
+    rung = BucketBuffers(Capacity(round_up_tokens(sum(lengths)), 4, 1, 512), 0, 0, torch.device("cuda"))
+    rung.fill(rung.lay(PackedRows(np.zeros(sum(lengths), np.int64), None, np.array(lengths), np.zeros(3, np.int64))))
     tiling, num_real = rung.route.tiling, sum(lengths)
     qkv = torch.randn(rung.capacity.num_tokens, 3, heads, width, device="cuda").bfloat16()
     do = torch.randn(len(qkv), heads, width, device="cuda").bfloat16()
@@ -185,8 +185,8 @@ def test_attention_to_what_was_read_equals_float64_recorded_too(monkeypatch, num
     """As T5's decoder asks: few tokens of each row; of the rows of padding some are asked about, and empty ones."""
     torch.manual_seed(0)
     lengths, heads, width = [*torch.randint(1, 128, (61,)).tolist(), 1, 128], 6, 64
-    rung = Rung(Capacity(climb(sum(lengths)), 80, 1, 128), 0, 0, torch.device("cuda"))
-    rung.fill(rung.lay(Laid(np.zeros(sum(lengths), np.int64), None, np.array(lengths), np.zeros(63, np.int64))))
+    rung = BucketBuffers(Capacity(round_up_tokens(sum(lengths)), 80, 1, 128), 0, 0, torch.device("cuda"))
+    rung.fill(rung.lay(PackedRows(np.zeros(sum(lengths), np.int64), None, np.array(lengths), np.zeros(63, np.int64))))
     tiling = rung.route.tiling
     q = torch.randn(num_rows, num_tokens, heads, width, device="cuda").div(4).bfloat16()
     k, v = (torch.randn(rung.capacity.num_tokens, heads, width, device="cuda").bfloat16() for _ in range(2))

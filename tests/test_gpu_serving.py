@@ -112,7 +112,7 @@ def test_an_engine_that_may_choose_compiles_when_launched_passes_have_taken_long
 def test_a_captured_pass_answers_for_every_method_at_once(backbone_folder, family):
     """Each three times: as it is, while it is captured, and replayed."""
     gpu = load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32)
-    names = [name for name, method in METHODS.items() if not method.is_joint and not method.has_own_weights]
+    names = [name for name, method in METHODS.items() if not method.is_joint and not method.is_finetuned]
     methods = [MethodConfig(name) for name in names if (family, name) not in UNSUPPORTED]
     methods += [MethodConfig("houlsby", 8, **more) for more in ({"inner_norm": "layer"}, {"depth": 2})]
     bank = Bank(gpu, len(methods))

@@ -47,7 +47,7 @@ def write_task(path: Path, seed: int, num_rows: int = 24, *, columns: tuple[str,
     return path
 
 
-class Place:
+class Process:
     """A folder, a store and the events of the streams over them."""
 
     def __init__(self, root: Path, backbone: Any) -> None:
@@ -75,9 +75,9 @@ def digests(store: Store) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tiny_bert: Any) -> Iterator[Place]:
+def place(tmp_path: Path, tiny_bert: Any) -> Iterator[Process]:
     with single_thread():  # tiny products: on a busy machine a second thread only waits
-        yield Place(tmp_path, tiny_bert)
+        yield Process(tmp_path, tiny_bert)
 
 
 @pytest.fixture
@@ -430,7 +430,7 @@ def test_a_journal_torn_by_a_kill_is_read_and_written_on(place, num_fits):
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_stream_stopped_in_training_goes_on_or_begins_anew_where_its_state_is_damaged(place, tmp_path, is_damaged):
-    calm = Place(tmp_path / "calm", place.backbone)
+    calm = Process(tmp_path / "calm", place.backbone)
     for side in (place, calm):
         write_task(side.folder / "first.csv", 1)
         write_task(side.folder / "second.csv", 2)

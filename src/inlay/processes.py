@@ -15,7 +15,7 @@ _SET_BY_TORCHRUN = {"RANK", "WORLD_SIZE"}
 
 
 @dataclass(frozen=True)
-class Place:
+class Process:
     """A process among those started together: its number, how many there are, and its number on this machine."""
 
     rank: int = 0
@@ -30,14 +30,14 @@ class Place:
         return self.rank == 0
 
 
-def find_place() -> Place:
+def current_process() -> Process:
     """This process's place; the only one, where nobody started several."""
     if not is_launched():
-        return Place()
+        return Process()
     rank, size = _read("RANK"), _read("WORLD_SIZE")
     if not 0 <= rank < max(size, 1):
         raise BadConfig(f"`RANK` is `{rank}` of `WORLD_SIZE` `{size}`", "start it with `torchrun`, which sets both")
-    return Place(rank, size, _read("LOCAL_RANK", rank), _read("LOCAL_WORLD_SIZE", 1)) if size > 1 else Place()
+    return Process(rank, size, _read("LOCAL_RANK", rank), _read("LOCAL_WORLD_SIZE", 1)) if size > 1 else Process()
 
 
 def is_launched() -> bool:
@@ -56,7 +56,7 @@ def check_shared(spread: str, command: str) -> None:
 
 def count_sharers() -> int:
     """The processes that share this machine's memory: those of `torchrun`, or of `inlay study --jobs`."""
-    return max(1, _read(JOBS, 1)) * find_place().num_local
+    return max(1, _read(JOBS, 1)) * current_process().num_local
 
 
 def _read(name: str, usual: int = 0) -> int:

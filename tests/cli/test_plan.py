@@ -20,7 +20,7 @@ def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("Cohort", "measure_pace", "_timed"):
         monkeypatch.setattr(f"inlay.training.run.plan.{name}", refuse)
-    monkeypatch.setattr("inlay.data.token_cache.encode_once", refuse)
+    monkeypatch.setattr("inlay.data.token_cache.encode_cached", refuse)
 
 
 def plan_mail(mail: Mail, *more: object) -> tuple[object, ...]:

@@ -39,7 +39,7 @@ def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) ->
     terminal = open_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("NO_COLOR", "1")
-    screen.put_table(COLUMNS, [["a long name " * 20, "12,345"], ["東京" * 40, "7"]])
+    screen.emit_table(COLUMNS, [["a long name " * 20, "12,345"], ["東京" * 40, "7"]])
     lines = terminal.getvalue().splitlines()
     assert max(map(screen._width, lines)) == width
     assert all(line.endswith(number) for line, number in zip(lines[2:], ("12,345", "7"), strict=True))
@@ -47,27 +47,27 @@ def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) ->
 
 
 def test_table_is_whole_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    screen.put_table(COLUMNS, [["n" * 300, "1"]])
+    screen.emit_table(COLUMNS, [["n" * 300, "1"]])
     assert "n" * 300 in capsys.readouterr().out
 
 
 def test_colour_needs_a_terminal_that_nobody_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
-    screen.say("hello", "red")
+    screen.log("hello", "red")
     assert terminal.getvalue() == "\x1b[1;31mhello\x1b[0m\n"
     monkeypatch.setenv("NO_COLOR", "1")
-    screen.say("hello", "red")
+    screen.log("hello", "red")
     assert terminal.getvalue().endswith("m\nhello\n")
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
-    screen.say("again", "red")
+    screen.log("again", "red")
     assert terminal.getvalue().endswith("hello\nagain\n")
 
 
 def test_notes_keep_their_indent_when_they_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "40")
-    screen.note("one two three four five six seven eight nine ten")
+    screen.detail("one two three four five six seven eight nine ten")
     assert terminal.getvalue() == "  one two three four five six seven\n  eight nine ten\n"
 
 
@@ -86,7 +86,7 @@ def test_meter_moves_on_a_terminal_and_leaves_only_what_was_said(monkeypatch: py
     terminal = open_terminal(monkeypatch)
     with screen.Meter("reading", 2) as meter:
         meter.update(1, "half")
-        meter.say("a line that stays")
+        meter.log("a line that stays")
         assert screen.Meter.current is meter
     assert screen.Meter.current is None
     assert "a line that stays" in terminal.getvalue()
@@ -147,7 +147,7 @@ def test_numbers_are_shown_as_people_read_them(shown: str, expected: str) -> Non
 
 
 def test_number_that_is_none_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    screen.put_json({"a": float("nan"), "b": (1.5, float("inf"))}, indent=None)
+    screen.emit_json({"a": float("nan"), "b": (1.5, float("inf"))}, indent=None)
     assert capsys.readouterr().out == '{"a": null, "b": [1.5, null]}\n'
 
 

@@ -70,11 +70,11 @@ def test_a_version_that_is_worse_than_an_earlier_one_says_so(inlay: Inlay, mail:
 def test_no_reuse_computes_the_frozen_layers_in_every_step(
     inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.training.cohort.frozen_cache import PrefixCache
+    from inlay.training.cohort.frozen_cache import FrozenCache
 
     kept: list[int] = []
-    real = PrefixCache.keep
-    monkeypatch.setattr(PrefixCache, "keep", lambda self, *given: kept.append(1) or real(self, *given))
+    real = FrozenCache.keep
+    monkeypatch.setattr(FrozenCache, "keep", lambda self, *given: kept.append(1) or real(self, *given))
     upper = ("--set", "method.layers=1:", "--epochs", 2, "--no-publish", "--json")
     without = inlay(*train_mail(mail, *upper, "--no-reuse", "--restart"))
     assert (without.status, kept) == (0, [])

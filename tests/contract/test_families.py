@@ -84,8 +84,8 @@ without_own = [(f, m) for f, m in PAIRS if m not in ("full", "top", "pal-full")]
 
 def make_bank(backbone, method, sizes=(8, 3, 16), trainable=False, std=0.3):
     """A bank of slots with 2, 5 and 20 labels, different sizes and random values far from the identity."""
-    is_solo = method in METHODS and METHODS[method].has_own_weights
-    bank = Bank(backbone, 1 if trainable and is_solo else len(sizes), trainable=trainable)
+    is_finetuned = method in METHODS and METHODS[method].is_finetuned
+    bank = Bank(backbone, 1 if trainable and is_finetuned else len(sizes), trainable=trainable)
     for slot in range(bank.num_slots):
         config = method_of(backbone.anatomy.family, method, sizes[slot])
         bank.put(slot, *random_slot(backbone, config, LABELS[slot % 3], slot, std))
@@ -109,7 +109,7 @@ def random_slot(backbone, config, num_labels, seed, std=0.3):
 
 def head_of(backbone, num_labels):
     """A linear head, or one whose label texts are scored, of one word or several."""
-    if not backbone.writes:
+    if not backbone.is_seq2seq:
         return HeadSpec("classify", num_labels, "mean")
     return HeadSpec("classify", num_labels, WRITTEN, texts=tuple(ANSWERS[:num_labels]))
 
@@ -120,7 +120,9 @@ ANSWERS = [" ".join(WORDS[index : index + 1 + index % 3]) for index in range(20)
 def rows_for(backbone, slots, trains=False):
     """Rows of every length; those to train on know their answers, where these are written."""
     encoded = [backbone.tokenizer(text, pair) for text, pair in TEXTS]
-    answers = [backbone.tokenizer(text)["input_ids"] if trains and backbone.writes else None for text in ANSWERS[:6]]
+    answers = [
+        backbone.tokenizer(text)["input_ids"] if trains and backbone.is_seq2seq else None for text in ANSWERS[:6]
+    ]
     return [
         Row(item["input_ids"], slot, item.get("token_type_ids"), written=answer)
         for item, slot, answer in zip(encoded, slots, answers, strict=True)
@@ -129,7 +131,7 @@ def rows_for(backbone, slots, trains=False):
 
 def states_of(backbone, batch, weights=None):
     """What a pass comes to, before any head: the last states of real tokens, or the logits of the answers."""
-    if not backbone.writes:
+    if not backbone.is_seq2seq:
         return backbone.hidden_layers(batch, weights)[-1][batch.mask_BT.bool()]
     read = backbone.read(batch, weights)
     return backbone.write(read, batch.written_BT.clamp(min=0), weights)[0][batch.written_BT >= 0]
@@ -303,7 +305,7 @@ def test_count_equals_the_formula(backbone_of, family, method):
     backbone = backbone_of(family)
     spec = SlotSpec(method_of(family, method, 8), head_of(backbone, 5))
     expected = spell_count(load_plain(backbone), method, family)
-    in_head = 0 if backbone.writes else 5 * backbone.hidden_size + 5
+    in_head = 0 if backbone.is_seq2seq else 5 * backbone.hidden_size + 5
     assert spec.count_parameters(backbone.anatomy) == expected + in_head
 
 
@@ -314,7 +316,7 @@ def load_plain(backbone):
 
 @functools.cache
 def _read_plain(backbone):
-    if not backbone.writes:
+    if not backbone.is_seq2seq:
         return AutoModel.from_pretrained(
             backbone.folder, attn_implementation=backbone.model.config._attn_implementation
         )
@@ -480,7 +482,7 @@ def spell_logits(backbone, batch, config, tensors):
     if "pal.encode" in tensors:
         hook_pals(model, backbone.anatomy, tensors, batch.mask_BT)
     inputs = {"input_ids": batch.input_ids_BT, "attention_mask": batch.mask_BT}
-    if backbone.writes:
+    if backbone.is_seq2seq:
         return functional_call(model, weights, kwargs=inputs | {"labels": batch.written_BT}).logits
     if batch.token_types_BT is not None:
         inputs["token_type_ids"] = batch.token_types_BT
@@ -496,7 +498,7 @@ def test_forward_and_gradients_equal_the_plain_formula(backbone_of, family, meth
     bank = make_bank(backbone, method, trainable=True)
     slot = min(1, bank.num_slots - 1)
     batch = collate(rows_for(backbone, [slot] * 6, trains=True), backbone.pad_id)
-    real = (batch.written_BT if backbone.writes else batch.mask_BT[:, 0]) >= 0
+    real = (batch.written_BT if backbone.is_seq2seq else batch.mask_BT[:, 0]) >= 0
     with bank.routed(batch.route):
         (logits,) = bank.logits(batch)
         logits[real].square().sum().backward()

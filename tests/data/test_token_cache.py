@@ -14,7 +14,7 @@ import pytest
 from inlay.data import token_cache as once
 from inlay.data import windows
 from inlay.data.tasks import Split
-from inlay.data.token_cache import Memory, encode_once, open_tokens
+from inlay.data.token_cache import Memory, encode_cached, open_tokens
 from inlay.data.windows import Reading, encode_split
 from tiny_backbones import make_tokenizer
 from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task
@@ -101,24 +101,24 @@ def same(found, wanted):
 def test_what_is_known_equals_what_is_read(kind, family, tokenised, forget):
     tokenizer, split, reading = make_tokenizer(family), TASKS[kind]().train, READINGS[kind]
     wanted = encode_split(tokenizer, split, reading)
-    assert same(encode_once(tokenizer, split, reading), wanted)
-    assert same(encode_once(tokenizer, split, reading), wanted)
+    assert same(encode_cached(tokenizer, split, reading), wanted)
+    assert same(encode_cached(tokenizer, split, reading), wanted)
     forget()
-    assert same(encode_once(tokenizer, split, reading), wanted)
+    assert same(encode_cached(tokenizer, split, reading), wanted)
     assert tokenised.count == 1
 
 
 def test_a_process_reads_a_set_once_though_it_is_handed_copies(tokenizer, tokenised):
-    first, again = (encode_once(tokenizer, make_split(), Reading("classify", 16)) for _ in range(2))
+    first, again = (encode_cached(tokenizer, make_split(), Reading("classify", 16)) for _ in range(2))
     assert first is again
     assert tokenised.count == 1
 
 
 def test_another_call_in_between_changes_no_tokenizers_name(tokenizer, tokenised):
-    encode_once(tokenizer, make_split(), Reading("classify", 16))
+    encode_cached(tokenizer, make_split(), Reading("classify", 16))
     tokenizer(["the cat", "sat on the mat"], padding=True, truncation=True, max_length=4)
     fresh = make_tokenizer("bert")
-    encode_once(fresh, make_split(), Reading("classify", 16))
+    encode_cached(fresh, make_split(), Reading("classify", 16))
     assert tokenised.count == 1
 
 
@@ -136,24 +136,24 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_texts_are_another_set(change, tokenizer, tokenised, forget):
     split, reading = make_split(), Reading("classify", 16)
-    encode_once(tokenizer, split, reading)
+    encode_cached(tokenizer, split, reading)
     forget()
     changed = CHANGES[change](split)
-    assert same(encode_once(tokenizer, changed, reading), encode_split(tokenizer, changed, reading))
+    assert same(encode_cached(tokenizer, changed, reading), encode_split(tokenizer, changed, reading))
     assert tokenised.count == 2
 
 
 @pytest.mark.parametrize("reading", [Reading("classify", 15), Reading("tag", 16)])
 def test_another_reading_is_another_set(reading, tokenizer, tokenised):
-    encode_once(tokenizer, make_split(), Reading("classify", 16))
-    assert same(encode_once(tokenizer, make_split(), reading), encode_split(tokenizer, make_split(), reading))
+    encode_cached(tokenizer, make_split(), Reading("classify", 16))
+    assert same(encode_cached(tokenizer, make_split(), reading), encode_split(tokenizer, make_split(), reading))
     assert tokenised.count == 2
 
 
 def test_pairs_that_are_read_apart_are_another_set_and_joined_ones_the_set_they_were(tokenizer, tokenised):
     split, names = pair_task().train, []
     for reading in (Reading("classify", 12), Reading("classify", 12, pairs="towers")):
-        assert same(encode_once(tokenizer, split, reading), encode_split(tokenizer, split, reading))
+        assert same(encode_cached(tokenizer, split, reading), encode_split(tokenizer, split, reading))
         names.append(once._name_set(tokenizer, split, reading))
     assert tokenised.count == 2
     assert names[0] != names[1]
@@ -161,7 +161,7 @@ def test_pairs_that_are_read_apart_are_another_set_and_joined_ones_the_set_they_
 
 def test_another_stride_is_another_set(tokenizer, tokenised):
     split = make_toy_answers().train
-    first, other = (encode_once(tokenizer, split, Reading("span", 32, stride)) for stride in (4, 8))
+    first, other = (encode_cached(tokenizer, split, Reading("span", 32, stride)) for stride in (4, 8))
     assert tokenised.count == 2
     assert len(first.flat_ids) < len(other.flat_ids)
 
@@ -170,7 +170,9 @@ def test_other_words_in_the_same_texts_are_another_set(tokenizer, tokenised):
     split = make_toy_tags().train
     words = np.empty(len(split), dtype=object)
     words[:] = [target[:1] for target in split.targets]
-    first, other = (encode_once(tokenizer, rows, Reading("tag", 32)) for rows in (split, replace(split, targets=words)))
+    first, other = (
+        encode_cached(tokenizer, rows, Reading("tag", 32)) for rows in (split, replace(split, targets=words))
+    )
     assert tokenised.count == 2
     assert len(other.flat_words) == len(split) < len(first.flat_words)
 
@@ -178,25 +180,25 @@ def test_other_words_in_the_same_texts_are_another_set(tokenizer, tokenised):
 def test_other_targets_of_whole_rows_are_the_same_set(tokenizer, tokenised):
     split = make_toy_task().train
     for targets in (split.targets, 1 - split.targets, None):
-        encode_once(tokenizer, replace(split, targets=targets), Reading("classify", 16))
+        encode_cached(tokenizer, replace(split, targets=targets), Reading("classify", 16))
     assert tokenised.count == 1
 
 
 def test_another_tokenizer_is_another_set(tokenised):
     split, reading = make_split(), Reading("classify", 16)
     for family in ("bert", "roberta", "distilbert"):
-        encode_once(make_tokenizer(family), split, reading)
+        encode_cached(make_tokenizer(family), split, reading)
     cut_left = make_tokenizer("bert")
     cut_left.truncation_side = "left"
-    encode_once(cut_left, split, reading)
+    encode_cached(cut_left, split, reading)
     assert tokenised.count == 4
 
 
 def test_tokens_added_to_a_tokenizer_make_it_another(tokenised):
     tokenizer, split = make_tokenizer("bert"), Split(["the oslo cat"] * 20, None, None, [])
-    before = encode_once(tokenizer, split, Reading("classify", 16))
+    before = encode_cached(tokenizer, split, Reading("classify", 16))
     tokenizer.add_tokens(["oslo"])
-    after = encode_once(tokenizer, split, Reading("classify", 16))
+    after = encode_cached(tokenizer, split, Reading("classify", 16))
     assert tokenised.count == 2
     assert len(after.ids[0]) == 5 < len(before.ids[0])
 
@@ -204,7 +206,7 @@ def test_tokens_added_to_a_tokenizer_make_it_another(tokenised):
 def test_a_small_set_leaves_no_file(tokenizer, tokenised, forget, monkeypatch):
     monkeypatch.setattr(once, "SMALL_CHARACTERS", 10**6)
     for _ in range(2):
-        encode_once(tokenizer, make_split(), Reading("classify", 16))
+        encode_cached(tokenizer, make_split(), Reading("classify", 16))
         forget()
     assert tokenised.count == 2
     assert not open_tokens().folder.exists()
@@ -213,7 +215,7 @@ def test_a_small_set_leaves_no_file(tokenizer, tokenised, forget, monkeypatch):
 def test_no_cache_is_written_where_the_user_wants_none(tokenizer, tokenised, forget, monkeypatch):
     monkeypatch.setenv("INLAY_CACHE_BYTES", "0")
     for _ in range(2):
-        encode_once(tokenizer, make_split(), Reading("classify", 16))
+        encode_cached(tokenizer, make_split(), Reading("classify", 16))
         forget()
     assert tokenised.count == 2
     assert not open_tokens().folder.exists()
@@ -221,12 +223,12 @@ def test_no_cache_is_written_where_the_user_wants_none(tokenizer, tokenised, for
 
 def test_a_damaged_file_is_read_anew_and_replaced(tokenizer, tokenised, forget):
     split, reading = make_split(), Reading("classify", 16)
-    wanted = encode_once(tokenizer, split, reading)
+    wanted = encode_cached(tokenizer, split, reading)
     (path,) = open_tokens().folder.iterdir()
     path.write_bytes(path.read_bytes()[:-5])
     for count in (2, 2):
         forget()
-        assert same(encode_once(tokenizer, split, reading), wanted)
+        assert same(encode_cached(tokenizer, split, reading), wanted)
         assert tokenised.count == count
 
 
@@ -253,7 +255,7 @@ def test_progress_is_heard_of_a_new_set_and_not_of_a_known_one(tokenizer, monkey
         split = replace(split, pairs=split.texts) if kind == "span" else split
         heard: list[int] = []
         for _ in range(2):
-            encode_once(tokenizer, split, Reading(kind, 24), heard.append)
+            encode_cached(tokenizer, split, Reading(kind, 24), heard.append)
             forget()
         assert heard == [16, 32, num_rows]
 
@@ -277,7 +279,7 @@ print(int(found.flat_ids.sum()), len(found))
 
 def test_another_process_does_not_tokenise_again(tokenizer):
     split = make_split()
-    found = encode_once(tokenizer, split, Reading("classify", 16))
+    found = encode_cached(tokenizer, split, Reading("classify", 16))
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [sys.executable, "-c", SECOND, str(ROOT / "tests")],

@@ -11,7 +11,7 @@ import torch
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
-from inlay.model.batch.buckets import Capacity, Laid, Rung
+from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows
 from inlay.model.batch.route import Pack, Row, collate, pack
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels import attention
@@ -87,8 +87,8 @@ def test_first_tokens_attend_as_they_do_beside_the_others(is_biased):
 
 def test_what_is_written_of_a_row_attends_to_what_was_read_of_it():
     drawn, lengths = torch.Generator().manual_seed(0), [3, 1, 7]
-    rung = Rung(Capacity(num_tokens=64, num_rows=4, num_slots=1, max_length=16), 0, 0, torch.device("cpu"))
-    rung.fill(rung.lay(Laid(np.zeros(11, np.int64), None, np.array(lengths), np.zeros(3, np.int64))))
+    rung = BucketBuffers(Capacity(num_tokens=64, num_rows=4, num_slots=1, max_length=16), 0, 0, torch.device("cpu"))
+    rung.fill(rung.lay(PackedRows(np.zeros(11, np.int64), None, np.array(lengths), np.zeros(3, np.int64))))
     q = torch.randn(4, 2, 2, 8, generator=drawn, requires_grad=True)  # of a row of padding too
     k, v = (torch.randn(64, 2, 8, generator=drawn, requires_grad=True) for _ in range(2))
     out = attend_across(q, k, v, rung.route.tiling, scaling=0.5)

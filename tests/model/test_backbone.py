@@ -187,7 +187,7 @@ def test_a_backbone_without_a_route_is_exactly_itself(backbone_of, backbone_fold
     attention = backbone.model.config._attn_implementation
     plain = AutoModel.from_pretrained(backbone_folder(family), attn_implementation=attention).eval()
     batch = collate([Row([2, 11, 45, 12, 3], 0), Row([2, 9, 3], 0)], backbone.pad_id)
-    reader = plain.encoder if backbone.writes else plain
+    reader = plain.encoder if backbone.is_seq2seq else plain
     with torch.no_grad():
         expected = reader(input_ids=batch.input_ids_BT, attention_mask=batch.mask_BT).last_hidden_state
         assert torch.equal(backbone.hidden(batch), expected)

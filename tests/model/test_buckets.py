@@ -6,38 +6,38 @@ import numpy as np
 import pytest
 import torch
 
-from inlay.model.batch.buckets import SMALLEST, Capacity, Laid, Rung, bound_length, climb
+from inlay.model.batch.buckets import SMALLEST, BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
 
 
 @pytest.mark.parametrize("is_varied", [False, True])
 @pytest.mark.parametrize("num_tokens", [1, 255, 256, 257, 1000, 5000, 8192, 8193, 40_000, 131_072])
 def test_a_rung_holds_its_tokens_and_wastes_little(num_tokens, is_varied):
-    rung = climb(num_tokens, is_varied=is_varied)
+    rung = round_up_tokens(num_tokens, is_varied=is_varied)
     assert rung >= num_tokens
-    assert rung == climb(rung, is_varied=is_varied)
+    assert rung == round_up_tokens(rung, is_varied=is_varied)
     if num_tokens > SMALLEST:
         most = 1 / 4 if num_tokens <= 8192 else 1 / 8 if is_varied else 1 / 16
         assert rung - num_tokens < num_tokens * most
 
 
 def test_rungs_are_few():
-    assert len({climb(n) for n in range(1025, 2049)}) == 4
-    assert len({climb(n) for n in range(16385, 32769)}) == 32
-    assert len({climb(n, is_varied=True) for n in range(16385, 32769)}) == 8
+    assert len({round_up_tokens(n) for n in range(1025, 2049)}) == 4
+    assert len({round_up_tokens(n) for n in range(16385, 32769)}) == 32
+    assert len({round_up_tokens(n, is_varied=True) for n in range(16385, 32769)}) == 8
 
 
 @pytest.mark.parametrize(("length", "expected"), [(38, False), (384, True)])
 def test_rows_of_padding_do_not_make_a_pack_of_long_rows_short(length, expected):
-    rung = Rung(Capacity(climb(32 * length), 32, 4, 512), 0, 0, torch.device("cpu"))
+    rung = BucketBuffers(Capacity(round_up_tokens(32 * length), 32, 4, 512), 0, 0, torch.device("cpu"))
     assert rung.route.tiling.is_long == expected
 
 
 def fill(lengths, slots, num_slots=5, num_rows=9):
     generator = np.random.default_rng(0)
     ids = generator.integers(5, 50, size=sum(lengths))
-    capacity = Capacity(climb(sum(lengths)), num_rows, num_slots, bound_length(np.array(lengths)))
-    rung = Rung(capacity, first_position=2, pad_id=1, device=torch.device("cpu"))
-    laid = Laid(ids, None, np.array(lengths), np.array(slots))
+    capacity = Capacity(round_up_tokens(sum(lengths)), num_rows, num_slots, bound_length(np.array(lengths)))
+    rung = BucketBuffers(capacity, first_position=2, pad_id=1, device=torch.device("cpu"))
+    laid = PackedRows(ids, None, np.array(lengths), np.array(slots))
     rung.fill(rung.lay(laid))
     return rung, ids, capacity
 
@@ -90,7 +90,7 @@ def test_every_row_of_the_capacity_is_in_one_row_tile_of_its_slot():
 
 def test_a_second_batch_leaves_nothing_of_the_first_behind():
     rung, _, capacity = fill([60, 60, 60], [0, 1, 2])
-    laid = Laid(np.array([9, 9]), np.array([1, 1]), np.array([2]), np.array([3]))
+    laid = PackedRows(np.array([9, 9]), np.array([1, 1]), np.array([2]), np.array([3]))
     rung.fill(rung.lay(laid))
     parts = {name: tensor.numpy() for name, tensor in rung.parts.items()}
     assert (parts["ids"] == 1).sum() == capacity.num_tokens - 2

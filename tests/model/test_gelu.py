@@ -57,7 +57,7 @@ def test_a_backbone_of_the_families_goes_through_one_in_each_block(backbone_of):
         found = [module for module in backbone.model.modules() if isinstance(module, ActivationWrapper)]
         handles = [module.register_forward_hook(note) for module in found]
         ids = torch.ones(1, 3, dtype=torch.long)
-        backbone.model(input_ids=ids, **({"decoder_input_ids": ids} if backbone.writes else {}))
+        backbone.model(input_ids=ids, **({"decoder_input_ids": ids} if backbone.is_seq2seq else {}))
         for handle in handles:
             handle.remove()
         assert seen == [kind] * backbone.anatomy.num_layers, family

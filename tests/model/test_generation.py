@@ -9,7 +9,7 @@ from inlay.model import Bank, SlotSpec, infer, infer_canonically
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads import generation as writing
 from inlay.model.heads.generation import Tree
-from inlay.model.heads.heads import WRITTEN, HeadSpec, lose_texts
+from inlay.model.heads.heads import WRITTEN, HeadSpec, text_losses
 from inlay.settings.run_config import MethodConfig
 from tiny_backbones import WRITING, random_tensors
 
@@ -183,7 +183,7 @@ def test_smoothed_losses_are_the_mean_over_an_answers_tokens():
             shares = torch.full((7,), 0.1 / 7)
             shares[targets[row, place]] += 0.9
             expected -= float((shares * logits[row, place].log_softmax(-1)).sum()) / length
-        assert float(lose_texts(logits, targets, 0.1)[row]) == pytest.approx(expected, rel=1e-5)
+        assert float(text_losses(logits, targets, 0.1)[row]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_gradients_over_a_large_vocabulary_are_exact():
@@ -193,7 +193,7 @@ def test_gradients_over_a_large_vocabulary_are_exact():
     shares = exact.log_softmax(-1)
     (-(0.9 * shares.gather(-1, targets[..., None]).squeeze(-1) + 0.1 * shares.mean(-1)).mean(-1).sum()).backward()
     ours = logits.requires_grad_()
-    lose_texts(ours, targets, 0.1).sum().backward()
+    text_losses(ours, targets, 0.1).sum().backward()
     assert float((ours.grad - exact.grad).norm() / exact.grad.norm()) < 2e-5
 
 

@@ -12,7 +12,7 @@ import transformers
 from inlay.errors import Unsupported
 from inlay.model.backbone.sites import survey
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import find_hypernet, layout, written_method
+from inlay.model.bank.methods import find_hypernet, layout, materialized_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts.hypernet import write_adapters
@@ -119,7 +119,7 @@ def test_a_trained_task_has_the_tensors_of_an_ordinary_slot(backbone_of, family,
     size = None if name == "full-multi" else 4
     for more in ({}, {"writes": "blocks"}, {"writes": "norms"}) if name.startswith("hyper") else ({},):
         config = MethodConfig(name, size, **more)
-        ordinary = {item.name: item.shape for item in layout(anatomy, written_method(config))}
+        ordinary = {item.name: item.shape for item in layout(anatomy, materialized_method(config))}
         kept = {item.name: item.shape for item in layout(anatomy, config)}
         if name.startswith("hyper"):
             net = find_hypernet(anatomy, config)

@@ -26,7 +26,7 @@ def fill(backbone, methods, *, trainable):
     bank = Bank(backbone, len(methods), trainable=trainable)
     for slot, method in enumerate(methods):
         texts = ("no", "very good", "bad", "so so so")[: 2 + slot]
-        head = HeadSpec("classify", 2 + slot, WRITTEN, texts=texts) if backbone.writes else None
+        head = HeadSpec("classify", 2 + slot, WRITTEN, texts=texts) if backbone.is_seq2seq else None
         spec = SlotSpec(method, head or HeadSpec("classify", 2 + slot, "mean"))
         bank.initialise(slot, spec, seed=slot)
         noise = torch.Generator().manual_seed(slot)
@@ -37,7 +37,7 @@ def fill(backbone, methods, *, trainable):
 
 def run(backbone, methods, *, trainable, is_padded=False):
     bank = fill(backbone, methods, trainable=trainable)
-    answers = [range(9, 10 + index) if trainable and backbone.writes else None for index in range(len(ROWS))]
+    answers = [range(9, 10 + index) if trainable and backbone.is_seq2seq else None for index in range(len(ROWS))]
     rows = [
         Row([5 + (3 * i) % 50 for i in range(length)], slot, written=answer and list(answer))
         for (length, slot), answer in zip(ROWS, answers, strict=True)
@@ -119,11 +119,11 @@ def test_tasks_of_one_run_in_tiles_equal_the_loop(backbone_of, monkeypatch, fami
     def compute():
         bank = Bank(backbone, 6, trainable=True, slots_per_run=3)
         for slot in range(6):
-            head = HeadSpec("classify", 2, WRITTEN, texts=("no", "good")) if backbone.writes else None
+            head = HeadSpec("classify", 2, WRITTEN, texts=("no", "good")) if backbone.is_seq2seq else None
             spec = SlotSpec(MethodConfig(method, 3), head or HeadSpec("classify", 2, "mean"))
             bank.initialise(slot, spec, slot // 3, f"task-{slot % 3}")
         flats = [bank.flatten(), bank.flatten(shared=True)]
-        rows = [Row([5 + i for i in range(length)], slot, written=[9, 10] if backbone.writes else None)
+        rows = [Row([5 + i for i in range(length)], slot, written=[9, 10] if backbone.is_seq2seq else None)
                 for length, slot in [(3, 5), (9, 0), (4, 3), (2, 5)]]  # fmt: skip
         found = []
         for _ in range(2):  # the second takes what follows from shapes from the first

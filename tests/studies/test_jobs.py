@@ -216,7 +216,7 @@ def take_gpu(foreman, limits):
     """Its limits are those of a GPU; gives a cohort, a copy and a baseline, to be dealt any number of times."""
     foreman._limits, units = limits, foreman._waiting
     foreman._waiting = []
-    kinds = (jobs._is_cohort, lambda unit: unit.is_solo, lambda unit: unit.kind == "baseline")
+    kinds = (jobs._is_cohort, lambda unit: unit.is_finetuned, lambda unit: unit.kind == "baseline")
     return [next(filter(kind, units)) for kind in kinds]
 
 
@@ -305,17 +305,17 @@ def test_no_more_copies_of_a_backbone_train_at_a_time_than_have_the_memory_they_
 
 def test_a_copy_waits_while_as_many_train_as_there_is_memory_for(tmp_path, backbone):
     foreman, _ = make_foreman(tmp_path, backbone)
-    first, second, *_ = (unit for unit in foreman._waiting if unit.is_solo)
+    first, second, *_ = (unit for unit in foreman._waiting if unit.is_finetuned)
     foreman._jobs.append(jobs._Job(0, None, None, tmp_path, unit=first))
     assert foreman._may_begin(second)
     foreman._limits = dataclasses.replace(foreman._limits, most_copies=1)
     assert not foreman._may_begin(second)
-    assert all(foreman._may_begin(unit) for unit in foreman._waiting if not unit.is_solo)
+    assert all(foreman._may_begin(unit) for unit in foreman._waiting if not unit.is_finetuned)
 
 
 def test_copies_are_counted_on_each_gpu_by_itself(tmp_path, backbone):
     foreman, _ = make_foreman(tmp_path, backbone)
-    first, second, *_ = (unit for unit in foreman._waiting if unit.is_solo)
+    first, second, *_ = (unit for unit in foreman._waiting if unit.is_finetuned)
     foreman._limits = dataclasses.replace(foreman._limits, most_copies=1, num_gpus=2)
     foreman._jobs.append(jobs._Job(4, None, None, tmp_path, unit=first))
     assert not foreman._may_begin(second, 0), "as 4, on the first"
@@ -328,7 +328,7 @@ def test_what_is_compiled_is_compiled_by_one_process_while_others_do_something_e
     foreman = jobs._Foreman(Sitting([plan], places), places, recipe, Stage(), Pace(None))
     foreman._limits = dataclasses.replace(foreman._limits, compiles=True)
     first, second, *_ = (unit for unit in foreman._waiting if unit.items[0].arm.name == "full")
-    cohort = next(unit for unit in foreman._waiting if unit.num_runs > 1 and not unit.is_solo)
+    cohort = next(unit for unit in foreman._waiting if unit.num_runs > 1 and not unit.is_finetuned)
     job = jobs._Job(0, None, None, tmp_path, unit=first, last=first.likeness)
     foreman._jobs.append(job)
     assert not foreman._may_begin(second)

@@ -243,7 +243,7 @@ def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backb
     monkeypatch.setattr(agenda, "MAX_COHORT", 3)
     plan = make_plan(tmp_path, backbone, STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]"))
     units = agenda.make_agenda([plan], Ledger([plan], places), places.runs, in_pieces=True)
-    cohorts = [unit for unit in units if unit.num_runs > 1 and not unit.is_solo]
+    cohorts = [unit for unit in units if unit.num_runs > 1 and not unit.is_finetuned]
     assert [unit.num_runs for unit in cohorts] == [3] * 5, "of 16 the last goes alone"
     tiers = [item.tier for unit in units if unit.items[0].arm.name.startswith("adapters") for item in unit.items]
     assert tiers == [0] * 4 + [1] * 8 + [2] * 4, "seed 0 at the first rate; then seed 1 of it, and the second rate"
@@ -258,7 +258,7 @@ def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_a_row_f
     units = list_todo([make_plan(tmp_path, backbone)], Places(tmp_path / "results", tmp_path / "runs"))
     described = [(unit.describe(), unit.num_runs) for unit in units]
     assert ("adapters on 2 tasks, 2 seeds, size 2 to 4, lr 0.01", 8) in described
-    copies = [unit for unit in units if unit.is_solo]
+    copies = [unit for unit in units if unit.is_finetuned]
     assert copies
     assert all(len({item.tier for item in unit.items}) == 1 for unit in copies)
     assert {unit.num_runs for unit in copies if unit.items[0].arm.name == "full"} == {2}, "of two tasks"

@@ -82,7 +82,7 @@ def test_a_device_profile_keeps_its_promises(name, backbone):
     for arm, task, point in study.points():
         if arm.kind == "baseline":
             continue
-        is_copy = find_method(point.config.method.name).has_own_weights
+        is_copy = find_method(point.config.method.name).is_finetuned
         assert arm.seeds >= (2 if is_copy else 3), arm.name
         assert point.config.train.epochs <= (3 if task == "glue/sst2" else 10), (arm.name, task)
         rates.setdefault(arm.name, set()).add(point.config.train.lr)

@@ -93,11 +93,13 @@ def take_twenty_steps(folder: str, out: Path, method: str, device: str = "cpu") 
     """Twenty steps of every run together; leaves losses, weights and dev logits, of each process."""
     from safetensors.torch import save_file
 
-    from inlay.processes import find_place
+    from inlay.processes import current_process
 
     backbone = load(folder, device)
     runs = make_runs(backbone, method)
-    save_file(step_together(runs, backbone, 20), out / f"{find_place().rank}-of-{find_place().size}.safetensors")
+    save_file(
+        step_together(runs, backbone, 20), out / f"{current_process().rank}-of-{current_process().size}.safetensors"
+    )
 
 
 def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, Any]:
@@ -124,11 +126,11 @@ def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, A
 
 def train(folder: str, out: Path, settings: dict[str, Any], fate: tuple[int, int] | None = None) -> None:
     """Train three runs to their end, dropout on; the process `fate[0]` is killed at its event `fate[1]`."""
-    from inlay.processes import find_place
+    from inlay.processes import current_process
     from inlay.training import FitSettings, fit
 
     backbone = load(folder)
-    if fate is not None and find_place().rank == fate[0]:
+    if fate is not None and current_process().rank == fate[0]:
         from kill_and_resume import Fate, plant
 
         plant(Fate(fate[1], halve=False))
@@ -154,12 +156,12 @@ def train_several_tasks(folder: str, out: Path, method: str) -> None:
 
 def train_quietly(folder: str, out: Path, spread: str) -> None:
     """Train three runs to their end; only the first process may write where all train together."""
-    from inlay.processes import find_place
+    from inlay.processes import current_process
     from inlay.store import files
     from inlay.training import FitSettings, fit
 
     backbone = load(folder)
-    if spread == "rows" and not find_place().is_first:
+    if spread == "rows" and not current_process().is_first:
         files.make_directory = files.write_once = None  # a write would fail
     fit(make_runs(backbone), backbone, out, FitSettings(spread=spread))
 
@@ -176,7 +178,7 @@ def train_twice(folder: str, out: Path) -> None:
 
 def fail_on_the_second(folder: str, out: Path, step: int) -> None:
     """The second process fails in the middle of training."""
-    from inlay.processes import find_place
+    from inlay.processes import current_process
     from inlay.training import FitSettings, fit
     from inlay.training.cohort.cohort import Cohort
 
@@ -184,7 +186,7 @@ def fail_on_the_second(folder: str, out: Path, step: int) -> None:
     original = Cohort.step
 
     def fails(cohort: Any) -> int:
-        if cohort.num_steps == step and not find_place().is_first:
+        if cohort.num_steps == step and not current_process().is_first:
             sys.exit(7)
         return original(cohort)
 
@@ -197,14 +199,14 @@ def run_out_of_memory(folder: str, out: Path, last_call: int) -> None:
     import torch
 
     from inlay.model.bank.bank import Bank
-    from inlay.processes import find_place
+    from inlay.processes import current_process
     from inlay.training import FitSettings, fit
 
     backbone, calls = load(folder), itertools.count(1)
     original = Bank.logits
 
     def fails(bank: Any, *args: Any, **kwargs: Any) -> Any:
-        if bank.backbone.model.training and not find_place().is_first and 5 <= next(calls) <= last_call:
+        if bank.backbone.model.training and not current_process().is_first and 5 <= next(calls) <= last_call:
             raise torch.OutOfMemoryError("no memory")
         return original(bank, *args, **kwargs)
 
@@ -218,7 +220,7 @@ def write_hint(folder: str, out: Path, method: str) -> None:
 
     from inlay.errors import OutOfMemory
     from inlay.model.bank.bank import Bank
-    from inlay.processes import find_place
+    from inlay.processes import current_process
     from inlay.training import FitSettings, fit
 
     def fails(bank: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,12 +234,12 @@ def write_hint(folder: str, out: Path, method: str) -> None:
     try:
         fit(runs, backbone, out, FitSettings(spread="rows", token_budget=4096))
     except OutOfMemory as error:
-        (out / f"hint-{find_place().rank}").write_text(error.hint or "")
+        (out / f"hint-{current_process().rank}").write_text(error.hint or "")
 
 
 def interrupt(folder: str, out: Path, rank: int, step: int) -> None:
     """One process hears Ctrl-C in the middle of training; all stop after the same step."""
-    from inlay.processes import find_place
+    from inlay.processes import current_process
     from inlay.training import FitSettings, fit
     from inlay.training.cohort.cohort import Cohort
     from inlay.training.cohort.fit import Interrupted
@@ -246,7 +248,7 @@ def interrupt(folder: str, out: Path, rank: int, step: int) -> None:
     original = Cohort.step
 
     def interrupted(cohort: Any) -> int:
-        if cohort.num_steps == step - 1 and find_place().rank == rank:
+        if cohort.num_steps == step - 1 and current_process().rank == rank:
             os.kill(os.getpid(), signal.SIGINT)
         steps.append(cohort.num_steps + 1)
         return original(cohort)
@@ -255,18 +257,18 @@ def interrupt(folder: str, out: Path, rank: int, step: int) -> None:
     try:
         fit(make_runs(backbone), backbone, out, FitSettings(spread="rows"))
     except Interrupted:
-        (out / f"stopped-{find_place().rank}").write_text(str(steps[-1]))
+        (out / f"stopped-{current_process().rank}").write_text(str(steps[-1]))
 
 
 def differ(folder: str, out: Path) -> None:
     """The processes are given different runs."""
     from inlay.errors import InlayError
-    from inlay.processes import find_place
+    from inlay.processes import current_process
     from inlay.training import fit
 
     backbone = load(folder)
     runs = make_runs(backbone)
     try:
-        fit(runs if find_place().is_first else runs[:2], backbone, out)
+        fit(runs if current_process().is_first else runs[:2], backbone, out)
     except InlayError as error:
-        (out / f"refused-{find_place().rank}").write_text(str(error))
+        (out / f"refused-{current_process().rank}").write_text(str(error))

@@ -14,7 +14,7 @@ from inlay.model import infer
 from inlay.model.batch import buckets as rungs
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
-from inlay.training.cohort.frozen_cache import PrefixCache
+from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.run.run import make_run
 from inlay.training.step import compiled
 from inlay.training.step.eager import Stepper
@@ -240,7 +240,7 @@ def test_answers_after_a_replayed_step_are_of_what_it_left(backbone_of, toy_task
     program.graph = SimpleNamespace(replay=lambda: ours.shared.values_SP.data.mul_(2))
     ours.stepper._launch(program)
     after = infer(ours.bank, rows)
-    ours.bank.forget_written()
+    ours.bank.drop_generated()
     for old, new, expected in zip(before, after, infer(ours.bank, rows), strict=True):
         assert not torch.equal(old, new)
         assert torch.equal(new, expected)
@@ -291,7 +291,7 @@ def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, t
     ]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
     plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
-    ours.reuse(PrefixCache(backbone, tmp_path, Watcher()))
+    ours.reuse(FrozenCache(backbone, tmp_path, Watcher()))
     below = []
     handle = backbone._blocks[int(layers[0]) - 1].inner.register_forward_hook(lambda *_: below.append(1))
     try:

@@ -19,7 +19,7 @@ from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort.cohort import Watcher
 from inlay.training.cohort.fit import MAX_DRAWN, _group
-from inlay.training.cohort.loop import Desk, Interrupted
+from inlay.training.cohort.loop import CohortFiles, Interrupted
 from inlay.training.run.plan import make_plan
 from inlay.training.run.run import count_steps
 
@@ -238,7 +238,7 @@ def test_resume_states_are_no_more_often_than_asked_and_curves_are_drawn_if_aske
 def test_a_state_that_takes_long_to_write_is_written_seldom(tmp_path, monkeypatch):
     """A save of two seconds is not repeated before 40 more; one of half a second may be at every occasion."""
     now = [100.0]
-    desk = Desk(tmp_path, tmp_path, [], Watcher())
+    desk = CohortFiles(tmp_path, tmp_path, [], Watcher())
     monkeypatch.setattr("inlay.training.cohort.loop.time.monotonic", lambda: now[0])
     for took, rest in [(2.0, 40.0), (0.5, 0.0)]:
         monkeypatch.setattr(

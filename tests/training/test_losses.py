@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from inlay.model.heads.heads import HeadSpec, find_head
-from inlay.training.step.losses import KINDS, NO_TARGET, Choice, Mix, can_lose, lose_rows, lose_tokens
+from inlay.training.step.losses import (
+    KINDS,
+    NO_TARGET,
+    Choice,
+    Mix,
+    batched_row_losses,
+    batched_token_losses,
+    has_batched_loss,
+)
 
 LENGTHS = [5, 1, 7, 3, 4]
 ROWS_N = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
@@ -24,7 +32,7 @@ def test_rows_of_every_kind_lose_what_their_heads_say():
     logits = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([2.0, 3.2, 0.0, 3.0, 0.0], dtype=torch.float64)  # 3.2 is no class
     labels = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]], dtype=torch.float64)
-    found = lose_rows(logits, targets, labels, torch.tensor(widths), choice(*kinds))
+    found = batched_row_losses(logits, targets, labels, torch.tensor(widths), choice(*kinds))
     own = [targets[0].long(), targets[1], labels[2, :2], targets[3].long(), labels[4]]
     expected = torch.cat(
         [
@@ -60,7 +68,7 @@ def test_tokens_lose_what_their_heads_say(kinds):
             targets[torch.tensor([0, length - 1]), torch.tensor([0, 1])] = 1
             marks[start : start + length] = targets.double()
         expected.append(find_head(kind).row_losses(own, targets.unsqueeze(0)))
-    found = lose_tokens(logits, marks, ROWS_N, torch.tensor(widths), choice(*kinds))
+    found = batched_token_losses(logits, marks, ROWS_N, torch.tensor(widths), choice(*kinds))
     torch.testing.assert_close(found, torch.cat(expected))
     pick = torch.rand(5, dtype=torch.float64)
     ours, theirs = (
@@ -75,7 +83,7 @@ def test_rows_without_tokens_or_targets_bring_no_nan_into_gradients():
     marks = torch.full((3, 2), NO_TARGET)
     rows = torch.zeros(3, dtype=torch.long)  # the second row has no token
     for kinds in (("tag", "tag"), ("span", "span"), ("tag", "span")):
-        losses = lose_tokens(logits, marks, rows, torch.tensor([2, 2]), choice(*kinds))
+        losses = batched_token_losses(logits, marks, rows, torch.tensor([2, 2]), choice(*kinds))
         assert losses.isfinite().all()
         assert torch.autograd.grad(losses.sum(), logits)[0].isfinite().all()
 
@@ -91,10 +99,10 @@ def test_a_mix_only_grows_and_knows_which_heads_it_can_lose():
     )
     assert mix.with_heads(heads[2:]).kinds == ("classify", "regress", "tag")
     assert mix.with_heads(heads[2:]).poolings == ("cls", "mean")
-    assert can_lose(heads[0])
-    assert not can_lose(HeadSpec("classify", 2, "cls", features="mix"))
+    assert has_batched_loss(heads[0])
+    assert not has_batched_loss(HeadSpec("classify", 2, "cls", features="mix"))
     deeper = HeadSpec("classify", 2, "cls", hidden="pooler")
-    assert can_lose(deeper)
+    assert has_batched_loss(deeper)
     assert not mix.rows_have_hidden
     assert mix.with_heads([deeper]).with_heads(heads).rows_have_hidden
     assert not mix.with_heads([deeper]).tokens_have_hidden

@@ -13,7 +13,7 @@ from processes import in_processes, make_joint_runs, make_runs
 from safetensors.torch import load_file
 
 from inlay.errors import BadConfig, UnknownName
-from inlay.processes import Place, find_place
+from inlay.processes import Process, current_process
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
 from inlay.training.cohort.parallel import deal, spread_over
@@ -159,7 +159,7 @@ def test_runs_are_dealt_out_whole_and_evenly(tiny_bert, toy_task):
         for epochs in (3, 20)  # taken in turns, one process would get all the long ones
     ]
     runs = [make_run(task, config, tiny_bert) for config in configs]
-    parts = [deal(runs, Place(rank, 2, rank)) for rank in (0, 1)]
+    parts = [deal(runs, Process(rank, 2, rank)) for rank in (0, 1)]
     assert {run.id for part in parts for run in part} == {run.id for run in runs}
     assert [sum(run.config.train.epochs for run in part) for part in parts] == [46, 46]
 
@@ -189,18 +189,18 @@ def test_without_torchrun_a_process_is_alone_and_connects_to_nobody(tiny_bert, m
     runs = make_runs(tiny_bert)
     with spread_over(runs, tiny_bert.device, "rows") as part:
         assert part.runs == runs
-        assert part.world.place == Place()
+        assert part.world.place == Process()
         assert not torch.distributed.is_initialized()
 
 
 def test_a_place_is_read_from_the_environment_or_refused(monkeypatch, second_of_two):
-    assert find_place() == Place(rank=1, size=2, local_rank=1)
-    assert not find_place().is_first
+    assert current_process() == Process(rank=1, size=2, local_rank=1)
+    assert not current_process().is_first
     monkeypatch.setenv("RANK", "2")
     with pytest.raises(BadConfig, match="`RANK` is `2` of `WORLD_SIZE` `2`"):
-        find_place()
+        current_process()
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(BadConfig, match="`WORLD_SIZE` is `two`"):
-        find_place()
+        current_process()
     monkeypatch.delenv("RANK")
-    assert find_place() == Place()
+    assert current_process() == Process()

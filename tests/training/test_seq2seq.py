@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from inlay.model.batch import buckets as rungs
-from inlay.model.batch.buckets import Capacity, Laid, Rung
-from inlay.model.batch.decoder_targets import Answers
+from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows
+from inlay.model.batch.decoder_targets import DecoderTargets
 from inlay.model.batch.route import Row, pack
-from inlay.model.heads.heads import lose_texts
+from inlay.model.heads.heads import text_losses
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.run.run import make_run
 from inlay.training.step.eager import Stepper
 from inlay.training.step.losses import lose_answers
-from inlay.training.step.seq2seq import WrittenStepper
+from inlay.training.step.seq2seq import Seq2SeqStepper
 from joint_runs import QUIET, make_joint
 
 SETTINGS = CohortSettings(token_budget=1024, num_threads=1, save_every=100)
@@ -30,7 +30,9 @@ def test_losses_of_answers_and_their_gradients_equal_the_definition():
     logits = torch.randn(4, 3, 9, generator=drawn, dtype=torch.float64, requires_grad=True)
     ours = lose_answers(logits, written.int(), smoothing)
     (by_ours,) = torch.autograd.grad((ours * torch.arange(4)).sum(), logits)
-    plain = torch.cat([lose_texts(logits[row : row + 1], written[row : row + 1], s) for row, s in enumerate(smoothing)])
+    plain = torch.cat(
+        [text_losses(logits[row : row + 1], written[row : row + 1], s) for row, s in enumerate(smoothing)]
+    )
     (by_plain,) = torch.autograd.grad((plain * torch.arange(4)).sum(), logits)
     torch.testing.assert_close(ours, plain.double(), atol=1e-6, rtol=1e-6)  # the definition computes in float32
     torch.testing.assert_close(by_ours, by_plain, atol=1e-6, rtol=1e-6)
@@ -38,7 +40,7 @@ def test_losses_of_answers_and_their_gradients_equal_the_definition():
 
 def test_answers_lie_as_their_rows_do_and_padding_goes_through_the_last_slot():
     capacity = Capacity(num_tokens=256, num_rows=4, num_slots=3, max_length=64)
-    answers = Answers(capacity, width=4, device=CPU)
+    answers = DecoderTargets(capacity, width=4, device=CPU)
     answers.fill(answers.lay([np.array([5, 6]), np.array([7]), np.array([8, 9, 1, 1])], np.array([0, 0, 2])))
     written, tiling = answers.written_RT, answers.route.tiling
     assert written[:3].tolist() == [[5, 6, -100, -100], [7, -100, -100, -100], [8, 9, 1, 1]]
@@ -57,9 +59,9 @@ def test_answers_lie_as_their_rows_do_and_padding_goes_through_the_last_slot():
 def test_rows_of_a_rung_are_unpacked_as_those_of_a_pack():
     lengths = [1, 3, 5]
     rows = [Row(np.arange(length), slot=0) for length in lengths]
-    rung = Rung(Capacity(num_tokens=256, num_rows=4, num_slots=1, max_length=64), 0, 0, CPU)
+    rung = BucketBuffers(Capacity(num_tokens=256, num_rows=4, num_slots=1, max_length=64), 0, 0, CPU)
     ids = np.concatenate([row.ids for row in rows])
-    rung.fill(rung.lay(Laid(ids, None, np.array(lengths), np.zeros(3, int))))
+    rung.fill(rung.lay(PackedRows(ids, None, np.array(lengths), np.zeros(3, int))))
     values = torch.randn(256, 2)
     found, is_real = rung.route.tiling.unpack(values, 4)
     assert found.shape == (4, 64, 2)
@@ -85,7 +87,7 @@ def take(cohort, num_steps):
 
 def compare(backbone, runs, num_steps=2):
     ours, plain = (Cohort(runs, backbone, SETTINGS) for _ in range(2))
-    assert isinstance(ours.stepper, WrittenStepper)
+    assert isinstance(ours.stepper, Seq2SeqStepper)
     plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
     torch.testing.assert_close(take(ours, num_steps), take(plain, num_steps), atol=2e-5, rtol=1e-4)
     assert ours.stepper.num_moved == num_steps, "no step was left to the definition"

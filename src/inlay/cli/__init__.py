@@ -67,7 +67,7 @@ app = make_typer(cls=Root, no_args_is_help=True)
 
 def _print_version(value: bool) -> None:
     if value:
-        screen.put(f"inlay {screen.own_version()}")
+        screen.emit(f"inlay {screen.own_version()}")
         raise typer.Exit
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.cli.screen import Rate, say_above
+from inlay.cli.screen import Rate, log_above
 from inlay.errors import BadConfig, BadData, InlayError
 from inlay.store import Manifest, Store
 
@@ -186,7 +186,7 @@ class Engines:
             larger = Engine(
                 backbone, self._store, num_slots=num_slots, precision=self.precision, is_compiled=is_compiled
             )
-            larger.on_compile = say_above
+            larger.on_compile = log_above
             self._engines[name] = larger
         except InlayError as error:
             self._engines[name] = error

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from inlay.cli import screen
 from inlay.errors import BadConfig, InlayError
-from inlay.processes import find_place
+from inlay.processes import current_process
 
 STOPPED = 130  # what shells report of a program that Ctrl-C ended
 _UsageError: Any = typer.BadParameter.__base__  # click's; newer typers carry a click of their own
@@ -71,7 +71,7 @@ class Border(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
         """The command that was asked for, whole, and its arguments."""
         self.get_command(ctx, args[0])
-        entry, size = self.table[args[0]], find_place().size
+        entry, size = self.table[args[0]], current_process().size
         if size > 1 and not entry.takes_several:
             raise BadConfig(f"`{args[0]}` is for one process, not {size}", "call it without `torchrun`")
         return args[0], load_command(args[0], entry), args[1:]
@@ -93,23 +93,23 @@ class Border(TyperGroup):
         except InlayError as error:
             if os.environ.get("INLAY_DEBUG"):
                 raise
-            screen.complain(error, as_json=ctx.meta.get("inlay.json", False))
+            screen.print_error(error, as_json=ctx.meta.get("inlay.json", False))
             raise typer.Exit(error.exit_status) from None
         except OSError as error:
             # A reader that went away (`| head`) is no error of ours: typer ends quietly.
             if isinstance(error, BrokenPipeError) or os.environ.get("INLAY_DEBUG"):
                 raise
             refusal = _describe_os_error(error)
-            screen.complain(refusal, as_json=ctx.meta.get("inlay.json", False))
+            screen.print_error(refusal, as_json=ctx.meta.get("inlay.json", False))
             raise typer.Exit(refusal.exit_status) from None
         except KeyboardInterrupt as stop:
-            screen.say()
-            screen.say(str(stop) or "stopped", "yellow")
+            screen.log()
+            screen.log(str(stop) or "stopped", "yellow")
             raise typer.Exit(STOPPED) from None
         except _UsageError as error:
             where = error.ctx.command_path if error.ctx is not None else "inlay"
             refusal = BadConfig(_describe_usage(error), f"see `{where} --help`")
-            screen.complain(refusal, as_json=ctx.meta.get("inlay.json", False))
+            screen.print_error(refusal, as_json=ctx.meta.get("inlay.json", False))
             raise typer.Exit(refusal.exit_status) from None
 
 

@@ -52,12 +52,12 @@ def list_(json: JsonOption = False) -> None:
 
     found = [describe_built_in(name, entry) for name, entry in BUILT_IN.items()]
     if json:
-        screen.put_json({"backbones": found})
+        screen.emit_json({"backbones": found})
         return
     rows = [[item["name"], item["state"], item["summary"]] for item in found]
-    screen.put_table([Column("backbone"), Column("state"), Column("what it is", is_flexible=True)], rows)
-    screen.say()
-    screen.say("any folder or hub name works too: --backbone google-bert/bert-base-uncased", "dim")
+    screen.emit_table([Column("backbone"), Column("state"), Column("what it is", is_flexible=True)], rows)
+    screen.log()
+    screen.log("any folder or hub name works too: --backbone google-bert/bert-base-uncased", "dim")
 
 
 def describe_built_in(name: str, entry: BuiltIn) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def get(name: NameArgument, json: JsonOption = False) -> None:
     with screen.working(f"looking for {name}"):
         folder = find_folder(name)  # checks the sha256 of a built-in one
     if json:
-        screen.put_json({"name": name, "folder": str(folder)})
+        screen.emit_json({"name": name, "folder": str(folder)})
     else:
-        screen.put(f"{name} is ready in {folder}")
+        screen.emit(f"{name} is ready in {folder}")
 
 
 def _install(entry: BuiltIn) -> None:
@@ -116,7 +116,7 @@ def show(name: NameArgument = "minilm", device: DeviceOption = "cpu", json: Json
     backbone = open_backbone(name, device)
     about = _describe(backbone)
     if json:
-        screen.put_json(about)
+        screen.emit_json(about)
         return
     sites, frozen = about.pop("sites"), about.pop("frozen_norms")
     about["parameters"] = screen.count(about["parameters"])
@@ -124,12 +124,12 @@ def show(name: NameArgument = "minilm", device: DeviceOption = "cpu", json: Json
     noise = about.pop("pooler_noise")
     trained = "trained" if noise is None else f"never trained: {noise}"
     about["pooler"] = trained if about.pop("has_pooler") else "none"
-    screen.put_pairs({name.replace("_", " "): value for name, value in about.items()})
-    screen.put()
+    screen.emit_pairs({name.replace("_", " "): value for name, value in about.items()})
+    screen.emit()
     rows = [[place, str(len(paths)), paths[0]] for place, paths in sites.items()]
-    screen.put_table([Column("site"), Column("number", is_number=True), Column("the first", is_flexible=True)], rows)
+    screen.emit_table([Column("site"), Column("number", is_number=True), Column("the first", is_flexible=True)], rows)
     for path, why in frozen.items():
-        screen.put(f"\nthe layer norm {path} stays frozen: {why}")
+        screen.emit(f"\nthe layer norm {path} stays frozen: {why}")
 
 
 def _describe(backbone: Backbone) -> dict[str, Any]:

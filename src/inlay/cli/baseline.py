@@ -50,12 +50,12 @@ def baseline(
     except Unsupported as error:
         raise Unsupported(f"`inlay baseline` cannot fit a `{task.kind}` task", error.hint) from None
     if not json:
-        screen.say()
+        screen.log()
         _put_baseline(found)
     probed = _fit_probe(task, config, device) if probe else None
     if json:
         more = {} if probed is None else {"probe": probed.to_json()}
-        screen.put_json({**found.to_json(), "notes": [*task.notes, *found.notes], **more})
+        screen.emit_json({**found.to_json(), "notes": [*task.notes, *found.notes], **more})
     elif probed is not None:
         _put_probe(probed)
         if probed.label_errors is not None:
@@ -78,14 +78,14 @@ def _fit_probe(task: Task, config: RunConfig, device: str) -> Probe:
 
 
 def _put_probe(found: Probe) -> None:
-    screen.put()
-    screen.put(f"a linear model on `{found.backbone}`'s frozen vectors")
+    screen.emit()
+    screen.emit(f"a linear model on `{found.backbone}`'s frozen vectors")
     put_metrics(found.metrics, found.metric)
     if found.cosine is not None:
-        screen.put()
-        screen.put("the untrained cosine of the two texts")
+        screen.emit()
+        screen.emit("the untrained cosine of the two texts")
         put_metrics(found.cosine, found.metric)
-    screen.put()
+    screen.emit()
     pairs = {
         "strength": f"{found.strength:g}, the best of {len(next(iter(found.tried.values())))} in cross-validation",
         "features": f"{screen.count(found.num_features)}, pooling {found.pooling}",
@@ -93,17 +93,17 @@ def _put_probe(found: Probe) -> None:
     }
     if found.reading != "single":
         pairs["pairs"] = f"read as {found.reading}, the better in cross-validation"
-    screen.put_pairs(pairs)
+    screen.emit_pairs(pairs)
 
 
 def _put_baseline(found: Baseline) -> None:
-    screen.put("TF-IDF and a linear model, no transformer")
+    screen.emit("TF-IDF and a linear model, no transformer")
     rows = [[strength, screen.score(value)] for strength, value in found.tried.items()]
-    screen.put_table([Column("strength", True), Column(f"dev {found.metric}", True)], rows)
-    screen.put()
+    screen.emit_table([Column("strength", True), Column(f"dev {found.metric}", True)], rows)
+    screen.emit()
     put_metrics(found.metrics, found.metric)
-    screen.put()
-    screen.put_pairs(
+    screen.emit()
+    screen.emit_pairs(
         {
             "strength": f"{found.strength:g}, the best on dev (inverse regularisation)",
             "parameters": f"{screen.count(found.num_parameters)} on {screen.count(found.num_features)} features",
@@ -111,4 +111,4 @@ def _put_baseline(found: Baseline) -> None:
         }
     )
     for note in found.notes:
-        screen.note(note)
+        screen.detail(note)

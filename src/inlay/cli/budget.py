@@ -136,28 +136,28 @@ class Budget:
         """Say how the budget will be spent."""
         spending = self.spending
         assert spending is not None
-        screen.note(
+        screen.detail(
             f"budget: {screen.duration(self.seconds)}, of which {screen.duration(spending.seconds)} to train: an epoch "
             f"of one run takes about {screen.duration(spending.epoch_seconds)}, with its score"
         )
         usual = screen.count(spending.usual_epochs, "epoch")
         if len(spending.changes) > 1:
             rungs = [f"{rung.kept} after epoch {rung.epoch}" for rung in spending.rungs]
-            screen.note(f"{len(spending.changes)} candidates, of which go on: {', '.join(rungs) or 'all'}")
+            screen.detail(f"{len(spending.changes)} candidates, of which go on: {', '.join(rungs) or 'all'}")
             tried = [f"{_COLUMNS[key]} {value:g}" for change in spending.changes[1:] for key, value in change.items()]
-            screen.note(f"beside the usual settings: {', '.join(tried)}")
+            screen.detail(f"beside the usual settings: {', '.join(tried)}")
         elif not spending.is_enough:
             at_least = _as_budget(self.seconds - spending.seconds + spending.needed_seconds)
             least = f"{screen.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
-            screen.note(
+            screen.detail(
                 f"that is too short for {least}: training ends where the time does; "
                 f"the usual {usual} need `--budget {_as_budget(self.needed)}`"
             )
             if spending.before_seconds > spending.seconds:
                 before = screen.duration(spending.before_seconds)
-                screen.note(f"what comes before the first step takes about {before}, and is done though it is longer")
+                screen.detail(f"what comes before the first step takes about {before}, and is done though it is longer")
         elif spending.epochs < spending.usual_epochs:
-            screen.note(
+            screen.detail(
                 f"there is time for {spending.epochs} of the usual {usual}, which need "
                 f"`--budget {_as_budget(self.needed)}`"
             )
@@ -197,15 +197,15 @@ class Budget:
             end = item["message"] or "at its own end"
             ends = (screen.score(item["dev_metric"]), str(item["best_epoch"]), f"{end} *" if index == 0 else end)
             rows.append([*values, *ends])
-        screen.put_table(columns, rows)
+        screen.emit_table(columns, rows)
         said = f"{screen.duration(self.spent)} of {screen.duration(self.seconds)}"
         if self.seconds_before:
             said += f", {screen.duration(self.seconds_before)} of them before it was stopped"
         if self.was_finished:
             said = f"{screen.duration(self.seconds)}, spent before"
-        screen.put()
-        screen.put_pairs({"budget": f"{said}; * is the candidate below"})
-        screen.put()
+        screen.emit()
+        screen.emit_pairs({"budget": f"{said}; * is the candidate below"})
+        screen.emit()
 
 
 def _as_budget(seconds: float) -> str:

@@ -49,9 +49,9 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     ]
     missing = [finding for finding in findings if finding.state == "missing"]
     if json:
-        screen.put_json({"is_well": not missing, "findings": [vars(finding) for finding in findings]})
+        screen.emit_json({"is_well": not missing, "findings": [vars(finding) for finding in findings]})
     else:
-        screen.put_table(
+        screen.emit_table(
             [Column(""), Column("state"), Column("detail", is_flexible=True)],
             [[finding.what, finding.state, finding.detail] for finding in findings],
         )

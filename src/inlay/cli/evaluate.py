@@ -113,7 +113,7 @@ def evaluate(
     rows = read_split(data, manifest.labels, manifest.kind, config)
     _check_pairs(manifest, rows, version)
     for note in rows.notes:
-        screen.note(note)
+        screen.detail(note)
     if min_confidence is not None:
         from inlay.serving import engine
 
@@ -121,21 +121,21 @@ def evaluate(
     judged = _judge(kept, version, rows, open_backbone(backbone or manifest.backbone["name"], device))
     if judged.found.num_lost:
         lost = screen.count(judged.found.num_lost, "word")
-        screen.note(f"{lost} beyond {manifest.max_length} tokens, taken as outside")
-    screen.say(judged.rate.describe())
+        screen.detail(f"{lost} beyond {manifest.max_length} tokens, taken as outside")
+    screen.log(judged.rate.describe())
     if precision == "int8":
         judged = _judge_int8(kept, judged)
-        screen.say(f"int8: {judged.rate.describe()}")
+        screen.log(f"int8: {judged.rate.describe()}")
     change = None if judged.plain is None else compare(judged.plain, judged)
     if min_confidence is not None:
         judged = _leave_out_unsure(judged, min_confidence)
     if errors is not None:
         num_wrong = _write_mistakes(judged, errors)
-        screen.say(f"wrote {screen.count(num_wrong, 'mistake')} to {errors}")
+        screen.log(f"wrote {screen.count(num_wrong, 'mistake')} to {errors}")
     if json:
         about = {"task": version.name, "version": version.reference, "metric": manifest.metric}
         about |= judged.rate.to_json() | ({} if change is None else {"int8": change})
-        screen.put_json({**about, **judged.report.to_json(), "notes": list(rows.notes)})
+        screen.emit_json({**about, **judged.report.to_json(), "notes": list(rows.notes)})
     else:
         _put_report(judged)
         if change is not None:
@@ -227,40 +227,40 @@ def _leave_out_unsure(judged: Judged, min_confidence: float) -> Judged:
 
 def _put_report(judged: Judged) -> None:
     report = judged.report
-    screen.say()
+    screen.log()
     names = sorted(report.metrics, key=lambda name: name != judged.manifest.metric)
     for name in names:
         found = report.metrics[name]
         low, high = screen.score(found.low), screen.score(found.high)
-        screen.put(f"{name} {screen.score(found.value)}  (95% interval {low} to {high})")
+        screen.emit(f"{name} {screen.score(found.value)}  (95% interval {low} to {high})")
     if report.ece is not None:
         about = " of all rows" if report.coverage is not None else ""
-        screen.put(f"ece {screen.score(report.ece)}  (expected calibration error{about}, 15 bins)")
+        screen.emit(f"ece {screen.score(report.ece)}  (expected calibration error{about}, 15 bins)")
     if report.coverage is not None:
-        screen.put(f"coverage {screen.score(report.coverage)}  ({screen.count(report.num_rows, 'row')} answered)")
+        screen.emit(f"coverage {screen.score(report.coverage)}  ({screen.count(report.num_rows, 'row')} answered)")
     if report.labels:
-        screen.put()
+        screen.emit()
         numbers = [Column(title, is_number=True) for title in ("precision", "recall", "f1", "rows")]
         cells = [
             [item.label, *map(screen.score, (item.precision, item.recall, item.f1)), screen.count(item.support)]
             for item in report.labels
         ]
-        screen.put_table([Column("label", is_flexible=True), *numbers], cells)
+        screen.emit_table([Column("label", is_flexible=True), *numbers], cells)
     if report.confusion is not None:
         _put_confusion(judged.manifest.labels, report.unseen, report.confusion)
 
 
 def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: tuple[tuple[int, ...], ...]) -> None:
     """A row for every true label; labels that training never saw have no column, since nothing predicts them."""
-    screen.put()
+    screen.emit()
     if len(labels) > _MOST_LABELS:
-        screen.put(f"the confusion matrix of {len(labels)} labels is in the output of --json")
+        screen.emit(f"the confusion matrix of {len(labels)} labels is in the output of --json")
         return
     heads = [Column("true \\ predicted", is_flexible=True)]
     heads += [Column(screen.shorten(label, 12), is_number=True) for label in labels]
     true = zip((*labels, *unseen), confusion, strict=True)
     rows = [[label, *map(screen.count, cells[: len(labels)])] for label, cells in true]
-    screen.put_table(heads, rows)
+    screen.emit_table(heads, rows)
 
 
 def _write_mistakes(judged: Judged, path: Path) -> int:

@@ -55,11 +55,11 @@ def export(
     else:
         about, said = _export_folder(kept, kept.resolve(references[0]), format, output, backbone)
     if json:
-        screen.put_json(about)
+        screen.emit_json(about)
         return
     for note in about.get("notes", ()):
-        screen.say(f"note: {note}", "dim")
-    screen.put(said)
+        screen.log(f"note: {note}", "dim")
+    screen.emit(said)
 
 
 def _export_file(kept: Store, reference: str, output: Path | None) -> tuple[dict[str, Any], str]:
@@ -120,8 +120,8 @@ def import_(
         imported = import_folder(path, opened, kept, wishes)
         version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
     if json:
-        screen.put_json({"version": version.reference, "digest": version.digest, "notes": list(notes)})
+        screen.emit_json({"version": version.reference, "digest": version.digest, "notes": list(notes)})
         return
     for note in notes:
-        screen.say(f"note: {note}", "dim")
-    screen.put(f"{version.reference} is here; prove it with: inlay verify {version.reference}")
+        screen.log(f"note: {note}", "dim")
+    screen.emit(f"{version.reference} is here; prove it with: inlay verify {version.reference}")

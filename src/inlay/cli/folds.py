@@ -50,16 +50,16 @@ def cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Va
 
     planned = make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
     for text in planned.folds.notes:
-        screen.note(text)
+        screen.detail(text)
     fold = planned.folds.tasks[0]
     assert fold.test is not None
-    screen.note(
+    screen.detail(
         f"cross-validation: {num_folds} folds trained together, each on about {screen.count(len(fold.train), 'row')} "
         f"({len(fold.dev)} more choose its epoch) and scored on the {len(fold.test)} it leaves out"
     )
     quiet = dataclasses.replace(settings, draw_curves=False, keep_last=False)
     results = fit_runs(planned.runs, ready, quiet)
-    if not screen.is_heard():
+    if not screen.is_main_process():
         return None
     with screen.working("answering the rows that folds left out"):
         scores = judge_folds(planned, results, ready.backbone)

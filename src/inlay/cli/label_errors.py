@@ -21,15 +21,15 @@ _WIDTH = 60  # of a text in the table
 
 def put_label_errors(found: LabelErrors, judge: str, file: Path | None = None) -> None:
     """The most suspicious rows as a table; `judge` is who says so, and `file` has them all."""
-    screen.put()
+    screen.emit()
     rows = screen.count(found.num_rows, "row")
     if found.silence:
-        screen.put(f"wrong labels: nothing can be told: {found.silence}")
+        screen.emit(f"wrong labels: nothing can be told: {found.silence}")
         return
     if not found.errors:
-        screen.put(f"wrong labels: none of {rows} looks wrong to {judge}")
+        screen.emit(f"wrong labels: none of {rows} looks wrong to {judge}")
         return
-    screen.put(
+    screen.emit(
         f"{screen.count(len(found.errors))} of {rows} may be labelled wrongly: {judge} surely says something else"
     )
     has_files = len({error.path for error in found.errors}) > 1
@@ -41,12 +41,12 @@ def put_label_errors(found: LabelErrors, judge: str, file: Path | None = None) -
         said = [screen.shorten(error.given, 24), screen.shorten(error.likely, 24), screen.score(error.probability)]
         text = error.text if error.pair is None else f"{error.text} / {error.pair}"
         cells.append([*place, *said, screen.shorten(" ".join(text.split()), _WIDTH)])
-    screen.put_table(columns, cells)
+    screen.emit_table(columns, cells)
     left = len(found.errors) - _MOST_SHOWN
     if left > 0:
-        screen.put(f"and {left:,} more, less suspicious, in {'the output of --json' if file is None else file}")
+        screen.emit(f"and {left:,} more, less suspicious, in {'the output of --json' if file is None else file}")
     elif file is not None:
-        screen.put(f"the same in {file}")
+        screen.emit(f"the same in {file}")
 
 
 def write_label_errors(found: LabelErrors, path: Path) -> None:

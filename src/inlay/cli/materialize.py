@@ -58,7 +58,7 @@ def materialize(
         made = [dataclasses.replace(item, run=_renamed(item, name)) for item in made]
     report: dict[str, Any] = {"run": folder.name, "folder": str(folder)}
     report["tasks"] = [report_task(item, frozen, kept, publish=True) for item in made]
-    screen.put_json(report) if json else put_report(report)
+    screen.emit_json(report) if json else put_report(report)
 
 
 def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[RunConfig]:

@@ -76,7 +76,7 @@ def multitask(
         return
     settings = dataclasses.replace(effort, restart=not resume, draw_curves=True)
     results = fit_runs(ready.runs, ready, settings)
-    if not screen.is_heard():  # the first process has the last word
+    if not screen.is_main_process():  # the first process has the last word
         return
     best = max(results, key=lambda result: -2.0 if result.dev_metric is None else result.dev_metric)
     if not best.tensors:
@@ -84,7 +84,7 @@ def multitask(
     chosen = next(item for item in ready.runs if item.id == best.run_id)
     report = _put_down(chosen, best, ready, publish=publish)
     report["seeds"] = [{"run": result.run_id, "mean": result.dev_metric} for result in results]
-    screen.put_json(report) if json else put_report(report)
+    screen.emit_json(report) if json else put_report(report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _check_once(named: Sequence[tuple[str, str]]) -> None:
 
 def _check_preset(run: RunOptions, config: RunConfig, backbone: Backbone) -> None:
     """Refuse a preset of encoders on a backbone that writes: the pooling it sets is nothing that the user gave."""
-    if run.preset is None or not backbone.writes:
+    if run.preset is None or not backbone.is_seq2seq:
         return
     pooling = find_preset(run.preset).settings.get("train.pooling")
     if pooling is not None and pooling == config.train.pooling and "train.pooling" not in run.flags:
@@ -200,19 +200,19 @@ def _read_name(item: str) -> tuple[str, str]:
 
 def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
     for text in dict.fromkeys((*run.start.notes, *(note for part in run.parts for note in part.notes))):
-        screen.note(text)
+        screen.detail(text)
     items, method, joint = run.layout(backbone.anatomy), run.config.method, run.config.joint
     shared = sum(item.num_parameters for item in items if item.is_shared)
     trained = sum(item.num_parameters for item in items)
     beside = f"{screen.count(shared)} of them shared by {screen.count(len(run.parts), 'task')}"
     if joint.trained == "task":
         trained, beside = trained - shared, f"on {screen.count(shared)} that stay as they are"
-    screen.note(
+    screen.detail(
         f"method: {screen.name_method(method.name, method.size)} trains {screen.count(trained)} parameters, "
         f"{screen.share(trained, backbone.num_parameters)} of the backbone's, {beside}"
     )
     drawn = f"temperature {joint.temperature:g}" if joint.sampling == "temperature" else joint.sampling
-    screen.note(
+    screen.detail(
         f"training: {screen.count(run.num_steps, 'step')} of {run.config.train.batch_size} rows, {joint.batches}, "
         f"tasks drawn by {drawn}, lr {run.config.train.lr:g}, {screen.count(seeds, 'seed')}, on {backbone.device}"
     )
@@ -229,14 +229,14 @@ def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bo
         with screen.working("measuring a few steps"):
             made = plan_joint(ready.runs[0], ready.backbone, checkpointing=effort.checkpointing)
     if as_json:
-        screen.put_json({**made.to_json(), "num_seeds": num_seeds})
+        screen.emit_json({**made.to_json(), "num_seeds": num_seeds})
         return
-    screen.put()
+    screen.emit()
     if made.seconds is None or made.memory_bytes is None:
-        screen.put_pairs({"time": "not measured", "memory": "not measured"})
+        screen.emit_pairs({"time": "not measured", "memory": "not measured"})
         return
     each = "" if num_seeds == 1 else f" for each of {num_seeds} seeds"
-    screen.put_pairs(
+    screen.emit_pairs(
         {
             "time": f"about {screen.duration(made.seconds)}{each}, from a measured step",
             "memory": f"about {screen.size(made.memory_bytes)}{each}",
@@ -246,7 +246,7 @@ def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bo
 
 def _put_counts(made: JointPlan) -> None:
     """Put what shapes tell of a run of several tasks."""
-    screen.say()
+    screen.log()
     names = ("train rows", "dev rows", "drawn", "parameters")
     rows = [
         [
@@ -256,11 +256,11 @@ def _put_counts(made: JointPlan) -> None:
         for task in made.tasks
     ]
     columns = [Column("task"), Column("kind"), Column("metric"), *(Column(name, is_number=True) for name in names)]
-    screen.put_table(columns, rows)
-    screen.put()
+    screen.emit_table(columns, rows)
+    screen.emit()
     part = screen.share(made.trained_parameters, made.backbone_parameters)
     kept = f"{screen.count(made.shared_parameters)} shared by all tasks" + (", frozen" if made.is_shared_frozen else "")
-    screen.put_pairs(
+    screen.emit_pairs(
         {
             "trained": f"{screen.count(made.trained_parameters)} parameters, {part} of the backbone's; {kept}",
             **describe_totals(made.totals),
@@ -326,7 +326,7 @@ def report_task(item: Trained, backbone: Backbone, store: Store, *, publish: boo
 
 
 def put_report(report: dict[str, Any]) -> None:
-    screen.say()
+    screen.log()
     splits = ["dev", "test"] if any(item["test"] for item in report["tasks"]) else ["dev"]
     rows = [
         [
@@ -337,13 +337,13 @@ def put_report(report: dict[str, Any]) -> None:
         for item in report["tasks"]
     ]
     scores = (Column(split, is_number=True) for split in splits)
-    screen.put_table([Column("task"), Column("metric"), *scores, Column("published")], rows)
-    screen.put()
+    screen.emit_table([Column("task"), Column("metric"), *scores, Column("published")], rows)
+    screen.emit()
     pairs = {"run": report["folder"]}
     if "mean" in report:
         trained = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
         pairs = {"mean": _describe_mean(report), "trained": trained, **pairs}
-    screen.put_pairs(pairs)
+    screen.emit_pairs(pairs)
 
 
 def _describe_mean(report: dict[str, Any]) -> str:

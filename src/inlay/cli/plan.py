@@ -47,7 +47,7 @@ def plan(
     ready = prepare(run.resolve(kept), kept, device)
     describe_run(ready.run, ready.backbone)
     if is_finished(ready.run, ready):
-        screen.note(f"run {ready.run.id} was finished before: training it would cost nothing")
+        screen.detail(f"run {ready.run.id} was finished before: training it would cost nothing")
     made = count_plan(ready.run, ready.backbone)
     if not json:
         _put_counts(made, ready.run, tasks)
@@ -56,7 +56,7 @@ def plan(
             made = make_plan(ready.run, ready.backbone, checkpointing=effort.checkpointing)
     if json:
         several = {"totals_of_tasks": made.totals.repeat(tasks).to_json()}
-        screen.put_json({**made.to_json(), **several, "notes": list(ready.run.task.notes)})
+        screen.emit_json({**made.to_json(), **several, "notes": list(ready.run.task.notes)})
     else:
         _put_measured(made, ready.run)
 
@@ -65,7 +65,7 @@ def _put_counts(made: Plan, run: Run, num_tasks: int) -> None:
     """Put what shapes tell."""
     from inlay.data.windows import LAYOUTS
 
-    screen.say()
+    screen.log()
     parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
     costs = _name_costs(made, run)
     trained = [cost.trained_parameters for cost in costs.values()]
@@ -74,10 +74,10 @@ def _put_counts(made: Plan, run: Run, num_tasks: int) -> None:
         ["of the backbone", *(screen.share(number, made.backbone_parameters) for number in trained)],
         ["on disk", *(screen.size(cost.stored_bytes) for cost in costs.values())],
     ]
-    screen.put_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
-    screen.put()
+    screen.emit_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
+    screen.emit()
     at_least = "at least " if LAYOUTS[run.reading.kind].overlaps else ""  # a long context is several windows
-    screen.put_pairs(
+    screen.emit_pairs(
         {
             "parameters": parts,
             **describe_totals(made.totals),
@@ -89,7 +89,7 @@ def _put_counts(made: Plan, run: Run, num_tasks: int) -> None:
         }
     )
     for path, why in made.frozen_norms.items():
-        screen.put(f"the layer norm {path} stays frozen: {why}")
+        screen.emit(f"the layer norm {path} stays frozen: {why}")
 
 
 def describe_totals(totals: Totals) -> dict[str, str]:
@@ -112,18 +112,18 @@ def describe_times(totals: Totals) -> dict[str, str]:
 
 def _put_measured(made: Plan, run: Run) -> None:
     """Put what steps tell, if any were measured."""
-    screen.put()
+    screen.emit()
     costs = _name_costs(made, run)
     if made.token_budget is None or made.truncated_share is None:
-        screen.put_pairs({"time": "not measured", "memory": "not measured"})
+        screen.emit_pairs({"time": "not measured", "memory": "not measured"})
         return
     rows = [
         ["time", *(screen.duration(cost.seconds or 0.0) for cost in costs.values())],
         ["memory", *(screen.size(cost.peak_memory_bytes or 0) for cost in costs.values())],
     ]
-    screen.put_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
-    screen.put()
-    screen.put_pairs(
+    screen.emit_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
+    screen.emit()
+    screen.emit_pairs(
         {
             "steps": screen.count(made.num_steps),
             "cut": f"{100 * made.truncated_share:.1f}% of the texts",

@@ -52,11 +52,11 @@ def say_drift(drifts: Mapping[str, Drift]) -> None:
 
     found = Drift.total(drifts.values())
     if not found.num_probes:
-        screen.say("int8: no version kept rows to measure its drift on; `inlay evaluate --precision int8` has some")
+        screen.log("int8: no version kept rows to measure its drift on; `inlay evaluate --precision int8` has some")
         return
     of = f"{screen.count(found.num_probes, 'probe')} of {screen.count(len(drifts), 'version')}"
     changed = f"{screen.share(found.num_changed, found.num_probes)} changed their answer"
-    screen.say(f"int8: of {of}, {changed}; the largest change of a logit is {found.largest:.2g}")
+    screen.log(f"int8: of {of}, {changed}; the largest change of a logit is {found.largest:.2g}")
 
 
 def compare(plain: Judged, judged: Judged) -> dict[str, Any]:
@@ -79,12 +79,12 @@ def compare(plain: Judged, judged: Judged) -> dict[str, Any]:
 
 def put_change(change: Mapping[str, Any]) -> None:
     """The comparison as a table and a line."""
-    screen.put()
+    screen.emit()
     columns = [Column("precision"), *(Column(title, is_number=True) for title in ("float32", "int8", "difference"))]
     rows = [
         [name, screen.score(found["float32"]), screen.score(found["int8"]), f"{found['difference']:+.4f}"]
         for name, found in change["metrics"].items()
     ]
-    screen.put_table(columns, rows)
+    screen.emit_table(columns, rows)
     changed = f"{change['num_changed']:,} of {screen.count(change['num_rows'], 'row')} changed their answer"
-    screen.put(f"{changed}; the largest change of a logit is {change['largest_logit_change']:.2g}")
+    screen.emit(f"{changed}; the largest change of a logit is {change['largest_logit_change']:.2g}")

@@ -89,7 +89,7 @@ def predict(
         if engines.num_tokens and precision == "int8":
             say_drift(engines.drifts)
     if to_file:
-        screen.put_json({**tally.to_json(), "output": str(output)}) if json else screen.put(f"wrote {output}")
+        screen.emit_json({**tally.to_json(), "output": str(output)}) if json else screen.emit(f"wrote {output}")
     tally.settle(strict=strict)
 
 
@@ -101,11 +101,11 @@ def _show_answers(windows: Windows, engines: Engines) -> Tally:
         tally.add(answers)
         for row, answer in zip(rows, answers, strict=True):
             if answer.error is not None:
-                screen.say(f"line {row.line}: {answer.error.message}", "yellow")
+                screen.log(f"line {row.line}: {answer.error.message}", "yellow")
                 continue
             about = describe_answer(answer)
             sure = f"  {about['probability']:.4f}" if "probability" in about else ""
-            screen.put(f"{say_answer(about)}{sure}  {screen.shorten(row.text, 60)}")
+            screen.emit(f"{say_answer(about)}{sure}  {screen.shorten(row.text, 60)}")
     return tally
 
 
@@ -121,10 +121,10 @@ def _write_answers(windows: Windows, engines: Engines, target: AbstractContextMa
             meter.update(tally.num_rows, str(tally.rate))
     failed = f", {tally.num_failed:,} failed" if tally.num_failed else ""
     if tally.rate is not None:
-        screen.say(f"{tally.rate.describe()}{failed}")
+        screen.log(f"{tally.rate.describe()}{failed}")
     if writer.left_out:
         names = ", ".join(f"`{name}`" for name in writer.left_out)
-        screen.say(f"left out, as the first rows do not have them: {names}; a .jsonl output keeps all", "yellow")
+        screen.log(f"left out, as the first rows do not have them: {names}; a .jsonl output keeps all", "yellow")
     if tally.first is not None:
-        screen.say(f"first failure: {tally.first.message}", "yellow")
+        screen.log(f"first failure: {tally.first.message}", "yellow")
     return tally

@@ -23,23 +23,23 @@ def presets(
     """
     if json:
         chosen = PRESETS if name is None else {name: find_preset(name)}
-        screen.put_json({key: dataclasses.asdict(preset) for key, preset in chosen.items()})
+        screen.emit_json({key: dataclasses.asdict(preset) for key, preset in chosen.items()})
     elif name is None:
         rows = [[key, preset.summary] for key, preset in PRESETS.items()]
-        screen.put_table([Column("preset"), Column("what it is", is_flexible=True)], rows)
-        screen.say()
-        screen.say("`inlay presets NAME` shows what one sets, and why", "dim")
+        screen.emit_table([Column("preset"), Column("what it is", is_flexible=True)], rows)
+        screen.log()
+        screen.log("`inlay presets NAME` shows what one sets, and why", "dim")
     else:
         _put_preset(name)
 
 
 def _put_preset(name: str) -> None:
     preset = find_preset(name)
-    screen.put(preset.summary)
-    screen.put()
-    screen.put_pairs(
+    screen.emit(preset.summary)
+    screen.emit()
+    screen.emit_pairs(
         {key: f"{value:g}" if isinstance(value, float) else value for key, value in preset.settings.items()}
     )
     for note in preset.notes:
-        screen.put()
-        screen.put(note)
+        screen.emit()
+        screen.emit(note)

@@ -40,7 +40,7 @@ class ScreenWatcher(Watcher):
             self._meter.update(num_done, title="computing the frozen layers once", total=num_texts)
 
     def on_prefix_full(self, num_left: int, num_texts: int) -> None:
-        self._meter.say(
+        self._meter.log(
             f"memory and disk hold the frozen layers of {num_texts - num_left:,} of {num_texts:,} texts: "
             "those of the others are computed in every epoch"
         )
@@ -50,18 +50,18 @@ class ScreenWatcher(Watcher):
 
     def on_compiled(self, what: str, seconds: float) -> None:
         if seconds >= _LONG_SECONDS:  # else it was compiled before, and read back
-            self._meter.say(f"{what}: {screen.duration(seconds)}")
+            self._meter.log(f"{what}: {screen.duration(seconds)}")
 
     def on_notice(self, message: str) -> None:
-        self._meter.say(message)
+        self._meter.log(message)
 
     def on_start(self, cohort: Cohort) -> None:
         self._began, self._num_rows = time.perf_counter(), 0
         for member in cohort.members:
             self.on_enter(member)
         if cohort.num_steps and not self._fell_back:
-            self._meter.say(f"going on after step {cohort.num_steps:,} of the run that was stopped")
-        self._meter.say(_describe_cohort(cohort))
+            self._meter.log(f"going on after step {cohort.num_steps:,} of the run that was stopped")
+        self._meter.log(_describe_cohort(cohort))
         self._draw(cohort)
 
     def on_enter(self, member: AnyMember) -> None:
@@ -72,7 +72,7 @@ class ScreenWatcher(Watcher):
 
     def on_fallback(self, message: str) -> None:
         self._fell_back = True
-        self._meter.say(message, "yellow")
+        self._meter.log(message, "yellow")
 
     def on_step(self, cohort: Cohort, num_rows: int) -> None:
         self._num_rows += num_rows
@@ -88,7 +88,7 @@ class ScreenWatcher(Watcher):
             loss = _STAGES.get(record.get("stage", ""), "")
             if record["train_loss"] is not None:
                 loss = f"loss {record['train_loss']:.4f}{loss}"
-            self._meter.say(
+            self._meter.log(
                 f"epoch {record['epoch']:>{digits}}/{epochs}  {loss}  "
                 f"dev {metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
             )
@@ -96,12 +96,12 @@ class ScreenWatcher(Watcher):
     def on_end(self, member: AnyMember) -> None:
         progress = member.progress
         if progress.status == DIVERGED:
-            self._meter.say(f"run {member.run.id} {progress.message}", "yellow")
+            self._meter.log(f"run {member.run.id} {progress.message}", "yellow")
         elif progress.status == STOPPED_EARLY and self._is_alone:
-            self._meter.say(f"stopped after epoch {progress.epoch}: {progress.message}")
+            self._meter.log(f"stopped after epoch {progress.epoch}: {progress.message}")
         elif not self._is_alone:
             why = f"  {progress.message}" if progress.status == STOPPED_EARLY else ""
-            self._meter.say(
+            self._meter.log(
                 f"{_describe(member)}  dev {member.run.metric} {screen.score(progress.best_metric)}  "
                 f"epoch {progress.best_epoch}{why}"
             )
@@ -150,16 +150,16 @@ def _note_truncation(member: Member, meter: screen.Meter) -> None:
     if num_truncated:
         max_length = member.run.max_length
         part = screen.share(num_truncated, num_rows)
-        meter.say(f"{screen.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")
+        meter.log(f"{screen.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")
     if member.num_cut_answers:
         part, longest = screen.share(member.num_cut_answers, num_rows), member.run.spec.head.max_answer
         answers = screen.count(member.num_cut_answers, "answer")
-        meter.say(f"{answers} of {num_rows:,} ({part}) cut to {longest} tokens; more with `--set train.max_answer=N`")
+        meter.log(f"{answers} of {num_rows:,} ({part}) cut to {longest} tokens; more with `--set train.max_answer=N`")
     if member.num_unwritable:
         answers = screen.count(member.num_unwritable, "answer")
-        meter.say(f"{answers} of {num_rows:,} with characters that `{member.run.config.backbone}` cannot write")
+        meter.log(f"{answers} of {num_rows:,} with characters that `{member.run.config.backbone}` cannot write")
     if member.train.num_lost:
-        meter.say(f"{screen.count(member.train.num_lost, 'word')} beyond them: not trained on, and taken as outside")
+        meter.log(f"{screen.count(member.train.num_lost, 'word')} beyond them: not trained on, and taken as outside")
     if member.train.num_rows < num_rows:
         rows = screen.count(member.train.num_rows, "row")
-        meter.say(f"{rows} read in {num_rows:,} windows: {screen.count(member.steps_per_epoch, 'step')} an epoch")
+        meter.log(f"{rows} read in {num_rows:,} windows: {screen.count(member.steps_per_epoch, 'step')} an epoch")

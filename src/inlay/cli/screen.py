@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TextIO
 
-from inlay.processes import find_place
+from inlay.processes import current_process
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -57,36 +57,36 @@ class Column(NamedTuple):
     is_flexible: bool = False
 
 
-def is_heard() -> bool:
+def is_main_process() -> bool:
     """Whether this process speaks: of several that `torchrun` started only the first does."""
-    return find_place().is_first
+    return current_process().is_first
 
 
-def put(text: str = "") -> None:
+def emit(text: str = "") -> None:
     """A line of data, to stdout."""
-    if is_heard():
+    if is_main_process():
         print(text, file=sys.stdout)
 
 
-def put_json(value: Any, *, indent: int | None = 2) -> None:
+def emit_json(value: Any, *, indent: int | None = 2) -> None:
     """Data as one JSON document, to stdout. A number that is none becomes null."""
     is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    put(json.dumps(_plain(value), indent=indent, ensure_ascii=not is_unicode, default=str, allow_nan=False))
+    emit(json.dumps(_plain(value), indent=indent, ensure_ascii=not is_unicode, default=str, allow_nan=False))
 
 
-def say(text: str = "", style: str = "") -> None:
+def log(text: str = "", style: str = "") -> None:
     """A line that is not data, to stderr."""
-    if is_heard():
+    if is_main_process():
         print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
 
 
-def note(text: str) -> None:
+def detail(text: str) -> None:
     """A finding under the line before, to stderr; on a terminal it is wrapped with its indent kept."""
-    if is_heard():
+    if is_main_process():
         print(_hang("  ", text, sys.stderr), file=sys.stderr, flush=True)
 
 
-def complain(error: InlayError, *, as_json: bool = False) -> None:
+def print_error(error: InlayError, *, as_json: bool = False) -> None:
     """An error and what to do about it, to stderr; as one JSON line where the data would have been JSON.
 
     Every process complains: one of several may be the only one that knows why it ended.
@@ -116,24 +116,24 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def put_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+def emit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """A table to stdout: as wide as the terminal at most, whole where there is none."""
     widths = [max([_width(column.title), *(_width(row[i]) for row in rows)]) for i, column in enumerate(columns)]
     if is_terminal(sys.stdout):
         widths = _fit(columns, widths, shutil.get_terminal_size().columns)
-    put(paint(_line(columns, widths, [column.title for column in columns]), "bold", sys.stdout))
+    emit(paint(_line(columns, widths, [column.title for column in columns]), "bold", sys.stdout))
     rule = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
-    put(paint("  ".join(rule * width for width in widths), "dim", sys.stdout))
-    put("\n".join(_line(columns, widths, row) for row in rows))
+    emit(paint("  ".join(rule * width for width in widths), "dim", sys.stdout))
+    emit("\n".join(_line(columns, widths, row) for row in rows))
 
 
-def put_pairs(pairs: Mapping[str, Any]) -> None:
+def emit_pairs(pairs: Mapping[str, Any]) -> None:
     """Names and values, one pair a line, the values aligned."""
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
         indent = f"{name.ljust(width)}  "
         lines = _hang(indent, str(value), sys.stdout)
-        put(paint(indent, "dim", sys.stdout) + lines.removeprefix(indent))
+        emit(paint(indent, "dim", sys.stdout) + lines.removeprefix(indent))
 
 
 def count(number: int, noun: str = "") -> str:
@@ -219,9 +219,9 @@ def own_version() -> str:
         return "of a checkout (not installed)"
 
 
-def say_above(text: str) -> None:
+def log_above(text: str) -> None:
     """A line that is not data, above the bar that moves, if one does."""
-    say(text) if Meter.current is None else Meter.current.say(text)
+    log(text) if Meter.current is None else Meter.current.log(text)
 
 
 @contextmanager
@@ -231,8 +231,8 @@ def working(text: str) -> Iterator[None]:
     What was put before stands on stdout meanwhile, also where that is a pipe.
     """
     sys.stdout.flush()
-    if Meter.current is not None or not is_terminal(sys.stderr) or not is_heard():
-        say_above(text)
+    if Meter.current is not None or not is_terminal(sys.stderr) or not is_main_process():
+        log_above(text)
         yield
         return
     from rich.console import Console
@@ -287,22 +287,22 @@ class Meter:
             self._bar.update(self._bar.task_ids[0], completed=done, total=self.total, description=self.title, text=text)
         elif time.monotonic() - self._spoke >= PLAIN_SECONDS:
             of = f"/{self.total:,}" if self.total else ""
-            self.say(f"{self.title}  {done:,}{of}  {text}".rstrip())
+            self.log(f"{self.title}  {done:,}{of}  {text}".rstrip())
 
     def wait(self, title: str) -> None:
         """Say what is done meanwhile, in no steps: on the bar, with the seconds it takes; elsewhere a line."""
         if self._bar is None and is_terminal(sys.stderr):
             self._start()
         if self._bar is None:
-            self.say(title)
+            self.log(title)
         else:
             self._bar.update(self._bar.task_ids[0], description=title, text=_Clock())
 
-    def say(self, text: str, style: str = "") -> None:
+    def log(self, text: str, style: str = "") -> None:
         """A line that stays, above the bar."""
         self._spoke = time.monotonic()
         if self._bar is None:
-            say(text, style)
+            log(text, style)
         else:
             self._bar.console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 

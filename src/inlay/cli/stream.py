@@ -86,13 +86,13 @@ def stream(
     if not json:
         parts = [screen.count(len(result.published), "version") + " published"]
         parts += [f"{screen.count(len(result.aside), 'file')} moved aside"] if result.aside else []
-        screen.put(", ".join(parts))
+        screen.emit(", ".join(parts))
 
 
 def _show(event: Event, *, as_json: bool) -> None:
-    screen.say(event.message, _STYLES.get(event.kind, ""))
+    screen.log(event.message, _STYLES.get(event.kind, ""))
     for note in event.details.get("notes", ()):
-        screen.say(f"  {note}", "dim")
+        screen.log(f"  {note}", "dim")
     if as_json:
-        screen.put_json(event.to_json(), indent=None)
+        screen.emit_json(event.to_json(), indent=None)
         sys.stdout.flush()  # whoever reads along must not wait for a full buffer

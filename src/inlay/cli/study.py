@@ -162,16 +162,16 @@ def _put_outcomes(reports: Sequence[dict[str, Any]], outcome: Outcome, drawn: di
     num_left, seconds = len({item.id for item in outcome.missing}), round(outcome.seconds, 1)
     if as_json:
         totals = {"trained": outcome.total_trained, "left": num_left, "seconds": seconds}
-        screen.put_json({"studies": reports, **totals, **drawn})
+        screen.emit_json({"studies": reports, **totals, **drawn})
         return
     for said in reports:
         _put_outcome(said, is_alone=len(reports) == 1)
     if len(reports) > 1:
         missing = f", {num_left} missing" if num_left else ""
         trained = f"{screen.count(outcome.total_trained, 'run')} trained in {screen.duration(seconds)}{missing}"
-        screen.put_pairs({"together": f"{trained}; what several studies ask for is counted once"})
+        screen.emit_pairs({"together": f"{trained}; what several studies ask for is counted once"})
     if drawn:
-        screen.put_pairs(drawn)
+        screen.emit_pairs(drawn)
 
 
 def _refuse_for_report(given: dict[str, object]) -> None:
@@ -260,14 +260,14 @@ class _Session:
         """Read a study's data and make its runs, saying what is left out."""
         from inlay.studies.spec.planning import load_tasks, plan_study
 
-        screen.say(f"study {study.name}: {study.title}", "bold")
+        screen.log(f"study {study.name}: {study.title}", "bold")
         with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
             tasks, missing = load_tasks(study, self.data_root, skip_missing=self.skip_missing, known=self._tasks)
         plan = plan_study(study, self._open(study), tasks, missing, root=self.data_root)
         for text in plan.left_out:
-            screen.note(f"left out: {text}")
+            screen.detail(f"left out: {text}")
         for text in describe_others(plan, self.places):
-            screen.note(text)
+            screen.detail(text)
         return plan
 
     def _open(self, study: Study) -> Backbone:
@@ -309,7 +309,7 @@ class _Session:
         from inlay.cli.progress import ScreenWatcher
         from inlay.studies.glue_entries import train_again
 
-        screen.say(f"training again, to answer the test sets: {screen.count(len(gone), 'run')} without weights")
+        screen.log(f"training again, to answer the test sets: {screen.count(len(gone), 'run')} without weights")
         with _resumable(), screen.Meter("training") as meter:
             train_again(plan, gone, self.places, ScreenWatcher(meter, num_runs=len(gone)))
 
@@ -351,7 +351,7 @@ def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
 
 def _put_outcome(report: dict[str, Any], *, is_alone: bool) -> None:
     trained = screen.count(report["trained"], "run")
-    screen.put_pairs(
+    screen.emit_pairs(
         {
             "study": f"{report['study']} ({report['profile']}) on {report['backbone']}",
             "trained": f"{trained} in {screen.duration(report['seconds'])}" if is_alone else trained,
@@ -360,11 +360,11 @@ def _put_outcome(report: dict[str, Any], *, is_alone: bool) -> None:
         }
     )
     for arm, where in report["missing"].items():
-        screen.put(f"  {arm}: {', '.join(dict.fromkeys(where))}")
+        screen.emit(f"  {arm}: {', '.join(dict.fromkeys(where))}")
     for text in report["failed"]:
-        screen.put(f"  failed: {text}")
+        screen.emit(f"  failed: {text}")
     for text in report.get("submission", ()):
-        screen.put(f"  submission: {text}")
+        screen.emit(f"  submission: {text}")
 
 
 def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
@@ -381,10 +381,10 @@ def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
         for item in studies
     ]
     if as_json:
-        screen.put_json({"profile": profile, "studies": found})
+        screen.emit_json({"profile": profile, "studies": found})
         return
     columns = [Column("study"), Column("tasks", True), Column("arms", True), Column(f"runs ({profile})", True)]
     cells = [
         [str(i["study"]), *(str(len(i[key])) for key in ("tasks", "arms")), str(i["runs"]), i["title"]] for i in found
     ]
-    screen.put_table([*columns, Column("what it shows", is_flexible=True)], cells)
+    screen.emit_table([*columns, Column("what it shows", is_flexible=True)], cells)

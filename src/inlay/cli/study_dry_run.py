@@ -36,8 +36,10 @@ def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: 
         "done": len({item.id for plan in plans for item in plan.items}) - num_left,
         "seconds": round(sum(found.seconds for found in estimates), 1) if measured else None,
         "samples": {
-            "cohorts": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if not unit.is_solo),
-            "copies": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if unit.is_solo),
+            "cohorts": sum(
+                found.num_samples for unit, found in zip(units, estimates, strict=True) if not unit.is_finetuned
+            ),
+            "copies": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if unit.is_finetuned),
         },
     }
     studies = [
@@ -48,7 +50,7 @@ def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: 
         for plan in plans
     ]
     if as_json:
-        screen.put_json({"studies": studies, **totals})
+        screen.emit_json({"studies": studies, **totals})
     else:
         _put(plans, studies, rows, totals)
 
@@ -99,7 +101,7 @@ def _join_alone(
     groups: list[tuple[Unit, list[Estimate]]] = []
     for unit, found in zip(units, estimates, strict=True):
         before = groups[-1][0] if groups else None
-        if before is not None and unit.is_solo and before.is_solo and _key(before) == _key(unit):
+        if before is not None and unit.is_finetuned and before.is_finetuned and _key(before) == _key(unit):
             groups[-1] = (before.take((*before.items, *unit.items)), [*groups[-1][1], found])
         else:
             groups.append((unit, [found]))
@@ -143,13 +145,13 @@ def _put(
         ]
         for row in rows
     ]
-    screen.put_table([Column("study"), Column("work, in this order", is_flexible=True), *numbers], cells)
-    screen.put()
+    screen.emit_table([Column("study"), Column("work, in this order", is_flexible=True), *numbers], cells)
+    screen.emit()
     devices = ", ".join(dict.fromkeys(str(plan.backbone.device) for plan in plans))
     samples = totals["samples"]
     several = {said["study"]: f"{said['left']} to train of {said['runs']}" for said in studies}
     is_shared = sum(said["left"] for said in studies) > totals["left"]
-    screen.put_pairs(
+    screen.emit_pairs(
         {
             **(several if len(studies) > 1 else {}),
             "runs": f"{totals['left']} to train, {totals['done']} done"

@@ -22,7 +22,7 @@ class ScreenStage(Stage):
 
     def begin(self, number: int, num_units: int, unit: Unit) -> None:
         self._close()
-        screen.say(f"{number}/{num_units}  {unit.describe()}: {screen.count(unit.num_runs, 'run')}")
+        screen.log(f"{number}/{num_units}  {unit.describe()}: {screen.count(unit.num_runs, 'run')}")
 
     def watch(self, unit: Unit) -> Watcher:
         self._meter = screen.Meter("training")
@@ -30,11 +30,11 @@ class ScreenStage(Stage):
 
     def end(self, unit: Unit, seconds: float) -> None:
         self._close()
-        screen.note(f"{screen.duration(seconds)}")
+        screen.detail(f"{screen.duration(seconds)}")
 
     def warn(self, message: str) -> None:
         self._close()
-        screen.say(message, "yellow")
+        screen.log(message, "yellow")
 
     def _close(self) -> None:
         if self._meter is not None:
@@ -57,7 +57,7 @@ class CrewStage(Stage):
         self._meter.__exit__(*_)
 
     def begin(self, number: int, num_units: int, unit: Unit) -> None:
-        self._meter.say(f"{number}/{num_units}  {unit.describe()}: {screen.count(unit.num_runs, 'run')}")
+        self._meter.log(f"{number}/{num_units}  {unit.describe()}: {screen.count(unit.num_runs, 'run')}")
 
     def tell(self, num_done: int, num_runs: int, num_busy: int, num_rows: int) -> None:
         now = time.monotonic()
@@ -68,7 +68,7 @@ class CrewStage(Stage):
         self._meter.update(num_done, text, title="runs", total=num_runs)
 
     def end(self, unit: Unit, seconds: float) -> None:
-        self._meter.say(f"  {unit.describe()}: {screen.duration(seconds)}")
+        self._meter.log(f"  {unit.describe()}: {screen.duration(seconds)}")
 
     def warn(self, message: str) -> None:
-        self._meter.say(message, "yellow")
+        self._meter.log(message, "yellow")

@@ -15,9 +15,9 @@ def put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, as
         raise Missing(f"no results in `{results}`", "run a study first, or say where they are with `--out DIR`")
     page = draw(paths, results, backbone)
     if as_json:
-        screen.put_json({"report": str(page), "markdown": str(page.with_suffix(".md"))})
+        screen.emit_json({"report": str(page), "markdown": str(page.with_suffix(".md"))})
     else:
-        screen.put_pairs({"report": page, "markdown": page.with_suffix(".md")})
+        screen.emit_pairs({"report": page, "markdown": page.with_suffix(".md")})
 
 
 def draw(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:

@@ -61,9 +61,9 @@ def suggest(
     if not found.ranked and not found.refused:
         raise Missing(f"no task in {kept.root} was trained on `{backbone.name}`", "name another with `--backbone`")
     if json:
-        screen.put_json({**found.to_json(), "next": _next_command(found, run, store), "notes": list(task.notes)})
+        screen.emit_json({**found.to_json(), "next": _next_command(found, run, store), "notes": list(task.notes)})
     else:
-        screen.say()
+        screen.log()
         _put_suggestions(found, run, store)
 
 
@@ -71,14 +71,14 @@ def _put_suggestions(found: Suggestions, run: RunOptions, store: Path | None) ->
     columns = [Column("start", is_flexible=True), Column("kind"), Column("method")]
     columns += [Column(title, is_number=True) for title in (f"probed {found.metric}", "gain", "variance explained")]
     cells = [_cells(item, item.reference) for item in found.ranked]
-    screen.put_table(columns, [*cells, _cells(found.plain, "(the backbone)")])
+    screen.emit_table(columns, [*cells, _cells(found.plain, "(the backbone)")])
     for reference, why in found.refused.items():
-        screen.say(f"{reference} cannot be a start: {why}", "yellow")
+        screen.log(f"{reference} cannot be a start: {why}", "yellow")
     if found.num_rows < _FEW_ROWS:
         few = screen.count(found.num_rows, "row")
-        screen.say(f"{few} can hardly tell starts apart: compare with a run without `--from`", "yellow")
-    screen.put()
-    screen.put_pairs({"rows": f"{screen.count(found.num_rows)} looked at", "next": _next_command(found, run, store)})
+        screen.log(f"{few} can hardly tell starts apart: compare with a run without `--from`", "yellow")
+    screen.emit()
+    screen.emit_pairs({"rows": f"{screen.count(found.num_rows)} looked at", "next": _next_command(found, run, store)})
 
 
 def _cells(item: Suggestion, name: str) -> list[str]:

@@ -81,21 +81,21 @@ def sweep(
     ready = prepare(grid[0], kept, device, name)
     runs = [make_run(ready.run.task, config, ready.backbone, kept) for config in grid]
     for text in ready.run.start.notes:
-        screen.note(text)
-    screen.note(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
+        screen.detail(text)
+    screen.detail(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
     results = fit_runs(runs, ready, dataclasses.replace(effort, restart=not resume))
-    if not screen.is_heard():  # the first process has the last word
+    if not screen.is_main_process():  # the first process has the last word
         return
     ranking = rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
     report = report_run(chosen, best, publish_run(chosen, best, name) if publish else None)
     if json:
-        screen.put_json({**ranking.to_json(), "best": report})
+        screen.emit_json({**ranking.to_json(), "best": report})
     else:
-        screen.say()
+        screen.log()
         _put_ranking(ranking)
-        screen.put()
+        screen.emit()
         put_report(chosen, report, store)
 
 
@@ -115,14 +115,14 @@ def _put_ranking(ranking: Ranking) -> None:
         for setting in ranking.settings:
             numbers = map(screen.score, (setting.mean, setting.std, setting.best))
             rows.append([*_cells(setting.values, keys), *numbers, str(setting.num_runs)])
-        screen.put_table([*heads, *(Column(title, is_number=True) for title in titles)], rows)
-        screen.put()
+        screen.emit_table([*heads, *(Column(title, is_number=True) for title in titles)], rows)
+        screen.emit()
     columns = [*heads, Column("seed", True), Column(f"dev {ranking.metric}", True), Column("epoch", True)]
     rows = []
     for run in ranking.runs:
         ends = (str(run.seed), screen.score(run.dev_metric), str(run.best_epoch), run.status)
         rows.append([*_cells(run.values, keys), *ends])
-    screen.put_table([*columns, Column("status")], rows)
+    screen.emit_table([*columns, Column("status")], rows)
 
 
 def _cells(values: Mapping[str, Any], keys: Sequence[str]) -> list[str]:

@@ -41,19 +41,19 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
     ledger = kept.ledger()
     entries, totals = [_describe_task(task) for task in ledger], _total(ledger)
     if json:
-        screen.put_json({"store": str(kept.root), "tasks": entries, "backbones": totals})
+        screen.emit_json({"store": str(kept.root), "tasks": entries, "backbones": totals})
         return
     if not ledger:
-        screen.say(f"no tasks in {kept.root} yet")
-        screen.say("train the first: inlay train mail.csv --task mail", "dim")
+        screen.log(f"no tasks in {kept.root} yet")
+        screen.log("train the first: inlay train mail.csv --task mail", "dim")
         return
     columns = [Column("task", is_flexible=True), Column("kind", is_flexible=True), Column("labels", True)]
     columns += [Column("versions", True), Column("dev score"), Column("method"), Column("adds", True)]
     columns += [Column("share", True)]
-    screen.put_table(columns, [_row(entry) for entry in entries])
-    screen.put()
+    screen.emit_table(columns, [_row(entry) for entry in entries])
+    screen.emit()
     for total in totals:
-        screen.put(_phrase_total(total))
+        screen.emit(_phrase_total(total))
 
 
 def _describe_task(task: TaskInfo) -> dict[str, Any]:
@@ -143,10 +143,10 @@ def show(task: ReferenceArgument, store: StoreOption = None, json: JsonOption = 
         content = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(manifest)}
         content["probes"] = [dataclasses.asdict(probe) for probe in manifest.probes]
         folder = str(kept.run_folder(manifest.run_id))
-        screen.put_json({**about, "run_folder": folder, **content, "sidecar": sidecar, "versions": versions})
+        screen.emit_json({**about, "run_folder": folder, **content, "sidecar": sidecar, "versions": versions})
         return
-    screen.put_pairs(_describe_manifest(version, manifest, info) | _describe_sidecar(sidecar or {}))
-    screen.put()
+    screen.emit_pairs(_describe_manifest(version, manifest, info) | _describe_sidecar(sidecar or {}))
+    screen.emit()
     _put_versions(infos, manifest.metric)
 
 
@@ -257,7 +257,7 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
         when = info.published_at[:10]
         rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
         rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]
-    screen.put_table(columns, rows)
+    screen.emit_table(columns, rows)
 
 
 def remove(
@@ -271,11 +271,11 @@ def remove(
     """
     removed = open_store(store).remove(reference)
     if json:
-        screen.put_json({"removed": [version.reference for version in removed]})
+        screen.emit_json({"removed": [version.reference for version in removed]})
         return
     for version in removed:
-        screen.put(f"removed {version.reference}")
-    screen.say("the bytes stay until: inlay gc", "dim")
+        screen.emit(f"removed {version.reference}")
+    screen.log("the bytes stay until: inlay gc", "dim")
 
 
 def gc(
@@ -307,21 +307,21 @@ def gc(
             for what, usage in held.items()
         ]
         paths = [str(path) for path in report.paths]
-        screen.put_json({**dataclasses.asdict(report), "paths": paths, "cache": cached[0], "compiled": cached[1]})
+        screen.emit_json({**dataclasses.asdict(report), "paths": paths, "cache": cached[0], "compiled": cached[1]})
         return
     for path in report.paths if dry_run else ():
-        screen.put(str(path))
+        screen.emit(str(path))
     verb = "would delete" if dry_run else "deleted"
     many = screen.count(report.num_objects, "object")
     rest = screen.count(report.num_sidecars + report.num_drafts, "other file")
-    screen.put(f"{verb} {many} and {rest}: {screen.size(report.freed_bytes)}")
+    screen.emit(f"{verb} {many} and {rest}: {screen.size(report.freed_bytes)}")
     for what, usage in held.items():
         files = screen.count(usage.num_files, "file")
         about = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
         if cache:
-            screen.put(f"{verb} {about}")
+            screen.emit(f"{verb} {about}")
             if spared[what]:
                 many = screen.count(spared[what], "file")
-                screen.say(f"spared {many} of {what} used within the hour: a process may still be writing them", "dim")
+                screen.log(f"spared {many} of {what} used within the hour: a process may still be writing them", "dim")
         elif usage.num_files:
-            screen.say(f"kept {about}; delete them with: inlay gc --cache", "dim")
+            screen.log(f"kept {about}; delete them with: inlay gc --cache", "dim")

@@ -118,7 +118,7 @@ def train(
         result = fit_runs([ready.run], ready, effort)[0]
     else:
         ready, result, was_finished = spend.train(ready, asked, effort)
-    if not screen.is_heard():  # the first process has the last word
+    if not screen.is_main_process():  # the first process has the last word
         return
     if not result.tensors or result.status == "diverged":
         raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
@@ -128,14 +128,14 @@ def train(
     found = _describe_result(ready.run, result)
     found += [] if validated is not None else _describe_suspects(result, run)  # folds list them
     for note in found:
-        screen.note(note)
+        screen.detail(note)
     if json:
         notes = [*ready.run.task.notes, *ready.run.start.notes, *ready.run.notes, *found]
         more = {"was_finished": was_finished, "notes": notes, "examples": examples}
         more |= {} if spend is None else {"budget": spend.to_json()}
-        screen.put_json({**report, **more})
+        screen.emit_json({**report, **more})
     else:
-        screen.say()
+        screen.log()
         if spend is not None:
             spend.put()
         put_report(ready, report, store)
@@ -153,9 +153,9 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
 
     resolve_method(config.method)  # a name that is in no table is refused before the backbone is loaded
     backbone = open_backbone(config.backbone, device)
-    has_copy = find_method(config.method.name).has_own_weights
+    has_copy = find_method(config.method.name).is_finetuned
     use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
-    screen.note(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters{use}")
+    screen.detail(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters{use}")
     return Prepared(make_run(task, config, backbone, store), backbone, store)
 
 
@@ -164,9 +164,9 @@ def load_task(config: RunConfig) -> Task:
     from inlay import data
 
     task = data.load_task(config.data, config.task)
-    screen.say(f"task {task.name} from {config.data.source}", "bold")
+    screen.log(f"task {task.name} from {config.data.source}", "bold")
     for note in task.notes:
-        screen.note(note)
+        screen.detail(note)
     return task
 
 
@@ -178,11 +178,11 @@ def describe_run(run: Run, backbone: Backbone) -> None:
     added = run.spec.count_parameters(backbone.anatomy)
     train, method, head = run.config.train, run.config.method, run.spec.head
     for text in (*run.start.notes, *run.notes):
-        screen.note(text)
+        screen.detail(text)
     part = screen.share(added, backbone.num_parameters)
     usual = dataclasses.asdict(resolve_method(MethodConfig(method.name)))
     described = screen.describe_method(dataclasses.asdict(method), usual)
-    screen.note(f"method: {described} adds {screen.count(added)} parameters, {part} of them")
+    screen.detail(f"method: {described} adds {screen.count(added)} parameters, {part} of them")
     width = f"windows of at most {run.max_length} tokens" if head.pooling == "tokens" else f"{head.pooling} pooling"
     width += " of each text of a pair (towers)" if head.has_towers else ""
     parts = ["the head begins as a linear probe"] if train.head_start == "probe" else []
@@ -193,7 +193,7 @@ def describe_run(run: Run, backbone: Backbone) -> None:
         parts.append(f"at most {epochs} of {steps}")
     if train.contrast or train.num_epochs:
         parts.append(f"{train.batch_size} rows each, lr {train.lr:g}")
-    screen.note(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
+    screen.detail(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
 
 
 def _cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Validated | None:
@@ -232,11 +232,11 @@ def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dic
     encoded = encode_split(tokenizer, rows, ready.run.reading)
     examples = describe(tokenizer, encoded, rows.targets, task.labels, num_rows)
     for number, example in enumerate([] if as_json else examples, start=1):
-        screen.put(f"example {number} of {len(examples)} (line {rows.lines[int(encoded.owners[number - 1])]})")
+        screen.emit(f"example {number} of {len(examples)} (line {rows.lines[int(encoded.owners[number - 1])]})")
         parts: dict[str, Sequence[Any]] = {"tokens": example.tokens, "ids": example.ids}
         parts |= {"segments": example.segments or []}
-        screen.put_pairs({key: " ".join(map(str, values)) for key, values in parts.items()} | {"label": example.label})
-        screen.put()
+        screen.emit_pairs({key: " ".join(map(str, values)) for key, values in parts.items()} | {"label": example.label})
+        screen.emit()
     return [example.to_json() for example in examples]
 
 
@@ -250,10 +250,10 @@ def fit_runs(
 
     if all(is_finished(run, ready) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
-        screen.say(f"{many} finished before: not trained again", "yellow")
+        screen.log(f"{many} finished before: not trained again", "yellow")
         return fit(runs, ready.backbone, ready.runs_folder, settings)
     with _explained(), screen.Meter("training") as meter:
-        watch = ScreenWatcher(meter, num_runs=len(runs)) if screen.is_heard() else Watcher()
+        watch = ScreenWatcher(meter, num_runs=len(runs)) if screen.is_main_process() else Watcher()
         return fit(runs, ready.backbone, ready.runs_folder, settings, watch, referee=referee)
 
 
@@ -347,7 +347,7 @@ def _find_best(store: Store, version: Version) -> str | None:
 def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -> None:
     """What a trained run came to, for people, with the command to use it next."""
     put_metrics(report["metrics"], report["metric"])
-    screen.put()
+    screen.emit()
     pairs = {}
     if report["probe"] is not None and (ready.run.num_steps or ready.run.config.train.contrast):
         scores = ", ".join(f"{split} {screen.score(value)}" for split, value in report["probe"].items())
@@ -370,7 +370,7 @@ def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -
         where = "" if store is None else f" --store {shlex.quote(str(store))}"
         second = ' --pair "the second text"' if ready.run.task.train.pairs is not None else ""
         pairs["next"] = f'inlay predict {name} "a text"{second}{where}'
-    screen.put_pairs(pairs)
+    screen.emit_pairs(pairs)
 
 
 def put_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
@@ -379,4 +379,4 @@ def put_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
     for split, values in metrics.items():
         names = sorted(values, key=lambda name: name != first)
         scores = "  ".join(f"{name} {screen.score(values[name])}" for name in names)
-        screen.put(f"{split.ljust(width)}  {scores}")
+        screen.emit(f"{split.ljust(width)}  {scores}")

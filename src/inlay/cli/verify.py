@@ -39,11 +39,11 @@ def verify(
     checks = [] if not versions else _check_all(kept, versions, backbone, device)
     fallen = [check for check in checks if not check.stands]
     if json:
-        screen.put_json({"stands": not fallen, "checks": [_describe_check(check) for check in checks]})
+        screen.emit_json({"stands": not fallen, "checks": [_describe_check(check) for check in checks]})
     elif checks:
         _put_checks(checks)
     else:
-        screen.say(f"no versions in {kept.root} yet")
+        screen.log(f"no versions in {kept.root} yet")
     if fallen:
         raise StoreDamaged(
             f"{len(fallen)} of {screen.count(len(checks), 'version')} do not stand, "
@@ -114,9 +114,9 @@ def _put_checks(checks: Sequence[Check]) -> None:
         mixed = f"off by {check.engine_difference:.1g}" if check.engine_difference else "the same"
         rows.append([check.version.reference, "yes", alone, mixed, ""])
     if all(check.stands for check in checks):
-        screen.put_table(columns, [row[:-1] for row in rows])
+        screen.emit_table(columns, [row[:-1] for row in rows])
         num_exact = sum(check.is_exact for check in checks)
         how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, others to a tolerance"
-        screen.put(f"\n{'it stands' if len(checks) == 1 else f'all {len(checks)} versions stand'}, {how}")
+        screen.emit(f"\n{'it stands' if len(checks) == 1 else f'all {len(checks)} versions stand'}, {how}")
     else:
-        screen.put_table([*columns, Column("problem", is_flexible=True)], rows)
+        screen.emit_table([*columns, Column("problem", is_flexible=True)], rows)

@@ -58,7 +58,7 @@ _MEMORY = Memory()
 _IDENTITIES: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 
 
-def encode_once(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
+def encode_cached(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
     """What `encode_split` gives, remembered in this process and, where a set is large, in the user's cache.
 
     `progress` hears nothing of a set that is known.

@@ -127,7 +127,7 @@ def named_backbone(folder: Path) -> str:
 def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes) -> Imported:
     """Publish the task in another library's folder as a version on `backbone`."""
     format_name = find_format(folder)
-    if backbone.writes:
+    if backbone.is_seq2seq:
         raise Unsupported(
             f"an import to the backbone `{backbone.name}`, which writes its answers",
             "its tasks have no head to come with: train it here, or name an encoder with `--backbone`",

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.forward import RoutedBank
+from inlay.model.bank.forward import BankForward
 from inlay.model.bank.methods import resolve_method
 from inlay.model.bank.views import Views, build_views
 from inlay.model.batch.route import Batch, Route
@@ -59,7 +59,7 @@ class Choice:
         return result
 
 
-class GatheredBank(RoutedBank):
+class GatheredBank(BankForward):
     """What the wrappers in the backbone call, for rows that gather their parameters."""
 
     def __init__(self, views: Views, choice: Choice) -> None:

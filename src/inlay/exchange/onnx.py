@@ -133,7 +133,7 @@ def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[L
 
 def check_spec(reference: str, spec: SlotSpec) -> None:
     """Refuse what a graph that mixes tasks cannot hold."""
-    if spec.is_solo:
+    if spec.is_finetuned:
         raise Unsupported(
             f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
             "such a task shares no graph with others: leave it out, or train it with another method",

@@ -25,7 +25,7 @@ from inlay.data.encode import Encoded
 from inlay.data.metrics import METRICS, score
 from inlay.data.splits import find_strata, group_keys
 from inlay.data.tasks import Task
-from inlay.data.token_cache import encode_once
+from inlay.data.token_cache import encode_cached
 from inlay.data.windows import Reading
 from inlay.errors import InlayError, Unsupported
 from inlay.model.backbone.backbone import Backbone
@@ -99,7 +99,7 @@ def suggest(
     rows = sample_rows(task, settings.num_rows)
     part = task.train.take(rows)
     whole = Reading("classify", min(settings.max_length, backbone.max_length))
-    encoded = encode_once(backbone.tokenizer, part, whole)
+    encoded = encode_cached(backbone.tokenizer, part, whole)
     everyone = [_Candidate("", None, {}), *candidates]
     assert part.targets is not None
     scored = []
@@ -152,10 +152,10 @@ def sample_rows(task: Task, num_rows: int) -> np.ndarray:
 
 def _groups(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
     """Candidates that share a bank; one with its own copy of the backbone's weights goes alone."""
-    mixed = [item for item in candidates if item.spec is None or not item.spec.is_solo]
+    mixed = [item for item in candidates if item.spec is None or not item.spec.is_finetuned]
     for start in range(0, len(mixed), _SLOTS):
         yield mixed[start : start + _SLOTS]
-    yield from ([item] for item in candidates if item.spec is not None and item.spec.is_solo)
+    yield from ([item] for item in candidates if item.spec is not None and item.spec.is_finetuned)
 
 
 def pooled_vectors(
@@ -205,7 +205,7 @@ def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None)
 
 def _pooling_of(spec: SlotSpec | None, backbone: Backbone) -> str:
     is_pooled = spec is not None and spec.head.pooling in ("cls", "pooler", "mean")
-    default = "mean" if backbone.writes else backbone.default_pooling
+    default = "mean" if backbone.is_seq2seq else backbone.default_pooling
     return spec.head.pooling if spec is not None and is_pooled else default
 
 

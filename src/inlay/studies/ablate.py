@@ -16,7 +16,7 @@ from inlay.data.encode import Encoded
 from inlay.data.metrics import resolve_metric, score_all
 from inlay.data.tags import entity_types
 from inlay.data.tasks import Task
-from inlay.data.token_cache import encode_once
+from inlay.data.token_cache import encode_cached
 from inlay.errors import Unsupported
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
@@ -57,7 +57,7 @@ def score_spans(
     _require_adapters(trained.spec, backbone)
     spans: list[Span | None] = [None, *list_spans(backbone.anatomy.num_layers)]
     bank = _gate_spans(trained.spec, trained.result.tensors, backbone, spans)
-    encoded = encode_once(backbone.tokenizer, task.dev, trained.run.reading)
+    encoded = encode_cached(backbone.tokenizer, task.dev, trained.run.reading)
     logits = _infer_spans(bank, encoded, on_rows)
     return {
         span: _score(task, trained.spec, encoded, answers, chosen) for span, answers in zip(spans, logits, strict=True)

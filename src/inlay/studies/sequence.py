@@ -24,7 +24,7 @@ from torch import Tensor
 
 from inlay.data.metrics import score_all
 from inlay.data.tasks import Task
-from inlay.data.token_cache import encode_once
+from inlay.data.token_cache import encode_cached
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
@@ -104,7 +104,7 @@ class _Walk:
         if not kept.is_file():
             step = self._describe(run, result)
             write_atomically(kept, json.dumps(step, indent=1).encode())
-        if run.spec.is_solo:
+        if run.spec.is_finetuned:
             self.drop_weights()
             self._spent = [place / run.id]
         return json.loads(kept.read_text(encoding="utf8"))
@@ -119,13 +119,13 @@ class _Walk:
     def _learn(self, place: Path, run: Run, result: Result) -> None:
         """Take over what a step trained: from its result, or of a network that went on, what was kept of it."""
         own = place / "own.safetensors"
-        if result.tensors and run.spec.is_solo:
+        if result.tensors and run.spec.is_finetuned:
             self._body |= {name: tensor for name, tensor in result.tensors.items() if not name.startswith("head.")}
         if not result.tensors and not own.is_file():
             return  # diverged before it had any weights
         if not own.is_file():
             tensors = {name: tensor for name, tensor in result.tensors.items() if name not in self._body}
-            probes = [] if run.spec.is_solo else self._answer_probes(run, result.spec(run), tensors)
+            probes = [] if run.spec.is_finetuned else self._answer_probes(run, result.spec(run), tensors)
             noted = {f"probe.{number}": probe for number, probe in enumerate(probes)}
             write_tensors(own, {**tensors, **noted})
         found = decode_tensors(own.read_bytes())
@@ -150,13 +150,13 @@ class _Walk:
             "extra": {
                 "after": {} if is_lost else self._score(),
                 "total_parameters": self._backbone.num_parameters + own,
-                "moved": None if run.spec.is_solo else self._measure_moves(),
+                "moved": None if run.spec.is_finetuned else self._measure_moves(),
             },
         }
 
     def _score(self) -> dict[str, float]:
         """The dev score of every task so far: through the network as it is now, or one bank of all tasks."""
-        if self._learned[0].spec.is_solo:
+        if self._learned[0].spec.is_finetuned:
             scores = {}
             for learned in self._learned:
                 bank = Bank(self._backbone, 1)
@@ -184,7 +184,7 @@ class _Walk:
     def _answer_probes(self, run: Run, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         backbone = canonical_backbone(self._backbone)
         dev = run.task.dev.take(range(min(NUM_PROBES, len(run.task.dev))))
-        rows = make_rows(encode_once(backbone.tokenizer, dev, run.reading))
+        rows = make_rows(encode_cached(backbone.tokenizer, dev, run.reading))
         return [answer.to(torch.float32).contiguous() for answer in infer_canonically(backbone, spec, tensors, rows)]
 
 

@@ -24,7 +24,7 @@ from inlay.data.metrics import decide, score_all
 from inlay.data.squad import tune_threshold
 from inlay.data.tasks import Split
 from inlay.data.thresholds import tune_thresholds
-from inlay.data.token_cache import encode_once
+from inlay.data.token_cache import encode_cached
 from inlay.data.windows import IGNORED, Reading, align_targets
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
@@ -285,7 +285,7 @@ def judge_split(
     on_batch: Callable[[int], None] | None = None,
 ) -> Judged:
     """The outputs of every labelled row, and how honest their probabilities are."""
-    encoded = encode_once(backbone.tokenizer, split, reading)
+    encoded = encode_cached(backbone.tokenizer, split, reading)
     outputs = _collect(split, encoded, _infer(spec, tensors, backbone, encoded, on_batch))
     ece = _measure_calibration(spec.head, outputs, split, encoded)
     return Judged(spec.head, outputs, ece, encoded.num_lost, int(encoded.lengths.sum()))
@@ -295,8 +295,8 @@ def _measure_calibration(head: HeadSpec, outputs: Sequence[Output], split: Split
     decisions = _decisions(head.kind, outputs, split, encoded)
     if decisions is None:
         return None
-    is_sound = all(output.is_finite for output in outputs)
-    return calibration_error(*decisions, head.temperature) if is_sound else math.nan
+    is_finite = all(output.is_finite for output in outputs)
+    return calibration_error(*decisions, head.temperature) if is_finite else math.nan
 
 
 def predict_split(
@@ -309,7 +309,9 @@ def predict_split(
 ) -> list[Tensor]:
     """All logits of every row of a split, as one vector each."""
     head = spec.head
-    encoded = encode_once(backbone.tokenizer, split, Reading(head.layout, max_length, stride, head.prompt, head.pairs))
+    encoded = encode_cached(
+        backbone.tokenizer, split, Reading(head.layout, max_length, stride, head.prompt, head.pairs)
+    )
     return [output.flat for output in _collect(split, encoded, _infer(spec, tensors, backbone, encoded))]
 
 
@@ -333,14 +335,14 @@ def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: S
     """What a slot of a bank answers to the rows of a split, labelled or not, as the metrics take it."""
     spec = bank.specs[slot]
     assert spec is not None
-    encoded = encode_once(bank.backbone.tokenizer, split, reading)
+    encoded = encode_cached(bank.backbone.tokenizer, split, reading)
     logits = infer(bank, make_rows(encoded, slot))
     return read_outputs(spec.head, labels, _collect(split, encoded, logits))
 
 
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
     """A split's rows for slot 0, ready for `infer`, each text or pair whole."""
-    encoded = encode_once(backbone.tokenizer, split, Reading("classify", max_length))
+    encoded = encode_cached(backbone.tokenizer, split, Reading("classify", max_length))
     return make_rows(encoded)
 
 

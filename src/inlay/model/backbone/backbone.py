@@ -25,8 +25,8 @@ from inlay.model.backbone.fingerprint import digest_weights, fingerprint
 from inlay.model.backbone.pooling import describe_noise, find_default
 from inlay.model.backbone.sites import survey
 from inlay.model.backbone.wrappers import join_projections, mount
-from inlay.model.batch.buckets import Rung
-from inlay.model.batch.route import Batch, Pack, Reach, Row, collate, pack
+from inlay.model.batch.buckets import BucketBuffers
+from inlay.model.batch.route import Batch, CacheDepth, Pack, Row, collate, pack
 from inlay.model.heads.generation import Read, Tree
 from inlay.model.heads.heads import WRITTEN
 from inlay.model.kernels import launch
@@ -64,8 +64,8 @@ class Backbone:
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
         }
         own_pooling = find_default(folder, family, has_pooler=self.has_pooler, noise=self.pooler_noise)
-        self.default_pooling = WRITTEN if self.writes else own_pooling.name
-        self.pooling_reason = "it writes its answers" if self.writes else own_pooling.reason
+        self.default_pooling = WRITTEN if self.is_seq2seq else own_pooling.name
+        self.pooling_reason = "it writes its answers" if self.is_seq2seq else own_pooling.reason
         """why its outputs are read as `default_pooling` says, as a clause"""
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         start_id = getattr(model.config, "decoder_start_token_id", None)
@@ -82,7 +82,7 @@ class Backbone:
         return next(self.model.parameters()).dtype
 
     @property
-    def writes(self) -> bool:
+    def is_seq2seq(self) -> bool:
         """Whether it is a text-to-text backbone, whose answers are texts."""
         return self.anatomy.has_decoder
 
@@ -111,7 +111,7 @@ class Backbone:
 
         With `takes_noise` one that was never trained is taken: what read it before goes on reading it.
         """
-        if self.writes and pooling not in ("auto", WRITTEN):
+        if self.is_seq2seq and pooling not in ("auto", WRITTEN):
             raise Unsupported(
                 f"pooling `{pooling}` on the backbone `{self.name}`, which writes its answers", "leave out `--pooling`"
             )
@@ -203,8 +203,8 @@ class Backbone:
         path = find_family(self.anatomy.family).cross
         return [block.get_submodule(path) for block in self._blocks[self.anatomy.num_readers :]]
 
-    def prefix(self, batch: Batch, reach: Reach) -> Tensor:
-        """The states of a batch as far as `reach` says, laid out as `Prefix.states`; nothing above is computed.
+    def prefix(self, batch: Batch, reach: CacheDepth) -> Tensor:
+        """The states of a batch as far as `reach` says, laid out as `CachedStates.states`; nothing above is computed.
 
         Call it inside `Bank.routed(batch.route)` of a bank that changes nothing.
         """
@@ -241,7 +241,7 @@ class Backbone:
         if self.takes_token_types and batch.token_types_BT is not None:
             inputs["token_type_ids"] = batch.token_types_BT
         if batch.positions_BT is not None:
-            if not self.writes:
+            if not self.is_seq2seq:
                 inputs["position_ids"] = batch.positions_BT
             # A mask of four axes is taken as it is: none is made for the whole pack, which packed attention ignores.
             inputs["attention_mask"] = self._no_mask
@@ -275,7 +275,7 @@ class Backbone:
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
 
     def pool_rung(
-        self, hidden_ND: Tensor, rung: Rung, pooling: str, weights: Mapping[str, Tensor] | None = None
+        self, hidden_ND: Tensor, rung: BucketBuffers, pooling: str, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """One vector for every row of a rung, those of padding and the empty ones included."""
         starts_B, stops_B = rung.parts["starts"], rung.parts["stops"]

@@ -70,7 +70,7 @@ def check_slot(spec: SlotSpec, backbone: Backbone) -> None:
 
 def check_spec(spec: SlotSpec) -> None:
     """Refuse a slot that no int8 backbone can serve: one with its own copy of the backbone's float weights."""
-    if spec.is_solo:
+    if spec.is_finetuned:
         raise Unsupported(
             f"int8 for a task of the method `{spec.method.name}`, which has its own copy of the backbone's weights",
             "leave out `--precision int8`",

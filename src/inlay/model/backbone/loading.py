@@ -18,9 +18,9 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.fingerprint import weight_files
 from inlay.model.backbone.folders import find_folder, first_line
-from inlay.model.backbone.tied_embeddings import settle_embeddings
+from inlay.model.backbone.tied_embeddings import tie_embeddings
 from inlay.model.kernels.attention import register as register_attention
-from inlay.processes import find_place
+from inlay.processes import current_process
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
@@ -44,7 +44,7 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
             loader = getattr(transformers, family.loader)
             model = loader.from_pretrained(folder, dtype=dtype, attn_implementation=family.implementation)
             if family.decoder is not None:
-                settle_embeddings(model, folder)
+                tie_embeddings(model, folder)
             tokenizer = _load_tokenizer(folder)
         return Backbone(name, folder, model.to(device), tokenizer)
     except torch.OutOfMemoryError:
@@ -58,7 +58,7 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
 
 def _own_device(device: torch.device) -> torch.device:
     """Where several processes were started, `cuda` is for each a GPU of its own, as far as they go round."""
-    place = find_place()
+    place = current_process()
     if device != torch.device("cuda") or place.size == 1:
         return device
     return torch.device("cuda", place.local_rank % torch.cuda.device_count())

@@ -26,7 +26,7 @@ _OUTPUT = "lm_head.weight"
 _TIED_BY_DEFAULT = ("t5",)  # as the first T5 was; those after it have an output layer of their own
 
 
-def settle_embeddings(model: Any, folder: Path) -> None:
+def tie_embeddings(model: Any, folder: Path) -> None:
     """Set a model's embeddings to those of its folder's files, one tensor for both stacks, and tie what they tie."""
     found = read_tensors(folder, {*_INPUTS, _OUTPUT})
     inputs = [found[name] for name in _INPUTS if name in found]

@@ -1,6 +1,6 @@
 """Thin wrappers set into a backbone at its sites, and the mount that says which bank and route are active in them.
 
-A wrapper asks its `Mount` for the active bank at every forward pass; with none active the backbone is exactly itself.
+A wrapper asks its `ActiveRoute` for the active bank at every forward pass; without one the backbone is exactly itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SlotOperations(Protocol):
     def activate(self, kind: str, inner: Any, x: Tensor) -> Tensor: ...
 
 
-class Mount:
+class ActiveRoute:
     """The wrappers of one backbone, or of one of its blocks, and the bank and route that are active in them.
 
     Blocks have mounts of their own, so that a wrapper knows its place within its block and nothing of which block it
@@ -54,7 +54,7 @@ class Mount:
         self.active: SlotOperations | None = None
         self.joined: Joined | None = None
         """query, key and value of the block as one, where programs run that read them so"""
-        self.blocks = [Mount() for _ in range(num_blocks)]
+        self.blocks = [ActiveRoute() for _ in range(num_blocks)]
 
     @contextmanager
     def routed(self, operations: SlotOperations) -> Iterator[None]:
@@ -78,7 +78,7 @@ class Mount:
 
 
 class _Wrapper(nn.Module):
-    def __init__(self, inner: nn.Module, mount: Mount) -> None:
+    def __init__(self, inner: nn.Module, mount: ActiveRoute) -> None:
         super().__init__()
         self.inner = inner
         self._mount = mount
@@ -93,7 +93,7 @@ class _Wrapper(nn.Module):
 class OutputSite(_Wrapper):
     """A submodule whose output goes through the adapters of the active bank."""
 
-    def __init__(self, inner: nn.Module, mount: Mount, place: str) -> None:
+    def __init__(self, inner: nn.Module, mount: ActiveRoute, place: str) -> None:
         super().__init__(inner, mount)
         self.place = place
         self._is_dropout = isinstance(inner, nn.Dropout)
@@ -109,7 +109,7 @@ class OutputSite(_Wrapper):
 class NormWrapper(_Wrapper):
     """A layer norm with every slot's own scale and shift, and Pfeiffer's adapter where the norm ends a block."""
 
-    def __init__(self, inner: nn.Module, mount: Mount, name: str, place: str | None) -> None:
+    def __init__(self, inner: nn.Module, mount: ActiveRoute, name: str, place: str | None) -> None:
         super().__init__(inner, mount)
         self.name, self.place = name, place
 
@@ -121,7 +121,7 @@ class NormWrapper(_Wrapper):
 class LinearWrapper(_Wrapper):
     """A linear layer with every slot's own update, bias and scale."""
 
-    def __init__(self, inner: nn.Module, mount: Mount, parts: tuple[LinearSite, ...]) -> None:
+    def __init__(self, inner: nn.Module, mount: ActiveRoute, parts: tuple[LinearSite, ...]) -> None:
         super().__init__(inner, mount)
         self.parts = parts
 
@@ -133,7 +133,7 @@ class LinearWrapper(_Wrapper):
 class ActivationWrapper(_Wrapper):
     """The GELU of a block, which trains nothing and takes as long as a product if it is computed carefully."""
 
-    def __init__(self, inner: nn.Module, mount: Mount, kind: str) -> None:
+    def __init__(self, inner: nn.Module, mount: ActiveRoute, kind: str) -> None:
         super().__init__(inner, mount)
         self.kind = kind
 
@@ -148,7 +148,7 @@ class BlockWrapper(_Wrapper):
     What is replaced is what the block reads, not what the one below gives: DeBERTa's convolution joins in between.
     """
 
-    def __init__(self, inner: nn.Module, mount: Mount, num_outputs: int) -> None:
+    def __init__(self, inner: nn.Module, mount: ActiveRoute, num_outputs: int) -> None:
         super().__init__(inner, mount)
         self._num_outputs = num_outputs
 
@@ -161,9 +161,9 @@ class BlockWrapper(_Wrapper):
         return (hidden_states, *others) if self._num_outputs else hidden_states
 
 
-def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
+def mount(model: nn.Module, anatomy: Anatomy) -> ActiveRoute:
     """Set wrappers at the sites, norms, linear layers and blocks of `model`; they do nothing until a bank is routed."""
-    mounted = Mount(anatomy.num_layers)
+    mounted = ActiveRoute(anatomy.num_layers)
     for path, module in list(model.named_modules()):
         if type(module) is nn.Dropout:
             model.set_submodule(path, Dropout(module.p).train(module.training))
@@ -190,14 +190,14 @@ def mount(model: nn.Module, anatomy: Anatomy) -> Mount:
     return mounted
 
 
-def _mount_activation(model: nn.Module, path: str, block: Mount, family: Family) -> None:
+def _mount_activation(model: nn.Module, path: str, block: ActiveRoute, family: Family) -> None:
     own = next(stack.activation for stack in family.stacks if path.startswith(f"{stack.blocks}."))
     if own and (kind := find_gelu(model.get_submodule(f"{path}.{own}"))) is not None:
         inner = model.get_submodule(f"{path}.{own}")
         model.set_submodule(f"{path}.{own}", ActivationWrapper(inner, block, kind))
 
 
-def join_projections(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None:
+def join_projections(model: nn.Module, anatomy: Anatomy, mounted: ActiveRoute) -> None:
     """Lay query, key and value of every block side by side, where they are three layers that read the same."""
     for layer, block in enumerate(mounted.blocks[: anatomy.num_readers]):
         own = {linear.name: linear.path for linear in anatomy.linears if linear.layer == layer}
@@ -206,7 +206,7 @@ def join_projections(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None
             block.joined = join({name: model.get_submodule(path).inner for name, path in paths.items()})
 
 
-def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: Mount) -> None:
+def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: ActiveRoute) -> None:
     family = find_family(anatomy.family)
     if family.packing == "none":
         return

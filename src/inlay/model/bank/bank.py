@@ -10,7 +10,7 @@ backbone): those are stacked by run. What such slots read is expanded for every 
 have them, since a trained task becomes an ordinary slot.
 
 A slot with its own copy of the backbone's weights (full and top-k fine-tuning) shares no forward pass with another:
-`is_solo` tells, and a batch for it goes alone.
+`is_finetuned` tells, and a batch for it goes alone.
 
 What always holds: reading a slot gives back exactly what was put in it (rounded, where a serving bank holds matrices in
 bf16), and no operation on one slot touches another.
@@ -30,10 +30,10 @@ from torch import Tensor
 from inlay.errors import Unsupported
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.flat import FlatBank, lay_flat
-from inlay.model.bank.forward import RoutedBank
-from inlay.model.bank.methods import resolve_method, written_method
+from inlay.model.bank.forward import BankForward
+from inlay.model.bank.methods import materialized_method, resolve_method
 from inlay.model.bank.slots import SlotSpec, check_tensors
-from inlay.model.bank.views import Gated, Molds, Views, build_views, site_shapes
+from inlay.model.bank.views import Gated, TiledLayouts, Views, build_views, site_shapes
 from inlay.model.batch.route import Batch, Route, Segment
 from inlay.model.heads import generation as writing
 from inlay.model.heads import readout
@@ -81,7 +81,7 @@ class Bank:
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
         self._basis: tuple[Gated, ...] = ()
-        self._molds: dict[tuple[Gated, ...], Molds] = {}
+        self._molds: dict[tuple[Gated, ...], TiledLayouts] = {}
         self._trees: dict[tuple[str, ...], writing.Tree] = {}
         self._views: Views | None = None
         self._no_views = Views()  # of a slot with its own weights
@@ -95,26 +95,26 @@ class Bank:
         Slots of kinds that occur already change hands in place, so that what was compiled or captured stays right.
         """
         if self._views is None:
-            slots = [self._gated(slot) for slot in range(self.num_slots)]
+            slots = [self._slot_method(slot) for slot in range(self.num_slots)]
             views = build_views(self.anatomy, self.stacks, slots, is_expanded=not self.is_trainable)
             if launch.is_available(self.backbone.device):
                 with torch.inference_mode(False):  # a pass may be the first to ask; slots are set outside of passes
-                    views = views.in_tiles(self.backbone.dtype if self.is_trainable else None)
+                    views = views.to_tiled(self.backbone.dtype if self.is_trainable else None)
             self._views = views
         return self._views
 
     @property
-    def basis(self) -> object:
+    def layout_key(self) -> object:
         """What programs are made for: as long as it is equal, all that they read lies where it lay.
 
         What a hypernetwork writes is made in every pass, out of stacks that stay where they are.
         """
-        if self._expander is None or self.is_solo(0):
+        if self._expander is None or self.is_finetuned(0):
             return self.views
-        self._basis = self._basis or tuple(map(self._gated, range(self.num_slots)))
+        self._basis = self._basis or tuple(map(self._slot_method, range(self.num_slots)))
         return self._basis
 
-    def forget_written(self) -> None:
+    def drop_generated(self) -> None:
         """Write anew for the next pass without gradients: a replayed graph changes stacks, and their versions stay."""
         self._known_views = None
 
@@ -126,17 +126,19 @@ class Bank:
         """Which run a slot belongs to."""
         return slot // self.slots_per_run
 
-    def is_solo(self, slot: int) -> bool:
+    def is_finetuned(self, slot: int) -> bool:
         """Whether rows of this slot must go through the backbone alone, in a copy of their own."""
         spec = self.specs[slot]
-        return spec is not None and spec.is_solo
+        return spec is not None and spec.is_finetuned
 
     def put(self, slot: int, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> None:
         """Set a slot to `tensors`, growing the bank where they do not fit. Refuses missing, extra or misshapen ones."""
         expected = {item.name: item for item in spec.layout(self.anatomy)}
         check_tensors(expected, tensors)
         is_one_run = self.num_slots == self.slots_per_run
-        assert not (self.is_trainable and spec.is_solo and not is_one_run), "such a slot trains in a bank of one run"
+        assert not (self.is_trainable and spec.is_finetuned and not is_one_run), (
+            "such a slot trains in a bank of one run"
+        )
         if spec.is_joint and not self.is_trainable:
             raise Unsupported(
                 f"a slot of the method `{spec.method.name}` answers nothing: its tasks share parameters",
@@ -152,10 +154,10 @@ class Bank:
                 for place in self._places(spec, name):
                     stack = self._stack_for(place, item)
                     stack[self._row(item, slot)][_corner(item.shape)] = tensors[name].to(stack)
-            self._level()
+            self._equalise_widths()
         if spec.is_joint:
             self._expander = Expander(self.anatomy, resolve_method(spec.method), self.slots_per_run)
-        self._tell_views(slot)
+        self._refresh_views(slot)
 
     def reserve(self, spec: SlotSpec) -> None:
         """Make the stacks wide enough for `spec`, so that putting it in a slot later does not grow them."""
@@ -163,9 +165,9 @@ class Bank:
             for item in spec.layout(self.anatomy):
                 for place in self._places(spec, item.name):
                     self._stack_for(place, item)
-            self._level()
+            self._equalise_widths()
 
-    def tell_sizes(self, hear: Callable[[Tensor, int], None]) -> None:
+    def mark_dynamic(self, hear: Callable[[Tensor, int], None]) -> None:
         """Let `hear` know every stack and its axes that are as wide as the largest of the slots."""
         for name, stack in self.stacks.items():
             for axis in self._items[name].ranks:
@@ -190,7 +192,7 @@ class Bank:
                     self.stacks[place][self._row(self._items[place], slot)] = self._neutral(place)
         self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
         self._removed[slot] = frozenset()
-        self._tell_views(slot)
+        self._refresh_views(slot)
 
     def gate(self, slot: int, removed: Iterable[int]) -> None:
         """Take the adapters of these layers out of a slot: no update there, while its norms and its head stay.
@@ -198,12 +200,12 @@ class Bank:
         Its tensors stay too: another gate brings them back, and so does whoever is put there next.
         """
         self._removed[slot] = frozenset(removed)
-        self._tell_views(slot)
+        self._refresh_views(slot)
 
     def repeated(self, slot: int, num_slots: int) -> Bank:
         """A bank whose slots are all this one, to be gated each in its way: they share its tensors, without copies."""
         assert not self.is_trainable
-        assert not self.is_solo(slot), "its tensors are not in the stacks"
+        assert not self.is_finetuned(slot), "its tensors are not in the stacks"
         bank = Bank(self.backbone, num_slots, dtype=self._dtype)
         bank.stacks = {name: stack[slot].expand(num_slots, *stack.shape[1:]) for name, stack in self.stacks.items()}
         bank.specs, bank._layouts = [self.specs[slot]] * num_slots, [self._layouts[slot]] * num_slots
@@ -248,13 +250,15 @@ class Bank:
         """
         is_training = self.is_trainable and self.backbone.model.training
         # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
-        is_solo = self.is_solo(route.segments[0].slot if route.segments else 0)  # a route of any mix has no segments
-        is_solo = is_solo and (bool(route.segments) or self.num_slots == self.slots_per_run)
+        is_finetuned = self.is_finetuned(
+            route.segments[0].slot if route.segments else 0
+        )  # a route of any mix has no segments
+        is_finetuned = is_finetuned and (bool(route.segments) or self.num_slots == self.slots_per_run)
         device = self.backbone.device
-        if self._expander is not None and not is_solo:
+        if self._expander is not None and not is_finetuned:
             views, route = self._expand(self._expander, route)
         else:
-            views = self._beside_own_weights() if is_solo else self.views
+            views = self._beside_own_weights() if is_finetuned else self.views
         if launch.is_available(device) and route.tiling is None:
             num_slots = views.num_slots or self.num_slots
             route = self._tiled(route, num_slots)
@@ -265,8 +269,8 @@ class Bank:
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
         num_readers = self.anatomy.num_readers
-        operations = RoutedBank(
-            views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_solo=is_solo
+        operations = BankForward(
+            views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_finetuned=is_finetuned
         )
         with self.backbone.mount.routed(operations):
             yield
@@ -295,7 +299,7 @@ class Bank:
         """
         slots = [segment.slot for segment in batch.route.segments]
         is_one_run = len({self.run_of(slot) for slot in slots}) == 1
-        assert is_one_run or not any(map(self.is_solo, slots)), "a slot with its own weights shares no batch"
+        assert is_one_run or not any(map(self.is_finetuned, slots)), "a slot with its own weights shares no batch"
         weights = self.backbone.in_own_type(self.weights_of(slots[0]))
         heads = [self.head_of(slot) for slot in slots]
         if heads[0].is_written:
@@ -348,7 +352,7 @@ class Bank:
 
     def weights_of(self, slot: int) -> dict[str, Tensor] | None:
         """The slot's own weights by the backbone's names; None if it goes through the backbone's."""
-        if not self.is_solo(slot):
+        if not self.is_finetuned(slot):
             return None
         if not self.is_trainable:
             return {name.removeprefix(_OWN): tensor for name, tensor in self._own_weights[slot].items()}
@@ -365,10 +369,10 @@ class Bank:
         slots = tuple(used) if expander.is_generated else tuple(range(self.num_slots))
         key = (slots, torch.is_inference_mode_enabled(), *(stack._version for stack in self.stacks.values()))
         if torch.is_grad_enabled() or self._known_views is None or self._known_views[0] != key:
-            stacks, gated = expander.expand(self.stacks, slots), tuple(self._gated(slot) for slot in slots)
+            stacks, gated = expander.expand(self.stacks, slots), tuple(self._slot_method(slot) for slot in slots)
             views = build_views(self.anatomy, stacks, gated, is_expanded=False)
             if launch.is_available(self.backbone.device):
-                views = views.in_tiles(self.backbone.dtype, self._molds.get(gated), is_fixed=True)
+                views = views.to_tiled(self.backbone.dtype, self._molds.get(gated), is_fixed=True)
                 if gated not in self._molds:
                     self._molds[gated] = views.molds
             self._known_views = None if torch.is_grad_enabled() else (key, views)
@@ -416,7 +420,7 @@ class Bank:
             new[:] = self._neutral(name)
         return new.requires_grad_(self.is_trainable)
 
-    def _level(self) -> None:
+    def _equalise_widths(self) -> None:
         """Make all stacks of an adapter that grew as wide as its widest: programs for all slots read them together."""
         groups = self._grown - {""}
         for name in [name for name in self.stacks if _adapter_of(name) in groups]:
@@ -428,17 +432,17 @@ class Bank:
                 self._stack_for(name, replace(item, shape=shape))
         self._grown = set()
 
-    def _tell_views(self, slot: int) -> None:
+    def _refresh_views(self, slot: int) -> None:
         """A slot changed hands: in place where the views have room for its kind, else they are built anew."""
         self.num_changes += 1
         self._basis = ()
-        shapes = site_shapes(self.anatomy, *self._gated(slot))
+        shapes = site_shapes(self.anatomy, *self._slot_method(slot))
         if self._views is not None and not self._views.set_slot(slot, shapes):
             self._views = None
 
-    def _gated(self, slot: int) -> Gated:
+    def _slot_method(self, slot: int) -> Gated:
         spec = self.specs[slot]
-        return None if spec is None else written_method(spec.method), self._removed[slot]
+        return None if spec is None else materialized_method(spec.method), self._removed[slot]
 
 
 def _check_texts(batch: Batch, heads: Sequence[HeadSpec]) -> None:

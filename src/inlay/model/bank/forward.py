@@ -23,7 +23,7 @@ _SALTS = {"attention": 0, "feedforward": 1, "output": 2}
 _MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
 
 
-class RoutedBank:
+class BankForward:
     """A bank's views with a route bound: what the wrappers in the backbone call. `at` gives that of one block.
 
     `update`, `adapt`, `layer_norm`, `rms_norm` and `per_row` alone compute with the slots' parameters: a subclass may
@@ -38,26 +38,26 @@ class RoutedBank:
         is_training: bool = False,
         seeds: Tensor | None = None,
         num_readers: int | None = None,
-        is_solo: bool = False,
+        is_finetuned: bool = False,
     ) -> None:
         """`seeds` has a random number for each block, on the device, if it trains there with fused dropout.
 
-        Blocks beyond the first `num_readers` are a decoder's, whose tokens have a route of their own. With `is_solo`
-        the backbone's weights are the slot's own.
+        Blocks beyond the first `num_readers` are a decoder's, whose tokens have a route of their own. With
+        `is_finetuned` the backbone's weights are the slot's own.
         """
-        self._views, self._is_training, self._seeds, self._is_solo = views, is_training, seeds, is_solo
+        self._views, self._is_training, self._seeds, self._is_solo = views, is_training, seeds, is_finetuned
         self._route, self._firsts = route.wide or route, None if route.wide is None else route
         self._num_readers = num_readers
         self._seed: Tensor | None = None
         self._moments: dict[str, list[kernels.Moments]] | None = {} if is_training else None
         self._inputs: dict[str, Tensor] = {}  # of the sublayers that a parallel adapter stands beside
-        self._blocks: list[RoutedBank] = []
+        self._blocks: list[BankForward] = []
         self._layer = -1
         self._attended: Tensor | None = None  # what this block's attention gives, where it was known before
         self._entered: Tensor | None = None  # what this block reads, where something stands beside it
         self._projected: tuple[Tensor, Tensor] | None = None  # what was read, and query, key and value of it
 
-    def at(self, layer: int, *, is_last: bool = False) -> RoutedBank:
+    def at(self, layer: int, *, is_last: bool = False) -> BankForward:
         """The same for the wrappers of one block."""
         views = self._views.at(layer)
         firsts = self._firsts if is_last else None
@@ -72,8 +72,8 @@ class RoutedBank:
         self._blocks.append(block)
         return block
 
-    def _block(self, views: Views) -> RoutedBank:
-        return RoutedBank(views, self._route, is_training=self._is_training, is_solo=self._is_solo)
+    def _block(self, views: Views) -> BankForward:
+        return BankForward(views, self._route, is_training=self._is_training, is_finetuned=self._is_solo)
 
     def _pick(self, states: Tensor) -> Tensor:
         """What this block computes of the states of all tokens."""
@@ -245,7 +245,7 @@ class RoutedBank:
         return x if self._route.pack is None else x.unsqueeze(0)
 
 
-class _FirstTokens(RoutedBank):
+class _FirstTokens(BankForward):
     """The last block of a pass whose heads read first tokens alone: keys and values of all tokens, the rest of those.
 
     What keys and values are computed of is what the block reads, as in every family that is packed.
@@ -255,7 +255,7 @@ class _FirstTokens(RoutedBank):
         assert firsts.wide is not None
         assert firsts.wide.pack is not None
         super().__init__(views, replace(firsts, wide=None), is_training=is_training)
-        self._whole, self._rows = RoutedBank(views, firsts.wide, is_training=is_training), firsts.wide.pack
+        self._whole, self._rows = BankForward(views, firsts.wide, is_training=is_training), firsts.wide.pack
         self._read: Tensor | None = None
         self._kept: dict[str, Tensor] = {}
 

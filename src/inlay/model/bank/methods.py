@@ -61,7 +61,7 @@ class Method:
     """that where a task of several trains nothing but what is its own, if it is another"""
     trains_norm_scales: bool = True
     """of the norms it trains, the scales too, not the shifts alone"""
-    has_own_weights: bool = False
+    is_finetuned: bool = False
     """it trains a copy of the backbone's own weights: no other slot can share its forward pass"""
     shared: tuple[str, ...] = ()
     """patterns of the tensors that all tasks of a run have in common; with any, it trains several tasks as one run"""
@@ -78,9 +78,9 @@ class Method:
         """Whether it trains several tasks as one run."""
         return bool(self.shared)
 
-    def find_lr(self, *, writes: bool, is_alone: bool) -> float:
+    def find_lr(self, *, is_seq2seq: bool, is_alone: bool) -> float:
         """The learning rate where nobody gives one; `is_alone`: what tasks share is frozen."""
-        usual = (self.lr_writing if writes else None) or self.lr
+        usual = (self.lr_writing if is_seq2seq else None) or self.lr
         return (self.lr_alone if is_alone else None) or usual
 
     @property
@@ -122,7 +122,7 @@ def resolve_method(config: MethodConfig) -> MethodConfig:
     return resolved
 
 
-def written_method(config: MethodConfig) -> MethodConfig:
+def materialized_method(config: MethodConfig) -> MethodConfig:
     """The ordinary method that a task of this one is of once it is trained; an ordinary one is its own."""
     config = resolve_method(config)
     becomes = find_method(config.name).becomes
@@ -147,7 +147,7 @@ def layout(anatomy: Anatomy, config: MethodConfig, head: HeadSpec | None = None)
     if reason := UNSUPPORTED.get((anatomy.family, config.name)):
         raise Unsupported(f"method `{config.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
     specs = [spec for build in find_method(config.name).builders for spec in build(anatomy, config)]
-    if not find_method(config.name).has_own_weights:
+    if not find_method(config.name).is_finetuned:
         specs += tensors.norms(anatomy, config, with_scales=find_method(config.name).trains_norm_scales)
     elif head is None or head.pooling != "pooler":
         poolers = {f"weight.{parameter.name}" for parameter in anatomy.parameters if parameter.is_pooler}
@@ -176,7 +176,7 @@ def first_layer(anatomy: Anatomy, config: MethodConfig) -> int:
 def has_frozen_attention(anatomy: Anatomy, config: MethodConfig) -> bool:
     """Whether in the lowest trained layer nothing is trained up to what attention's projection gives."""
     layer = first_layer(anatomy, config)
-    has_own = find_method(config.name).has_own_weights
+    has_own = find_method(config.name).is_finetuned
     if layer == anatomy.num_layers or has_own or find_family(anatomy.family).is_prenorm:
         return False
     inside = tuple(f".{layer}.{name}" for name in tensors.ATTENTION_LINEARS)
@@ -323,7 +323,7 @@ METHODS: dict[str, Method] = {
         norms="all",
         lr=5e-5,
         lr_writing=3e-4,  # as published for T5
-        has_own_weights=True,
+        is_finetuned=True,
     ),
     "top": Method(
         "every weight of the top layers",
@@ -332,7 +332,7 @@ METHODS: dict[str, Method] = {
         norms="all",
         layers="-1:",
         lr=1e-4,
-        has_own_weights=True,
+        is_finetuned=True,
     ),
 }
 METHODS["pal-full"] = dataclasses.replace(

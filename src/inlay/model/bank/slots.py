@@ -37,9 +37,9 @@ class SlotSpec:
         return find_method(self.method.name).is_joint
 
     @property
-    def is_solo(self) -> bool:
+    def is_finetuned(self) -> bool:
         """Whether it has its own copy of backbone weights."""
-        return find_method(self.method.name).has_own_weights
+        return find_method(self.method.name).is_finetuned
 
     @classmethod
     def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:

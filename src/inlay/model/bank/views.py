@@ -24,7 +24,7 @@ PAL_PLACE = "feedforward"
 _ALIGNED = 8  # numbers of two bytes that programs read at once
 
 Stacks = Mapping[str, Tensor]
-Molds = Mapping[tuple[str, str], tiled.TiledBottleneck]
+TiledLayouts = Mapping[tuple[str, str], tiled.TiledBottleneck]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,9 @@ class Views:
             weights.set_slot(slot, shapes.get(place))
         return True
 
-    def in_tiles(self, dtype: torch.dtype | None, molds: Molds | None = None, *, is_fixed: bool = False) -> Views:
+    def to_tiled(
+        self, dtype: torch.dtype | None, molds: TiledLayouts | None = None, *, is_fixed: bool = False
+    ) -> Views:
         """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another.
 
         `molds` are those of earlier views with the same shapes at every site. In views that are `is_fixed` no slot will
@@ -108,7 +110,7 @@ class Views:
         molds, copies = molds or {}, None if dtype is None else Copies(dtype)
 
         def prepare(weights: kernels.Bottleneck, mold: tiled.TiledBottleneck | None = None) -> kernels.Bottleneck:
-            tiles = kernels.in_tiles(weights, mold, is_fixed=is_fixed)
+            tiles = kernels.to_tiled(weights, mold, is_fixed=is_fixed)
             if copies is None or weights.down_SDR.dtype == dtype or not kernels.reads_copies(tiles):
                 return tiles
             return kernels.with_copies(tiles, (copies.add(weights.down_SDR), copies.add(weights.up_SRE)))
@@ -124,10 +126,10 @@ class Views:
         return Views(sequential, parallel, self.norms, linears, self.pals, _copies=copies)
 
     @property
-    def molds(self) -> Molds:
+    def molds(self) -> TiledLayouts:
         """What follows from the shapes at every site, of views in tiles."""
         by_form = (("sequential", self.sequential), ("parallel", self.parallel))
-        return {(form, key): kernels.make_mold(weights) for form, found in by_form for key, weights in found.items()}
+        return {(form, key): kernels.tiled_layout(weights) for form, found in by_form for key, weights in found.items()}
 
     def renew_copies(self) -> None:
         """Bring the copies up to what was copied."""

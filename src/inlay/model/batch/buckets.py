@@ -24,7 +24,7 @@ SMALLEST, LARGE = 256, 8192
 PAD_ROW = 64  # tokens of a row of padding at most
 
 
-def climb(num_tokens: int, *, is_varied: bool = False) -> int:
+def round_up_tokens(num_tokens: int, *, is_varied: bool = False) -> int:
     """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …
 
     Where steps are of varied lengths the large ones are eight to a doubling: 8192, 9216, 10240 …
@@ -69,7 +69,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Laid:
+class PackedRows:
     """Rows laid end to end on the host, sorted by slot."""
 
     ids: np.ndarray
@@ -79,7 +79,7 @@ class Laid:
     """of each row"""
 
 
-class Rung:
+class BucketBuffers:
     """The buffers of one capacity. `fill` writes a batch into them in one copy; `batch` and `route` never change."""
 
     def __init__(self, capacity: Capacity, first_position: int, pad_id: int, device: torch.device) -> None:
@@ -131,7 +131,7 @@ class Rung:
         slots, starts, stops = (p[f"row_tile_{name}"] for name in ("slots", "starts", "stops"))
         return Tiles(slots, starts, stops, p["row_begins"], p["row_ends"], tile=self.capacity.tile)
 
-    def lay(self, rows: Laid) -> np.ndarray:
+    def lay(self, rows: PackedRows) -> np.ndarray:
         """What the buffers will hold for these rows, as they lie: int32, zero where there is nothing."""
         packed, start = np.zeros(len(self._host), np.int32), 0
         laid = self._lay_parts(rows)
@@ -141,7 +141,7 @@ class Rung:
             start += size
         return packed
 
-    def _lay_parts(self, rows: Laid) -> dict[str, np.ndarray]:
+    def _lay_parts(self, rows: PackedRows) -> dict[str, np.ndarray]:
         n, num_real = self.capacity.num_tokens, len(rows.ids)
         spare = n - num_real
         pads = np.full(-(-spare // PAD_ROW), PAD_ROW, dtype=np.int64)

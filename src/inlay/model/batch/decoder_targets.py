@@ -18,7 +18,7 @@ from inlay.model.batch.route import IGNORED, Route, Tiling
 from inlay.model.batch.tiles import lay_tiles, place_tiles, tile_capacity, tile_for
 
 
-class Answers:
+class DecoderTargets:
     """Room for answers of at most `width` tokens. `fill` writes them in one copy; `route` never changes."""
 
     def __init__(self, capacity: Capacity, width: int, device: torch.device) -> None:

@@ -94,7 +94,7 @@ class Pack:
         return tuple((len(list(group)), length) for length, group in itertools.groupby(self.lengths))
 
 
-class Reach(NamedTuple):
+class CacheDepth(NamedTuple):
     """How far up a prefix goes: to what block `layer` reads; beyond the last block, to the backbone's last states."""
 
     layer: int
@@ -103,10 +103,10 @@ class Reach(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Prefix:
+class CachedStates:
     """What is known of the lower layers."""
 
-    reach: Reach
+    reach: CacheDepth
     states: Tensor
     """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed; with attention 2D wide, what it gives behind"""
 
@@ -160,7 +160,7 @@ class Route:
     """which tokens are real, where some are padding"""
     pack: Pack | None = field(default=None, compare=False)
     """where the rows lie, if they are packed"""
-    prefix: Prefix | None = field(default=None, compare=False)
+    prefix: CachedStates | None = field(default=None, compare=False)
     """what is known of the lower layers, which the pass then skips"""
     tiling: Tiling | None = field(default=None, compare=False)
     """the same as tensors, where operations take all slots at once"""
@@ -214,7 +214,7 @@ class Row:
     ids: TokenIds
     slot: int
     segments: TokenIds | None = None
-    prefix: Prefix | None = None
+    prefix: CachedStates | None = None
     written: TokenIds | None = None
     """the answer to be written, its end included, where it is known: in training"""
     other: TokenIds | None = None
@@ -287,7 +287,7 @@ class Batch:
         return self.route.pack
 
     @property
-    def prefix(self) -> Prefix | None:
+    def prefix(self) -> CachedStates | None:
         return self.route.prefix
 
     def narrowed(self) -> Batch:
@@ -390,7 +390,7 @@ def _types(row: Row) -> np.ndarray:
     return types
 
 
-def _prefix(known: Sequence[Prefix | None], like: Tensor | torch.device) -> Prefix | None:
+def _prefix(known: Sequence[CachedStates | None], like: Tensor | torch.device) -> CachedStates | None:
     """The prefixes of rows as one: laid end to end on a device, or padded as a mask is. None where a row has none."""
     found = [prefix for prefix in known if prefix is not None]
     if not found or len(found) < len(known):
@@ -402,7 +402,7 @@ def _prefix(known: Sequence[Prefix | None], like: Tensor | torch.device) -> Pref
         pieces = [piece.to(device, non_blocking=True) for piece in pieces]
     states_ND = torch.cat(pieces).to(device, non_blocking=True)
     if isinstance(like, torch.device):
-        return Prefix(reach, states_ND.unsqueeze(0))
+        return CachedStates(reach, states_ND.unsqueeze(0))
     states_BTD = states_ND.new_zeros(*like.shape, states_ND.shape[-1])
     states_BTD[like.bool()] = states_ND
-    return Prefix(reach, states_BTD)
+    return CachedStates(reach, states_BTD)

@@ -21,7 +21,7 @@ from torch import Tensor
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
-from inlay.model.batch.buckets import Capacity, Laid, Rung, bound_length, climb
+from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Row
 from inlay.model.heads.readout import read_deeper
 from inlay.model.kernels import fold_residual as rewrite
@@ -43,7 +43,7 @@ def find_obstacle(backbone: Backbone) -> tuple[str, str] | None:
         return "the package `triton` is not installed", f"`pip install triton`, or {leave_out}"
     if backbone.precision == "int8":
         return "its weights are int8", f'give `precision="auto"`, or {leave_out}'
-    if backbone.writes or not backbone.packs:
+    if backbone.is_seq2seq or not backbone.packs:
         return f"backbones of the family `{backbone.anatomy.family}` have no captured passes", leave_out
     return None
 
@@ -80,19 +80,19 @@ class GraphedForward:
             answers[index] = logits_BL[position, : spec.head.num_outputs]
         return answers
 
-    def _program(self, laid: Laid) -> _Program:
+    def _program(self, laid: PackedRows) -> _Program:
         bank, backbone = self._bank, self._bank.backbone
         longest = bound_length(laid.lengths)
-        capacity = Capacity(climb(len(laid.ids)), climb(len(laid.lengths)), bank.num_slots, longest)
+        capacity = Capacity(round_up_tokens(len(laid.ids)), round_up_tokens(len(laid.lengths)), bank.num_slots, longest)
         if self._num_changes != bank.num_changes:
             self._num_changes, self._forms = bank.num_changes, _Forms.of(bank)
         if self._views is not bank.views:  # stacks were replaced: what was captured reads the old ones
             self._views, self._programs = bank.views, {}
-            bank.tell_sizes(torch._dynamo.maybe_mark_dynamic)  # a larger task must not compile anything again
+            bank.mark_dynamic(torch._dynamo.maybe_mark_dynamic)  # a larger task must not compile anything again
         key = (capacity, self._forms.poolings, self._forms.has_hidden)
         program = self._programs.get(key)
         if program is None:
-            rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
+            rung = BucketBuffers(capacity, backbone.first_position, backbone.pad_id, backbone.device)
             program = self._programs[key] = _Program(rung, self._forms)
         program.choose(self._forms, backbone.device)
         return program
@@ -111,7 +111,7 @@ class GraphedForward:
             program.graph = graph = self._capture(program)
             graph.replay()
 
-    def _announce(self, rung: Rung) -> None:
+    def _announce(self, rung: BucketBuffers) -> None:
         """Say what is compiled: blocks for the first rung, for all others, for larger tiles and for long rows."""
         shape = (rung.capacity.tile, rung.is_long)
         if self._shapes.count(shape) < 2:
@@ -164,7 +164,7 @@ class _Forms:
 
 
 class _Program:
-    def __init__(self, rung: Rung, forms: _Forms) -> None:
+    def __init__(self, rung: BucketBuffers, forms: _Forms) -> None:
         self.rung, self.forms = rung, forms
         self.forms_2S: Tensor = torch.empty(0)
         self.logits_BL: Tensor = torch.empty(0)
@@ -185,15 +185,15 @@ class _Program:
 
 
 def _takes(spec: SlotSpec | None) -> bool:
-    if spec is None or spec.is_solo:
+    if spec is None or spec.is_finetuned:
         return False
     head = spec.head
     return head.reads_rows and not head.is_written and not head.has_towers and head.features == "last"
 
 
-def _lay(rows: Sequence[Row]) -> Laid:
+def _lay(rows: Sequence[Row]) -> PackedRows:
     types = [np.zeros(len(row.ids), np.int64) if row.segments is None else np.asarray(row.segments) for row in rows]
-    return Laid(
+    return PackedRows(
         np.concatenate([np.asarray(row.ids) for row in rows]),
         np.concatenate(types),
         np.array([len(row.ids) for row in rows]),

@@ -97,7 +97,7 @@ def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> li
     written: dict[int, Tensor] = {}
     slots = _slots(batch)
     for rows in _groups(bank, batch):
-        pen = _Pen(bank, read_rows(batch, states, rows), [slots[row] for row in rows], weights)
+        pen = _Decoder(bank, read_rows(batch, states, rows), [slots[row] for row in rows], weights)
         head = pen.heads[0]
         if head.texts:
             scores_BL[torch.as_tensor(rows, device=states.device), : len(head.texts)] = pen.score()
@@ -143,7 +143,7 @@ def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
     yield from written.values()
 
 
-class _Pen:
+class _Decoder:
     """Writes for some rows of a batch, and remembers what it wrote."""
 
     def __init__(self, bank: Bank, read: Read, slots: Sequence[int], weights: Mapping[str, Tensor] | None) -> None:
@@ -198,7 +198,7 @@ class _Pen:
         self._read = Read(states, self._read.mask_BT[index_R])
 
 
-def _write(pen: _Pen, num_beams: int, max_tokens: int) -> list[Tensor]:
+def _write(pen: _Decoder, num_beams: int, max_tokens: int) -> list[Tensor]:
     """The letters of each row's answer, as numbers; NaN where the probabilities of its tokens are."""
     found = _write_greedily(pen, max_tokens) if num_beams == 1 else _search(pen, num_beams, max_tokens)
     texts = pen.backbone.tokenizer.batch_decode([ids or [] for ids in found], skip_special_tokens=True)
@@ -208,7 +208,7 @@ def _write(pen: _Pen, num_beams: int, max_tokens: int) -> list[Tensor]:
     ]
 
 
-def _write_greedily(pen: _Pen, max_tokens: int) -> list[list[int] | None]:
+def _write_greedily(pen: _Decoder, max_tokens: int) -> list[list[int] | None]:
     """The likeliest token after each; a row that has ended writes padding while others go on. None: they are NaN."""
     ids, written = pen.start(), []
     is_done = torch.zeros(pen.num_rows, dtype=torch.bool, device=pen.device)
@@ -241,7 +241,7 @@ class _Ended:
         self.texts = sorted([*self.texts, (score, text)], key=lambda item: -item[0])[:num_beams]
 
 
-def _search(pen: _Pen, num_beams: int, max_tokens: int) -> list[list[int] | None]:
+def _search(pen: _Decoder, num_beams: int, max_tokens: int) -> list[list[int] | None]:
     """Beam search: of all continuations the best, until no open text can beat the ended ones. None: they are NaN.
 
     Texts are compared by the mean log-probability of their tokens, the end included.

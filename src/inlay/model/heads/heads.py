@@ -314,7 +314,7 @@ def _answer_text(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outco
     return Outcome(answer=_predict_text(output, spec, labels))
 
 
-def lose_texts(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Tensor:
+def text_losses(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Tensor:
     """The mean cross-entropy of each answer's tokens, `smoothing` of every target spread over the vocabulary."""
     # Not as [n, V, T]: torch sums over a vocabulary that is not last several times slower, and less exactly.
     losses = F.cross_entropy(
@@ -385,7 +385,7 @@ HEADS: dict[str, Head] = {
     ),
     "text": Head(
         num_outputs=lambda num_labels: 0,
-        row_losses=partial(lose_texts, smoothing=0.0),
+        row_losses=partial(text_losses, smoothing=0.0),
         read_answer=_answer_text,
         read_prediction=_predict_text,
         reads="nothing",

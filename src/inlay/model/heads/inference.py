@@ -92,11 +92,11 @@ def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]
     """Indices in batches of similar length; rows with a prefix, and those of a slot with its own weights, go apart."""
     groups: dict[tuple[int | None, bool], list[int]] = {}
     for index, row in enumerate(rows):
-        group = (row.slot if bank.is_solo(row.slot) else None, row.prefix is not None)
+        group = (row.slot if bank.is_finetuned(row.slot) else None, row.prefix is not None)
         groups.setdefault(group, []).append(index)
     for indices in groups.values():
         # Rows that are answered by the same texts lie together: a decoder's pass is for one set of texts.
-        kinds = [bank.head_of(rows[index].slot).texts for index in indices] if bank.backbone.writes else None
+        kinds = [bank.head_of(rows[index].slot).texts for index in indices] if bank.backbone.is_seq2seq else None
         chosen = [rows[index] for index in indices]
         for batch in batch_rows(chosen, budget, packs=bank.backbone.packs, kinds=kinds):
             yield [indices[position] for position in batch]

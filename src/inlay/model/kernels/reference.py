@@ -103,7 +103,7 @@ class Moments(NamedTuple):
     var_R: Tensor
 
 
-def in_tiles(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None, *, is_fixed: bool = False) -> Bottleneck:
+def to_tiled(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None, *, is_fixed: bool = False) -> Bottleneck:
     """Bottlenecks ready for routes that have a tiling; `mold` has what follows from their shapes, if it is known.
 
     If they are `is_fixed` none will be of another shape later: what no slot has, such as a factor, is left out.
@@ -159,7 +159,7 @@ def with_copies(weights: Bottleneck, copies: tuple[Tensor, Tensor]) -> Bottlenec
     return replace(weights, copies=copies, tiled=replace(weights.tiled, stacks=stacks))
 
 
-def make_mold(weights: Bottleneck) -> tiled.TiledBottleneck:
+def tiled_layout(weights: Bottleneck) -> tiled.TiledBottleneck:
     """What bottlenecks in tiles have besides their stacks: it holds none of those."""
     assert weights.tiled is not None
     scale_S = weights.tiled.stacks.scale_S

@@ -83,7 +83,7 @@ class Cell:
     """every metric of the chosen runs: seed -> score, in points"""
     is_copy: bool = False
     """all tasks of the row together are one copy of the backbone"""
-    is_own_copy: bool = False
+    is_finetuned: bool = False
     """its run trained a copy of the whole backbone: the backbone itself need not be kept for it"""
     networks: frozenset[str] = frozenset()
     """the runs that were scored; a run of several tasks stands in the cells of all of them"""
@@ -210,7 +210,7 @@ def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Ce
         num_lost=sum(record.status != FINISHED for record in records),
         by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
         is_copy=bool(joint_of(first).get("is_copy")),
-        is_own_copy=_is_own_copy(first),
+        is_finetuned=_is_own_copy(first),
         networks=frozenset(network_of(record) for record in chosen),
         rates=tuple(
             sorted({record.axes["lr"] for record in records if "lr" in record.axes and record.status != FAILED})
@@ -247,7 +247,7 @@ def _row_error(records: Sequence[Record], split: str, metric: str) -> float | No
 def _is_own_copy(record: Record) -> bool:
     """Whether a run trained the whole backbone; many parameters alone, such as a hypernetwork's, are no copy."""
     method = (METHODS | JOINT_METHODS).get(record.config.get("method", {}).get("name", ""))
-    if method is not None and not method.has_own_weights:
+    if method is not None and not method.is_finetuned:
         return False
     # Top layers are a copy where they are all layers. Of a method that is in no table its size is all that is known.
     is_large = record.trained_parameters > 0.95 * record.backbone_parameters
@@ -412,7 +412,7 @@ def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
     if not needs_backbone:
         return sum(cell.trained_parameters for cell in cells) / backbone
     # Its own network for each task, or one for all of them: the backbone is not kept.
-    if not all(cell.is_own_copy or cell.is_copy for cell in cells):
+    if not all(cell.is_finetuned or cell.is_copy for cell in cells):
         return 1 + sum(cell.trained_parameters for cell in cells) / backbone
     if any(cell.is_copy for cell in cells):  # each task has its share of the one network
         return sum(cell.trained_parameters for cell in cells) / backbone

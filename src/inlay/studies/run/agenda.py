@@ -42,19 +42,19 @@ class Unit:
     """whether it was stopped, and has a state to go on from"""
 
     @property
-    def is_solo(self) -> bool:
+    def is_finetuned(self) -> bool:
         """Whether its runs train copies of the backbone's weights, one after another."""
-        return any(item.is_solo for item in self.items)
+        return any(item.is_finetuned for item in self.items)
 
     @property
     def is_row(self) -> bool:
         """Whether several copies are to be trained, one after another."""
-        return self.is_solo and len(self.items) > 1
+        return self.is_finetuned and len(self.items) > 1
 
     @property
     def num_together(self) -> int:
         """Runs that train at the same time, where memory allows."""
-        return 1 if self.is_solo else len(self.items) + len(self.along)
+        return 1 if self.is_finetuned else len(self.items) + len(self.along)
 
     @property
     def cost(self) -> float:
@@ -111,7 +111,7 @@ def make_agenda(
     begun = _find_begun(plans, wanted, runs)
     groups: dict[tuple[Any, ...], list[Item]] = {}
     by_study = {plan.study.name: plan for plan in plans}
-    num_copies = Counter(item.tier for item in wanted.values() if item.is_solo)
+    num_copies = Counter(item.tier for item in wanted.values() if item.is_finetuned)
     lengths = {tier: min(_COPIES_IN_A_ROW, -(-number // num_jobs)) for tier, number in num_copies.items()}
     for item in sorted(wanted.values(), key=lambda item: item.tier):
         groups.setdefault(_key(item, by_study[item.study]), []).append(item)
@@ -184,7 +184,7 @@ def _slice(kind: str, group: list[Item], lengths: Mapping[int, int], *, in_piece
     Copies of the backbone come in rows, each of one tier and as long as `lengths` says: they do not train at once.
     """
     ordered = sorted(group, key=lambda item: (item.tier, -item.num_samples))
-    if group[0].is_solo:
+    if group[0].is_finetuned:
         tiers = itertools.groupby(ordered, key=lambda item: item.tier)
         return [Unit(kind, tuple(row)) for tier, own in tiers for row in _cut(list(own), lengths[tier])]
     if not in_pieces or len(group) <= MAX_COHORT:

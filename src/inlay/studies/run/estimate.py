@@ -48,7 +48,7 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[Plan], *, measured: bo
         num_samples = sum(item.num_samples for item in unit.items)
         trained = [run for item in unit.items if (run := _find_run(item, by_study[item.study])) is not None]
         slot_bytes = count_slot_bytes(trained, backbone) if trained else 0
-        most = 1 if unit.is_solo or unit.kind == "sequence" else min(MAX_COHORT, unit.num_runs)
+        most = 1 if unit.is_finetuned or unit.kind == "sequence" else min(MAX_COHORT, unit.num_runs)
         num_slots = choose_slots(most, slot_bytes, available_bytes(backbone.device)) if trained else 0
         known = _GAIN[backbone.device.type]
         gain = float(np.interp(math.log(max(1, num_slots)), [math.log(size) for size in known], list(known.values())))
@@ -80,7 +80,7 @@ class _Measure:
         self._known: dict[tuple[str, bool, bool], Pace] = {}
 
     def _kind(self, item: Item) -> tuple[str, bool, bool]:
-        return (self._plans[item.study].backbone.fingerprint, isinstance(item.run, JointRun), item.is_solo)
+        return (self._plans[item.study].backbone.fingerprint, isinstance(item.run, JointRun), item.is_finetuned)
 
     def of(self, item: Item) -> Pace:
         """What an item takes; nothing where no run like it is trained."""

@@ -238,7 +238,7 @@ class _Foreman:
         """Whether the GPU of the process `number` has room for a unit, beside what is in hand there."""
         jobs = self._beside(number)
         left = self._limits.usable - sum(job.share for job in jobs) + _TOLERANCE
-        if unit.is_solo:
+        if unit.is_finetuned:
             return sum(map(_has_copy, jobs)) < self._limits.most_copies and left >= self._limits.for_copy
         if _is_cohort(unit):
             return sum(map(_has_cohort, jobs)) < self._limits.most_cohorts and left >= self._limits.for_cohort
@@ -246,13 +246,13 @@ class _Foreman:
 
     def _grant(self, unit: Unit, number: int) -> float:
         """What of its GPU's memory a unit may take: a cohort all that those which may yet begin beside it can spare."""
-        if unit.is_solo:
+        if unit.is_finetuned:
             return self._limits.for_copy
         if not _is_cohort(unit):
             return 0.0
         jobs = self._beside(number)
         cohorts = [job for job in jobs if _has_cohort(job)]
-        num_copies = sum(map(_has_copy, jobs)) + sum(other.is_solo for other in self._waiting)
+        num_copies = sum(map(_has_copy, jobs)) + sum(other.is_finetuned for other in self._waiting)
         share = self._limits.share(
             left=self._limits.usable - sum(job.share for job in cohorts),
             num_jobs=self._limits.num_jobs - len(cohorts),
@@ -265,7 +265,7 @@ class _Foreman:
         """Whether a unit's steps are compiled: not where no backbone is trained on, nor on one that writes."""
         backbone = self._sitting.plans[unit.items[0].study].backbone
         is_trained = ARM_KINDS[unit.items[0].arm.kind].needs_backbone
-        return self._limits.compiles and is_trained and backbone.packs and not backbone.writes
+        return self._limits.compiles and is_trained and backbone.packs and not backbone.is_seq2seq
 
     def _needs(self, unit: Unit) -> set[str]:
         """The runs that it goes on from and that must be trained first."""
@@ -447,7 +447,7 @@ def _noting_interrupts() -> Iterator[threading.Event]:
 
 def _is_cohort(unit: Unit) -> bool:
     """Whether it fills a device by itself: not a copy of the backbone, and not what needs no device."""
-    return not unit.is_solo and ARM_KINDS[unit.items[0].arm.kind].needs_backbone
+    return not unit.is_finetuned and ARM_KINDS[unit.items[0].arm.kind].needs_backbone
 
 
 def _has_cohort(job: _Job) -> bool:
@@ -455,7 +455,7 @@ def _has_cohort(job: _Job) -> bool:
 
 
 def _has_copy(job: _Job) -> bool:
-    return job.unit is not None and job.unit.is_solo
+    return job.unit is not None and job.unit.is_finetuned
 
 
 def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
@@ -534,7 +534,7 @@ def _find_most_cohorts(backbone: Backbone) -> int:
     A step of what writes its answers is many small kernels: three cohorts of six runs on flan-T5-small took an H200 as
     far (14,900 rows/s) as nine processes with cohorts and copies of the backbone did (13,000 to 15,500).
     """
-    return 2 if backbone.num_parameters >= _MANY_PARAMETERS and not backbone.writes else 4
+    return 2 if backbone.num_parameters >= _MANY_PARAMETERS and not backbone.is_seq2seq else 4
 
 
 def _last_words(log: Path) -> str:

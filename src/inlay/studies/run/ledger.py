@@ -159,7 +159,7 @@ class Ledger:
         One of several tasks may be gone on from.
         """
         asking = self._asking.get(record.id, [])
-        if not any(item.run is not None and item.is_solo for item in asking) or record.status == FAILED:
+        if not any(item.run is not None and item.is_finetuned for item in asking) or record.status == FAILED:
             return
         if any(isinstance(item.run, JointRun) and len(item.run.parts) > 1 for item in asking):
             return

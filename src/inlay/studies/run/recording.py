@@ -88,7 +88,7 @@ class Recorder:
         assert isinstance(run, JointRun)
         written = [] if is_lost else materialize(run, result, self.backbone)
         total = sum(spec.num_parameters for spec in run.layout(self.backbone.anatomy))
-        about = {"run": run.id, "tasks": list(item.tasks), "parameters": total, "is_copy": run.spec.is_solo}
+        about = {"run": run.id, "tasks": list(item.tasks), "parameters": total, "is_copy": run.spec.is_finetuned}
         records = []
         for number, (name, part) in enumerate(zip(item.tasks, run.parts, strict=True)):
             own = written[number] if written else None

@@ -140,16 +140,16 @@ class Pace:
     def note(self, unit: Unit, seconds: float) -> None:
         """Learn from a unit that was done; one that was stopped at the deadline teaches nothing."""
         if unit.cost and not self.is_late:
-            self._rates[unit.is_solo] = seconds / unit.cost
+            self._rates[unit.is_finetuned] = seconds / unit.cost
 
     def fits(self, unit: Unit) -> bool:
         """Whether the first of its runs is likely to be done by the deadline."""
-        rate = self._rates.get(unit.is_solo)
+        rate = self._rates.get(unit.is_finetuned)
         return self.deadline is None or rate is None or unit.items[0].cost * rate <= self.deadline - time.monotonic()
 
     def cut(self, unit: Unit) -> Unit:
         """As much of a unit as is likely to be done by the deadline, at least one run of it."""
-        rate = self._rates.get(unit.is_solo)
+        rate = self._rates.get(unit.is_finetuned)
         if self.deadline is None or rate is None or unit.is_begun:
             return unit  # what was stopped goes on whole: a part of it would not find the state
         left = (self.deadline - time.monotonic()) / rate

@@ -93,10 +93,10 @@ class Bench:
         settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, keep_last=False, **plan.study.fit)
         self._train_sources(unit, plan, settings, watch)
         runs = [self._started(item) for item in (*unit.items, *unit.along) if item.run is not None]
-        if unit.is_solo:
+        if unit.is_finetuned:
             self._keep_finished(unit)  # what was killed before it could be scored: later it might be stopped again
         fit(runs, plan.backbone, self._runs, settings, Chorus(_Keeper(self, unit), watch))
-        if unit.is_solo:
+        if unit.is_finetuned:
             self._drop_row(unit)  # of which some were trained elsewhere, and which was not found again
         self._keep_finished(unit)
 
@@ -206,7 +206,7 @@ class _Keeper(Watcher):
 
     def on_end(self, member: AnyMember) -> None:
         has_tests = any(part.task.test is not None for part in member.run.parts)
-        if (has_tests or self._bench.pairs_rows(self._unit)) and not self._unit.is_solo:
+        if (has_tests or self._bench.pairs_rows(self._unit)) and not self._unit.is_finetuned:
             return  # more is computed with its weights, once the cohort has ended
         for item in self._unit.items:
             if item.id == member.run.id and item.arm.kind != "spans":

@@ -39,7 +39,7 @@ class BackboneFacts:
     num_layers: int
 
     @property
-    def writes(self) -> bool:
+    def is_seq2seq(self) -> bool:
         """Whether its answers are texts."""
         return self.pooling == WRITTEN
 
@@ -135,7 +135,7 @@ def _plan(study: Study, arm: Arm, tasks: tuple[str, ...], config: RunConfig, see
     pooling = facts.pooling if train.pooling == "auto" else train.pooling
     if kind.is_trained:
         find_lr = find_method(method.name).find_lr
-        lr = train.lr or find_lr(writes=facts.writes, is_alone=joint.trained == "task")
+        lr = train.lr or find_lr(is_seq2seq=facts.is_seq2seq, is_alone=joint.trained == "task")
         method, train = resolve_method(method), dataclasses.replace(train, lr=lr, bucket=train.bucket or 1)
     if kind.is_trained and not kind.is_joint:  # of several tasks each resolves these for itself
         longest = find_head("span" if "squad" in tasks[0] else "classify").max_length
@@ -182,7 +182,7 @@ class _Found:
             arm.sample,
             "" if source is None else self._key_of(source),
         )
-        pooling = self._facts.pooling if record.pooling == "auto" and self._facts.writes else record.pooling
+        pooling = self._facts.pooling if record.pooling == "auto" and self._facts.is_seq2seq else record.pooling
         return asked.make_key(self._facts, pooling)
 
     def _find_study(self, record: Record) -> Study | None:

@@ -73,9 +73,9 @@ class Item:
         return self.seed + (rates.index(self.axes["lr"]) if self.axes.get("lr") in rates else 0)
 
     @property
-    def is_solo(self) -> bool:
+    def is_finetuned(self) -> bool:
         """Whether it trains a copy of the backbone's weights."""
-        return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).has_own_weights
+        return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).is_finetuned
 
     @cached_property
     def num_samples(self) -> int:

@@ -23,13 +23,13 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import find_family
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import first_layer, has_frozen_attention
-from inlay.model.batch.route import Reach
+from inlay.model.batch.route import CacheDepth
 from inlay.model.heads.inference import TOKEN_BUDGET
 from inlay.model.kernels.cuda_graphs import is_out_of_memory
 from inlay.settings.run_config import digest
 from inlay.training.cohort.encoder import Encoder
 from inlay.training.cohort.epochs import close_epoch, has_diverged, loss_limit, rate_of
-from inlay.training.cohort.frozen_cache import PrefixCache
+from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import CONTRAST, PROBE, Member
 from inlay.training.cohort.memory import first_line, release_memory
 from inlay.training.cohort.parallel import World
@@ -42,8 +42,8 @@ from inlay.training.run.run import Run
 from inlay.training.step.compiled import CompiledStepper, can_compile
 from inlay.training.step.eager import Rows, Stepper
 from inlay.training.step.optimizer import SlotOptimizer
-from inlay.training.step.seq2seq import WrittenStepper
-from inlay.training.step.updates import JointMover, Mover
+from inlay.training.step.seq2seq import Seq2SeqStepper
+from inlay.training.step.updates import JointMover, SlotUpdate
 
 _ANSWERED = 4  # times the tokens of a training pass are a pass over dev rows: it keeps nothing for a backward pass
 
@@ -125,7 +125,7 @@ class Cohort:
     ) -> None:
         self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
         self._world = world or World()
-        self._prefixes: PrefixCache | None = None
+        self._prefixes: FrozenCache | None = None
         self._most_answered = TOKEN_BUDGET[backbone.device.type]
         num_seats, num_tasks = min(settings.num_slots or len(runs), len(runs)), len(runs[0].parts)
         self.bank = Bank(backbone, num_seats * num_tasks, trainable=True, slots_per_run=num_tasks)
@@ -142,7 +142,7 @@ class Cohort:
         if self.bank.has_shared:
             self.shared = SlotOptimizer(self.bank.flatten(shared=True), [run.config.train for run in runs[:num_seats]])
         self.mover = (
-            Mover(self.optimizer) if self.shared is None else JointMover(self.optimizer, self.shared, self._world)
+            SlotUpdate(self.optimizer) if self.shared is None else JointMover(self.optimizer, self.shared, self._world)
         )
         self.num_steps = 0
         self.seconds = 0.0
@@ -164,7 +164,7 @@ class Cohort:
         # A program has the optimizer inside: nothing can be exchanged before it.
         if not is_compiled or self._world.place.size > 1:
             return Stepper(self.bank, self.mover, settings.token_budget, self._world)
-        kind = WrittenStepper if self.backbone.writes else CompiledStepper
+        kind = Seq2SeqStepper if self.backbone.is_seq2seq else CompiledStepper
         stepper = kind(self.bank, self.mover, settings.token_budget)
         stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
         return stepper
@@ -184,13 +184,13 @@ class Cohort:
         return first_layer(self.backbone.anatomy, self.members[0].run.config.method)
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> CacheDepth:
         """How far up all is frozen; through attention where rows are packed, as others cannot leave it out."""
         config, backbone = self.members[0].run.config, self.backbone
         if not find_family(backbone.anatomy.family).reuses:
-            return Reach(0)
+            return CacheDepth(0)
         is_frozen = backbone.packs and has_frozen_attention(backbone.anatomy, config.method)
-        return Reach(self.first_layer, is_frozen and not config.train.attention_dropout)
+        return CacheDepth(self.first_layer, is_frozen and not config.train.attention_dropout)
 
     @contextmanager
     def training(self, *, keeps_all: bool = False) -> Iterator[None]:
@@ -204,7 +204,7 @@ class Cohort:
         with self.backbone.training(train.dropout, lowest, attention_dropout=train.attention_dropout), recomputed:
             yield
 
-    def reuse(self, prefixes: PrefixCache) -> None:
+    def reuse(self, prefixes: FrozenCache) -> None:
         """Compute what lies below the lowest trained layer once per text: now, and as runs enter."""
         self._prefixes = prefixes
         for member in self.active:
@@ -218,7 +218,7 @@ class Cohort:
                 self.left_steps += member.steps_taken
                 self.members[seat] = self._enter(seat, entering)
                 entered.append(self.members[seat])
-                if isinstance(entering, Run) and entering.spec.is_solo:
+                if isinstance(entering, Run) and entering.spec.is_finetuned:
                     self._begin_as_alone(entering)
         if entered:
             seated = [member.run for member in self.members]
@@ -400,12 +400,12 @@ class Cohort:
         return any(member.progress.cursor == member.steps_of_epoch for member in self.active)
 
     def finish_epochs(
-        self, heed: Callable[[], None] | None = None, *, is_late: bool = False
+        self, check_stop: Callable[[], None] | None = None, *, is_late: bool = False
     ) -> list[tuple[AnyMember, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done.
 
-        `heed` is called while dev rows are answered; where it raises, nothing has changed. Where it `is_late`, epochs
-        that have begun end here.
+        `check_stop` is called while dev rows are answered; where it raises, nothing has changed. Where it `is_late`,
+        epochs that have begun end here.
         """
         ended = [
             member
@@ -420,7 +420,9 @@ class Cohort:
                 member.progress.is_fitted = True
         rows = [row for member in ended for part in member.parts for row in part.dev_rows()]
         budget = self.answer_budget
-        logits = iter(self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget, heed=heed)))
+        logits = iter(
+            self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget, check_stop=check_stop))
+        )
         records = []
         for member in ended:
             verdicts = [score_dev(part.run, part.dev, [next(logits) for _ in part.dev.ids]) for part in member.parts]

@@ -8,7 +8,7 @@ import numpy as np
 
 from inlay.data.encode import Encoded
 from inlay.data.tasks import Split
-from inlay.data.token_cache import encode_once
+from inlay.data.token_cache import encode_cached
 from inlay.data.windows import Reading
 from inlay.model.backbone.backbone import Backbone
 from inlay.training.cohort.member import MemberRows
@@ -29,7 +29,7 @@ class Encoder:
         if key not in self._known:
             rows = run.task.train if split == "train" else run.task.dev
             number = len(rows)
-            self._known[key] = encode_once(
+            self._known[key] = encode_cached(
                 self._backbone.tokenizer, rows, run.reading, lambda num_done: self._on_encode(num_done, number)
             )
         return self._known[key]
@@ -47,7 +47,7 @@ class Encoder:
         assert targets is not None
         chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
         max_length = max(head.max_answer, *(len(self._backbone.tokenizer(text)["input_ids"]) for text in head.texts), 1)
-        return encode_once(self._backbone.tokenizer, Split(chosen, None, None, []), Reading("text", max_length))
+        return encode_cached(self._backbone.tokenizer, Split(chosen, None, None, []), Reading("text", max_length))
 
     def _count_unwritable(self, written: Encoded | None) -> int:
         """Answers with a token that stands for whatever has none."""

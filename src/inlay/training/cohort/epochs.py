@@ -89,7 +89,7 @@ def has_diverged(member: AnyMember, seen: Seen, limit: float) -> bool:
     progress = member.progress
     if progress.first_loss is None and math.isfinite(seen.loss):
         progress.first_loss = seen.loss
-    if seen.is_sound(limit):
+    if seen.is_finite(limit):
         return False
     reason = f"loss {seen.loss:g}, gradient norm {seen.norm:g}"
     if math.isfinite(seen.loss) and math.isfinite(seen.norm):

@@ -20,8 +20,8 @@ from inlay.model.kernels.cuda_graphs import is_out_of_memory
 from inlay.settings.fit_settings import FitSettings
 from inlay.threads import Threads, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher, seed_for
-from inlay.training.cohort.frozen_cache import Limits, PrefixCache
-from inlay.training.cohort.loop import Desk, Interrupted, train
+from inlay.training.cohort.frozen_cache import FrozenCache, Limits
+from inlay.training.cohort.loop import CohortFiles, Interrupted, train
 from inlay.training.cohort.memory import (
     MAX_COHORT,
     TOKEN_BUDGET,
@@ -40,7 +40,7 @@ from inlay.training.recipe.halving import Referee, refuse_several
 from inlay.training.run.joint import AnyRun
 from inlay.training.run.run import Result, is_finished, read_result
 from inlay.training.step.compiled import has_programs
-from inlay.training.step.losses import can_lose
+from inlay.training.step.losses import has_batched_loss
 
 MAX_DRAWN = 8
 """curves of a cohort that are drawn, unless asked otherwise"""
@@ -52,16 +52,16 @@ _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation"
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _FitContext:
     """How this process trains its cohorts: as asked, heard by whom, together with whom."""
 
     settings: FitSettings
     watch: Watcher
     world: World
-    prefixes: PrefixCache
+    prefixes: FrozenCache
     referee: Referee
 
-    def find_prefixes(self, runs: Sequence[AnyRun], backbone: Backbone) -> PrefixCache | None:
+    def find_prefixes(self, runs: Sequence[AnyRun], backbone: Backbone) -> FrozenCache | None:
         """Where the frozen layers of these runs' texts are kept: if there are such layers, and texts are read again."""
         has_frozen = first_layer(backbone.anatomy, runs[0].config.method) > 0
         is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
@@ -90,8 +90,8 @@ def fit(
     limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
     with spread_over(unique, backbone.device, settings.spread) as part:
         heard = (watch if part.world.is_first else None) or Watcher()
-        with closing(PrefixCache(backbone, folder, heard, limits)) as prefixes:
-            ways = _Ways(settings, heard, part.world, prefixes, referee or Referee())
+        with closing(FrozenCache(backbone, folder, heard, limits)) as prefixes:
+            ways = _FitContext(settings, heard, part.world, prefixes, referee or Referee())
             for group in _group(part.runs, backbone, folder):
                 if not _unfinished(group, folder):
                     while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
@@ -118,7 +118,7 @@ def structure_of(run: AnyRun) -> tuple[Any, ...]:
     Runs that train a copy of the backbone's weights share it one after another: what was compiled and captured for the
     first serves the next.
     """
-    alone = run.id if run.spec.is_solo and run.spec.is_joint else ""
+    alone = run.id if run.spec.is_finetuned and run.spec.is_joint else ""
     rates = (run.config.train.dropout, run.config.train.attention_dropout)
     free = _FREE_IN_A_COHORT | ({"size": run.config.method.size} if run.spec.is_joint else {})  # heads are not padded
     return (replace(run.config.method, **free), rates, alone, len(run.parts))
@@ -126,7 +126,7 @@ def structure_of(run: AnyRun) -> tuple[Any, ...]:
 
 def has_known_heads(run: AnyRun) -> bool:
     """Whether its steps are compiled where any are; if not, it would hold up those beside it."""
-    return all(can_lose(part.spec.head) and not part.config.train.contrast for part in run.parts)
+    return all(has_batched_loss(part.spec.head) and not part.config.train.contrast for part in run.parts)
 
 
 def trains_apart(run: AnyRun, backbone: Backbone) -> bool:
@@ -138,7 +138,7 @@ def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[An
     """Runs that can share a bank, in the order they get slots; those of a cohort that was stopped as they were."""
     groups: dict[tuple[Any, ...], list[AnyRun]] = {}
     for run in runs:
-        begun_alone = run.id if run.spec.is_solo and _is_stopped([run], folder) else ""
+        begun_alone = run.id if run.spec.is_finetuned and _is_stopped([run], folder) else ""
         groups.setdefault((begun_alone, structure_of(run)), []).append(run)
     found = []
     for group in groups.values():
@@ -157,11 +157,11 @@ def _unfinished(runs: list[AnyRun], folder: Path) -> list[AnyRun]:
     return [run for run in runs if not is_finished(folder / run.id)]
 
 
-def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Ways) -> None:
+def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _FitContext) -> None:
     settings, world = ways.settings, ways.world
     stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
-    desk = Desk(
+    desk = CohortFiles(
         folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs, backbone)
     )
     desk.referee = ways.referee
@@ -189,10 +189,10 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Way
     desk.end()
 
 
-def _choose(runs: list[AnyRun], backbone: Backbone, ways: _Ways) -> CohortSettings:
+def _choose(runs: list[AnyRun], backbone: Backbone, ways: _FitContext) -> CohortSettings:
     """What a cohort begins with: what was asked for, and otherwise as many slots as fit in every process."""
     settings = ways.settings
-    num_slots = 1 if runs[0].spec.is_solo else min(settings.max_cohort or MAX_COHORT, len(runs))
+    num_slots = 1 if runs[0].spec.is_finetuned else min(settings.max_cohort or MAX_COHORT, len(runs))
     if settings.max_cohort is None and num_slots > 1:
         fit_here = choose_slots(num_slots, count_slot_bytes(runs, backbone), available_bytes(backbone.device))
         num_slots = ways.world.least(fit_here)
@@ -200,7 +200,7 @@ def _choose(runs: list[AnyRun], backbone: Backbone, ways: _Ways) -> CohortSettin
     return CohortSettings(budget, torch.get_num_threads(), settings.save_every, num_slots, settings.checkpointing)
 
 
-def _find_threads(backbone: Backbone, ways: _Ways) -> Threads:
+def _find_threads(backbone: Backbone, ways: _FitContext) -> Threads:
     """How many threads to begin with. Processes that share a batch must round alike: each takes what torch has."""
     most, asked = torch.get_num_threads(), ways.settings.threads
     if asked is None and (backbone.device.type != "cpu" or ways.world.place.size > 1):
@@ -229,7 +229,7 @@ def _as_asked_now(stopped: CohortSettings, settings: FitSettings) -> CohortSetti
     )
 
 
-def _attempt(desk: Desk, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> str:
+def _attempt(desk: CohortFiles, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> str:
     """Train the cohort from its state, if it has one, to its end; what ran out of memory on the way, or nothing."""
     try:
         with _own_randomness(backbone, desk.runs):
@@ -261,7 +261,7 @@ def _attempt(desk: Desk, backbone: Backbone, chosen: CohortSettings, *, is_measu
     return ""
 
 
-def _with_fewer_slots(chosen: CohortSettings, desk: Desk, backbone: Backbone, reason: str) -> CohortSettings:
+def _with_fewer_slots(chosen: CohortSettings, desk: CohortFiles, backbone: Backbone, reason: str) -> CohortSettings:
     num_slots = _count_slots(chosen, desk)
     if num_slots == 1:
         needed = describe_bytes(count_slot_bytes(desk.runs, backbone))
@@ -278,12 +278,12 @@ def _with_fewer_slots(chosen: CohortSettings, desk: Desk, backbone: Backbone, re
     return smaller
 
 
-def _count_slots(chosen: CohortSettings, desk: Desk) -> int:
+def _count_slots(chosen: CohortSettings, desk: CohortFiles) -> int:
     """How many runs train at a time: copies of the backbone one, whatever was asked for."""
     return min(chosen.num_slots or len(desk.runs), len(desk.runs))
 
 
-def _remedies(desk: Desk, chosen: CohortSettings) -> list[str]:
+def _remedies(desk: CohortFiles, chosen: CohortSettings) -> list[str]:
     """What takes less memory and was not asked for yet: flags of every command that trains. The settings of a run go by
     their keys, since not all of those have a flag for each."""
     again = [] if chosen.checkpointing else ["`--checkpointing`"]
@@ -300,5 +300,5 @@ def _own_randomness(backbone: Backbone, runs: list[AnyRun]) -> Iterator[None]:
     """The seeding of a cohort; the caller's generators are as before after it."""
     devices = [backbone.device] if backbone.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        seed_for(runs[:1] if runs[0].spec.is_solo else runs)
+        seed_for(runs[:1] if runs[0].spec.is_finetuned else runs)
         yield

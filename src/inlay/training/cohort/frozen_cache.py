@@ -30,7 +30,7 @@ from torch import Tensor
 from inlay.data.encode import Encoded
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.batch.route import Batch, Prefix, Reach, Row, make_rows
+from inlay.model.batch.route import Batch, CacheDepth, CachedStates, Row, make_rows
 from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
 from inlay.training.cohort.memory import available_bytes
 
@@ -40,7 +40,7 @@ _MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since trainin
 _FEWEST_TOKENS = 512
 _TEXTS_PER_REPORT = 100
 
-Key = tuple[Reach, bytes]
+Key = tuple[CacheDepth, bytes]
 """how far states go, and a digest of a window's tokens"""
 
 
@@ -88,28 +88,28 @@ class Kept:
     """The states of one text set's windows."""
 
     def __init__(
-        self, cache: PrefixCache, reach: Reach, encoded: Encoded, places: list[tuple[_Chunk, int] | None]
+        self, cache: FrozenCache, reach: CacheDepth, encoded: Encoded, places: list[tuple[_Chunk, int] | None]
     ) -> None:
         self._cache, self._reach, self._encoded, self._places = cache, reach, encoded, places
         self.chunks = {place[0] for place in places if place is not None}
 
-    def find(self, window: int) -> Prefix | None:
+    def find(self, window: int) -> CachedStates | None:
         """What is kept of a window."""
         if (place := self._places[window]) is None:
             return None
         chunk, start = place
-        return Prefix(self._reach, chunk.states_ND[start : start + int(self._encoded.lengths[window])])
+        return CachedStates(self._reach, chunk.states_ND[start : start + int(self._encoded.lengths[window])])
 
-    def take(self, windows: Sequence[int]) -> list[Prefix]:
+    def take(self, windows: Sequence[int]) -> list[CachedStates]:
         """What is kept of some windows; the rest is computed now."""
         found = {window: prefix for window in windows if (prefix := self.find(window)) is not None}
         left = [window for window in dict.fromkeys(windows) if window not in found]
         for position, states_TD in self._cache.compute(self._reach, _rows(self._encoded, left)):
-            found[left[position]] = Prefix(self._reach, states_TD)
+            found[left[position]] = CachedStates(self._reach, states_TD)
         return [found[window] for window in windows]
 
 
-class PrefixCache:
+class FrozenCache:
     """What is kept for the runs of one `fit`, on one backbone. Close it to give the memory and the file back."""
 
     def __init__(self, backbone: Backbone, folder: Path, listener: Listener, limits: Limits = Limits()) -> None:
@@ -136,7 +136,7 @@ class PrefixCache:
     def _shelves(self) -> list[_Shelf]:
         return _make_shelves(self._backbone.device, self._folder, self._limits)
 
-    def keep(self, reach: Reach, encoded: Encoded) -> Kept:
+    def keep(self, reach: CacheDepth, encoded: Encoded) -> Kept:
         """The states of a text set at a layer; those that are not there yet are computed."""
         keys = [_digest(reach, row) for row in _rows(encoded, range(len(encoded)))]
         new, width = self._find_new(keys), self._backbone.hidden_size * (1 + reach.with_attention)
@@ -163,7 +163,7 @@ class PrefixCache:
         self._users.add(kept)
         return kept
 
-    def _fill(self, chunk: _Chunk, reach: Reach, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
+    def _fill(self, chunk: _Chunk, reach: CacheDepth, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
         """Compute the states of some windows into a chunk with room for them; tells now and then how many are done."""
         ends = np.cumsum(encoded.lengths[windows])
         chunk.starts = (ends - encoded.lengths[windows]).tolist()
@@ -174,7 +174,7 @@ class PrefixCache:
             if num_done % _TEXTS_PER_REPORT == 0 or num_done == len(windows):
                 yield num_done
 
-    def compute(self, reach: Reach, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
+    def compute(self, reach: CacheDepth, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
         """The states of each row as far as `reach` says, with the row's position."""
         backbone, lengths = self._backbone, [len(row.ids) for row in rows]
         # How far rows are padded depends on those beside them, and so does rounding: where only the last bit tells.
@@ -230,7 +230,7 @@ def _rows(encoded: Encoded, windows: Iterable[int]) -> list[Row]:
     return make_rows(map(encoded.window, windows))
 
 
-def _digest(reach: Reach, row: Row) -> Key:
+def _digest(reach: CacheDepth, row: Row) -> Key:
     digest = hashlib.blake2b(bytes(row.ids), digest_size=16)
     if row.segments is not None:
         digest.update(bytes(row.segments))

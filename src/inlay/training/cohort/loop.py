@@ -20,7 +20,7 @@ import torch
 from inlay.errors import OutOfMemory
 from inlay.threads import Threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
-from inlay.training.cohort.frozen_cache import PrefixCache
+from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import PROBE
 from inlay.training.cohort.parallel import World
 from inlay.training.cohort.resume import drop_state, save_state, write_membership
@@ -51,7 +51,7 @@ class _Unscored(Exception):
 
 
 @dataclass
-class Desk:
+class CohortFiles:
     """Where a cohort's files go, and who hears how it fares. Of processes that train together the first one writes."""
 
     place: Path
@@ -61,7 +61,7 @@ class Desk:
     runs: list[AnyRun]
     watch: Watcher
     world: World = field(default_factory=World)
-    prefixes: PrefixCache | None = None
+    prefixes: FrozenCache | None = None
     """what is kept for all cohorts, if texts are read more than once"""
     fallbacks: list[str] = field(default_factory=list)
     save_seconds: float = 0.0
@@ -116,7 +116,7 @@ class Desk:
         self.rest_seconds = _REST * took if took > _QUICK_SECONDS else 0.0
         self.world.reseed(self.place.name, cohort.num_steps)
 
-    def heed(self) -> None:
+    def check_stop(self) -> None:
         """Stop answering dev rows, which may take minutes, if asked to; processes that share them must go on."""
         self.watch.on_answer()
         if self.world.place.size == 1 and self.world.is_stopping:
@@ -143,7 +143,7 @@ class Desk:
         self.watch.on_fallback(message)
 
 
-def train(cohort: Cohort, desk: Desk) -> None:
+def train(cohort: Cohort, desk: CohortFiles) -> None:
     """Train every run of the cohort to its end, writing each one's folder."""
     watch = desk.watch
     _pass_over(cohort, desk)
@@ -188,17 +188,17 @@ def train(cohort: Cohort, desk: Desk) -> None:
                 raise Interrupted
 
 
-def _pass_over(cohort: Cohort, desk: Desk) -> None:
+def _pass_over(cohort: Cohort, desk: CohortFiles) -> None:
     """Leave out copies of the backbone that were trained elsewhere since the state was written.
 
     Other runs must find their cohort as it was: they draw the random numbers that it leaves them.
     """
     runs = cohort.queue.runs
-    if runs[0].spec.is_solo:
+    if runs[0].spec.is_finetuned:
         cohort.queue.passed = {run.id for run in runs if is_finished(desk.folder / run.id)}
 
 
-def _settle(cohort: Cohort, desk: Desk) -> None:
+def _settle(cohort: Cohort, desk: CohortFiles) -> None:
     """Write the runs that have ended and give their slots to those that wait.
 
     No state is written: from the last one, whose slots they still hold, the same runs enter the same slots.
@@ -215,7 +215,7 @@ def _settle(cohort: Cohort, desk: Desk) -> None:
             return
 
 
-def _step(cohort: Cohort, desk: Desk) -> int:
+def _step(cohort: Cohort, desk: CohortFiles) -> int:
     def halve() -> str:
         if not cohort.halve_budget():
             return ""
@@ -229,12 +229,12 @@ def _step(cohort: Cohort, desk: Desk) -> int:
         raise
 
 
-def _score(cohort: Cohort, desk: Desk, *, is_late: bool = False) -> list[tuple[AnyMember, dict[str, Any]]]:
+def _score(cohort: Cohort, desk: CohortFiles, *, is_late: bool = False) -> list[tuple[AnyMember, dict[str, Any]]]:
     def halve() -> str:
         return f"{cohort.answer_budget:,} tokens a forward pass over dev rows" if cohort.halve_answers() else ""
 
     with _answering(cohort):
-        return _in_pieces(cohort, desk, lambda: cohort.finish_epochs(desk.heed, is_late=is_late), halve)
+        return _in_pieces(cohort, desk, lambda: cohort.finish_epochs(desk.check_stop, is_late=is_late), halve)
 
 
 @contextmanager
@@ -247,7 +247,7 @@ def _answering(cohort: Cohort) -> Iterator[None]:
         cohort.backbone.model.train()
 
 
-def _in_pieces(cohort: Cohort, desk: Desk, work: Callable[[], Any], halve: Callable[[], str]) -> Any:
+def _in_pieces(cohort: Cohort, desk: CohortFiles, work: Callable[[], Any], halve: Callable[[], str]) -> Any:
     """What `work` gives, in smaller pieces as often as memory runs out; raises OutOfMemory where they cannot be.
 
     `halve` says what they are then; nothing, if they are as small as can be.
@@ -262,7 +262,7 @@ def _in_pieces(cohort: Cohort, desk: Desk, work: Callable[[], Any], halve: Calla
         desk.fall_back(f"memory ran out ({reason}): {pieces} from here on", cohort.settings)
 
 
-def _write_end(member: AnyMember, cohort: Cohort, desk: Desk) -> None:
+def _write_end(member: AnyMember, cohort: Cohort, desk: CohortFiles) -> None:
     """Everything of an ended run, the result last. Written again after a kill, with the same content."""
     place, progress = desk.folder / member.run.id, member.progress
     if not desk.world.is_first or is_finished(place):

@@ -14,15 +14,15 @@ from torch import Tensor
 from inlay.data.encode import Encoded, epoch_batches
 from inlay.data.metrics import METRICS
 from inlay.data.sampling import draw_by_label
-from inlay.model.batch.route import Prefix, Reach, Row
-from inlay.model.heads.heads import find_head, lose_texts
+from inlay.model.batch.route import CacheDepth, CachedStates, Row
+from inlay.model.heads.heads import find_head, text_losses
 from inlay.training.evaluate import Targets, Verdict
 from inlay.training.recipe.contrast import lose_contrast
 from inlay.training.run.run import Run, count_steps
 
 if TYPE_CHECKING:
     from inlay.model.bank.bank import Bank
-    from inlay.training.cohort.frozen_cache import Kept, PrefixCache
+    from inlay.training.cohort.frozen_cache import FrozenCache, Kept
 
 
 _MOST_CONTRASTED = 4096  # tokens of a step of a contrastive start, with padding
@@ -86,7 +86,7 @@ class Member:
         self._written, self.num_unwritable = rows.written, rows.num_unwritable
         self._row_losses = find_head(run.task.kind).row_losses
         if rows.written is not None:
-            self._row_losses = partial(lose_texts, smoothing=run.config.train.label_smoothing or 0.0)
+            self._row_losses = partial(text_losses, smoothing=run.config.train.label_smoothing or 0.0)
         answers = None if rows.written is None else rows.written.ids
         self._targets = Targets(run.task.train, rows.train, run.spec.head, answers)
         self._numbers = self._targets.numbers
@@ -236,7 +236,7 @@ class Member:
         """How much each row of a batch counts in its mean loss; nothing where no row has a labelled token."""
         return self._row_weights[batch] / self._total_weight(batch)
 
-    def reuse(self, cache: PrefixCache, reach: Reach) -> None:
+    def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
         """Compute all up to `reach` once and keep it, unless the head reads those layers too, or texts apart."""
         head = self.run.spec.head
         if reach.layer > 0 and head.features == "last" and not head.has_towers:
@@ -246,13 +246,13 @@ class Member:
     def is_reusing(self) -> bool:
         return bool(self._kept)
 
-    def prefixes(self, windows: Iterable[int]) -> list[Prefix]:
+    def prefixes(self, windows: Iterable[int]) -> list[CachedStates]:
         """What is known of the lower layers of the rows of a step; nothing, if they are not reused."""
         return self._kept["train"].take(list(map(int, windows))) if self._kept else []
 
     def rows(self, windows: Sequence[int] | np.ndarray) -> list[Row]:
         """The rows of a step, with their prefixes where these are reused."""
-        prefixes: Sequence[Prefix | None] = self.prefixes(windows) or [None] * len(windows)
+        prefixes: Sequence[CachedStates | None] = self.prefixes(windows) or [None] * len(windows)
         answers = None if self._written is None else self._written.ids
         rows = []
         for window, prefix in zip(map(int, windows), prefixes, strict=True):

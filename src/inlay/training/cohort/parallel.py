@@ -29,7 +29,7 @@ from inlay.model.bank.bank import Bank
 from inlay.model.batch.route import Row
 from inlay.model.heads.heads import find_head
 from inlay.model.heads.inference import infer
-from inlay.processes import Place, find_place
+from inlay.processes import Process, current_process
 from inlay.settings.run_config import digest
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ END = timedelta(days=100)
 class World:
     """The processes that train a cohort together. This one is alone."""
 
-    place = Place()
+    place = Process()
     num_sums = 0
     """How often values went to the other processes: what was computed for one cannot be computed again"""
     _asked = threading.Event()
@@ -67,19 +67,19 @@ class World:
         rows: Sequence[Row],
         *,
         token_budget: int | None = None,
-        heed: Callable[[], None] | None = None,
+        check_stop: Callable[[], None] | None = None,
     ) -> list[Tensor]:
         """The logits of every row, each computed by one of the processes; the same for all.
 
-        `heed` is called between passes, and may stop all of it.
+        `check_stop` is called between passes, and may stop all of it.
         """
         num_left = len(rows)
 
         def count(num_rows: int) -> None:
             nonlocal num_left
             num_left -= num_rows
-            if heed is not None and num_left:
-                heed()
+            if check_stop is not None and num_left:
+                check_stop()
 
         return infer(bank, rows, token_budget=token_budget, on_batch=count)
 
@@ -112,7 +112,7 @@ class World:
 class Several(World):
     """Processes that train every batch together."""
 
-    def __init__(self, place: Place, links: Links) -> None:
+    def __init__(self, place: Process, links: Links) -> None:
         self.place, self._links = place, links
         self._stops: Tensor | None = None
 
@@ -134,7 +134,7 @@ class Several(World):
         rows: Sequence[Row],
         *,
         token_budget: int | None = None,
-        heed: Callable[[], None] | None = None,
+        check_stop: Callable[[], None] | None = None,
     ) -> list[Tensor]:
         shapes = [_logits_shape(bank, row) for row in rows]
         free = [index for index, row in enumerate(rows) if bank.head_of(row.slot).kind == "text"]
@@ -194,7 +194,7 @@ def _logits_shape(bank: Bank, row: Row) -> tuple[int, ...]:
 class Links:
     """The connections between the processes: NCCL for what lies on GPUs of their own, gloo for the rest."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Process) -> None:
         import torch.distributed as dist
 
         self._dist, self._size = dist, place.size
@@ -237,7 +237,7 @@ class Part:
 @contextmanager
 def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[Part]:
     """This process's part of training `runs`, which all processes were given alike; at the end it waits for all."""
-    place = find_place()
+    place = current_process()
     if place.size == 1:
         yield Part(runs, World())
         return
@@ -261,7 +261,7 @@ def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> boo
     return spread == "rows" or (spread == "auto" and len(runs) < num_processes and not has_batch_norm)
 
 
-def deal(runs: Sequence[AnyRun], place: Place) -> list[AnyRun]:
+def deal(runs: Sequence[AnyRun], place: Process) -> list[AnyRun]:
     """The runs that a process trains: the longest first, each to the process that has least to do so far.
 
     It does not depend on what is finished, so that a process finds its own cohorts again after a kill.
@@ -281,7 +281,7 @@ def _cost(run: AnyRun) -> int:
 
 
 @contextmanager
-def _joined(place: Place, device: torch.device) -> Iterator[None]:
+def _joined(place: Process, device: torch.device) -> Iterator[None]:
     """Connect the processes for the time of the block."""
     import torch.distributed as dist
 
@@ -307,7 +307,7 @@ def _choose_backend(device: torch.device) -> str:
     if device.type != "cuda":
         return "gloo"
     torch.cuda.set_device(device)  # kernels are launched on the current one
-    return "gloo" if find_place().num_local > torch.cuda.device_count() else "nccl"
+    return "gloo" if current_process().num_local > torch.cuda.device_count() else "nccl"
 
 
 _NUM_JOINED = itertools.count()

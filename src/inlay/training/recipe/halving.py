@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.data.metrics import METRICS
 from inlay.errors import BadConfig
-from inlay.processes import find_place
+from inlay.processes import current_process
 from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY, read_result
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Halving(Referee):
 
 def refuse_several() -> None:
     """Refuse to decide in several processes, whose clocks differ."""
-    if (size := find_place().size) > 1:
+    if (size := current_process().size) > 1:
         raise BadConfig(
             f"a time budget is for one process, and this is one of {size}",
             "start it without `torchrun`, or leave out `--budget`",

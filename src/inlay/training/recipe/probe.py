@@ -21,7 +21,7 @@ import torch
 from inlay.data.label_errors import LabelErrors, as_probabilities, find_label_errors
 from inlay.data.metrics import is_better, list_metrics, score
 from inlay.data.tasks import Split, Task
-from inlay.data.token_cache import encode_once
+from inlay.data.token_cache import encode_cached
 from inlay.data.windows import Reading
 from inlay.errors import Unsupported
 from inlay.model.backbone.backbone import Backbone
@@ -150,7 +150,7 @@ class _Reader:
         self, backbone: Backbone, max_length: int, on_rows: Callable[[int], object], pooling: str | None = None
     ) -> None:
         self._backbone, self._max_length, self._on_rows = backbone, max_length, on_rows
-        self.pooling = pooling or ("mean" if backbone.writes else backbone.default_pooling)
+        self.pooling = pooling or ("mean" if backbone.is_seq2seq else backbone.default_pooling)
 
     def read(self, split: Split, reading: str) -> np.ndarray:
         """The features of a split's rows [n, features]."""
@@ -162,7 +162,7 @@ class _Reader:
         return np.concatenate([u, v, np.abs(u - v), u * v, _cosine(u, v)[:, None]], axis=1)
 
     def _vectors(self, split: Split) -> np.ndarray:
-        encoded = encode_once(self._backbone.tokenizer, split, Reading("classify", self._max_length))
+        encoded = encode_cached(self._backbone.tokenizer, split, Reading("classify", self._max_length))
         rows = make_rows(encoded)
         bank = Bank(self._backbone, 1)  # an empty slot: the backbone as it is
         found = np.zeros((len(rows), self._backbone.hidden_size))

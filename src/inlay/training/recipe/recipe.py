@@ -57,12 +57,12 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
         "contrast": contrast,
         "blend": _find_blend(train, contrast),
         "keep": _or_auto(train.keep, "late" if is_open and len(task.dev) < FEW_DEV_ROWS else "best"),
-        "thresholds": _or_auto(train.thresholds, "dev" if is_open and is_cut and not backbone.writes else "none"),
+        "thresholds": _or_auto(train.thresholds, "dev" if is_open and is_cut and not backbone.is_seq2seq else "none"),
     }
-    rate = train.lr or method.find_lr(writes=backbone.writes, is_alone=config.joint.trained == "task")
+    rate = train.lr or method.find_lr(is_seq2seq=backbone.is_seq2seq, is_alone=config.joint.trained == "task")
     if not is_open:
         return {**known, "lr": rate, "epochs": train.num_epochs}
-    if not has_sources and not backbone.writes and not method.has_own_weights:
+    if not has_sources and not backbone.is_seq2seq and not method.is_finetuned:
         rate *= _find_factor(task.kind, len(task.train), has_probe=has_probe)
     epochs = train.epochs
     if epochs is None:  # a convex head, or one fitted after a contrastive start on few rows, needs no steps
@@ -95,7 +95,7 @@ def _find_head_start(task: Task, config: RunConfig, backbone: Backbone, *, is_op
 
 def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
     """Why the head of this task cannot begin as a linear model; nothing, if it can."""
-    if backbone.writes:
+    if backbone.is_seq2seq:
         return f"`{backbone.name}` writes its answers: there is no head"
     if find_method(config.method.name).is_joint:
         return f"`{config.method.name}` trains several tasks as one run"
@@ -122,7 +122,7 @@ def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: b
     if asked is not None:
         return asked
     is_single_class = task.kind == "classify" and task.train.pairs is None
-    has_slot = config.method.name != "head" and not find_method(config.method.name).has_own_weights
+    has_slot = config.method.name != "head" and not find_method(config.method.name).is_finetuned
     if not (is_open and has_probe and is_single_class and has_slot):
         return 0
     assert task.train.targets is not None

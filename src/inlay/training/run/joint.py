@@ -36,8 +36,8 @@ from inlay.training.run.start import Start
 
 if TYPE_CHECKING:
     from inlay.model.bank.bank import Bank
-    from inlay.model.batch.route import Reach
-    from inlay.training.cohort.frozen_cache import PrefixCache
+    from inlay.model.batch.route import CacheDepth
+    from inlay.training.cohort.frozen_cache import FrozenCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +306,7 @@ class JointMember:
         }
         return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
 
-    def reuse(self, cache: PrefixCache, reach: Reach) -> None:
+    def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
         """Compute all up to `reach` once and keep it."""
         for part in self.parts:
             part.reuse(cache, reach)

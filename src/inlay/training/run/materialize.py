@@ -18,7 +18,7 @@ from torch import Tensor
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, BadData, Diverged, Missing, UnknownName, WrongBackbone
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import resolve_method, written_method
+from inlay.model.bank.methods import materialized_method, resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.parts.expand import Expander
 from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, read_toml
@@ -55,7 +55,7 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
 
 def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
     """A task of a finished run as an ordinary one."""
-    spec = SlotSpec(written_method(part.config.method), part.spec.head)
+    spec = SlotSpec(materialized_method(part.config.method), part.spec.head)
     config = dataclasses.replace(part.config, method=spec.method, joint=JointConfig())
     run = dataclasses.replace(part, config=config, spec=spec, origin=origin)
     return Trained(run, _own_result(part, result, write_out(part, result.tensors, backbone)))
@@ -68,7 +68,7 @@ def write_out(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> d
     with torch.no_grad():
         written = expander.expand({name: tensor.unsqueeze(0) for name, tensor in own.items()}, (0,))
     whole = own | {name: tensor[0].contiguous() for name, tensor in written.items()}
-    wanted = SlotSpec(written_method(part.config.method), part.spec.head).layout(backbone.anatomy)
+    wanted = SlotSpec(materialized_method(part.config.method), part.spec.head).layout(backbone.anatomy)
     return {item.name: whole[item.name].clone() for item in wanted}
 
 

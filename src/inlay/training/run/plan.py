@@ -23,7 +23,7 @@ from inlay.model.batch.route import collate, make_rows
 from inlay.model.heads.inference import infer
 from inlay.threads import Threads, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
-from inlay.training.cohort.frozen_cache import Limits, PrefixCache
+from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.cohort.member import Member
 from inlay.training.cohort.memory import (
     MAX_COHORT,
@@ -117,7 +117,7 @@ def count_plan(run: Run, backbone: Backbone) -> Plan:
         full=Cost(in_full, 4 * in_full),
         frozen_norms=dict(backbone.anatomy.frozen_norms),
         totals=count_totals(items, backbone.anatomy, num_backbone=backbone.num_parameters),
-        max_together=1 if run.spec.is_solo else num_slots,
+        max_together=1 if run.spec.is_finetuned else num_slots,
     )
 
 
@@ -165,7 +165,7 @@ def _rehearsal(run: Run, backbone: Backbone, *, checkpointing: bool) -> Iterator
         cohort = Cohort([run], backbone, settings)
         cohort.use_budget(find_budget(cohort, free_bytes))
         # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
-        cohort.reuse(PrefixCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
+        cohort.reuse(FrozenCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
         yield cohort
 
 

@@ -204,7 +204,7 @@ def make_part(
     known: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "bucket": bucket, "start": start}
     known |= find_recipe(task, config, backbone, has_sources=bool(sources))
     writing = _resolve_writing(task, config.train, backbone)
-    if backbone.writes and config.train.prompt is None and find_method(config.method.name).shares_all:
+    if backbone.is_seq2seq and config.train.prompt is None and find_method(config.method.name).shares_all:
         writing["prompt"] = f"{config.joint.resemblances().get(task.name, task.name)}: "
     train = dataclasses.replace(config.train, **known, **writing)
     answers = tuple(f"{label}={text}" for label, text in zip(task.labels, task.answers, strict=bool(task.answers)))
@@ -216,7 +216,7 @@ def make_part(
         config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
     )
     spec = SlotSpec(resolved.method, _make_head(task, train, pairs))
-    if backbone.writes:
+    if backbone.is_seq2seq:
         _check_texts(task, spec.head.texts, backbone)
     spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work
     notes = (*_describe_reading(config.train, spec.head, backbone), *_describe_texts(task, backbone))
@@ -257,7 +257,7 @@ def _resolve_pairs(
 def _find_towers_obstacle(task: Task, train: TrainConfig, backbone: Backbone) -> tuple[str, str] | None:
     """Why the texts of the task's rows cannot be read apart, and what to do instead; None if they can."""
     leave_out = "leave out `data.pairs`"
-    if backbone.writes:
+    if backbone.is_seq2seq:
         return f"`{backbone.name}` writes its answers to one text", f"use an encoder, or {leave_out}"
     if find_head(task.kind).reads != "pooled":
         known = ", ".join(kind for kind, head in HEADS.items() if head.reads == "pooled")
@@ -344,23 +344,23 @@ _TEXTS: dict[str, Callable[[Task], tuple[str, ...]]] = {
 
 def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dict[str, Any]:
     """The settings of answers that are written; refuses them, and tasks, where they do not go with the backbone."""
-    if backbone.writes and task.kind not in _TEXTS:
+    if backbone.is_seq2seq and task.kind not in _TEXTS:
         raise Unsupported(
             f"the `{task.kind}` task `{task.name}` on the backbone `{backbone.name}`, which writes its answers",
             f"it takes {', '.join(_TEXTS)}; write the answers as texts, or use another backbone",
         )
-    if not backbone.writes and task.kind == "text":
+    if not backbone.is_seq2seq and task.kind == "text":
         raise Unsupported(
             f"the `text` task `{task.name}` on the backbone `{backbone.name}`, which writes no texts",
             "use a T5, or `--kind classify`",
         )
     used = ("label_smoothing", "beams", "max_answer") if task.kind == "text" else ("label_smoothing",)
     for name in ("label_smoothing", "beams", "max_answer", "prompt"):
-        if getattr(config, name) is not None and not (backbone.writes and name in (*used, "prompt")):
+        if getattr(config, name) is not None and not (backbone.is_seq2seq and name in (*used, "prompt")):
             raise BadConfig(
                 f"`train.{name}` is set for the `{task.kind}` task `{task.name}` on `{backbone.name}`", "leave it out"
             )
-    if not backbone.writes:
+    if not backbone.is_seq2seq:
         return {}
     defaults = {"label_smoothing": 0.1, "beams": HeadSpec.beams, "max_answer": HeadSpec.max_answer}
     chosen = {name: getattr(config, name) for name in used}

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.batch.buckets import Capacity, Laid, Rung, bound_length, climb
-from inlay.model.batch.route import Prefix, Reach
+from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
+from inlay.model.batch.route import CacheDepth, CachedStates
 from inlay.model.batch.tiles import Tiles
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.heads.readout import read_deeper
@@ -44,11 +44,11 @@ from inlay.training.step.losses import (
     POOLINGS,
     Choice,
     Mix,
-    can_lose,
-    lose_rows,
-    lose_tokens,
+    batched_row_losses,
+    batched_token_losses,
+    has_batched_loss,
 )
-from inlay.training.step.updates import Mover, Seen
+from inlay.training.step.updates import Seen, SlotUpdate
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
@@ -64,7 +64,7 @@ far targets are smoothed"""
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     """Whether programs can step these runs, which have one structure."""
     specs = [member.run.spec for member in members]
-    are_known = bank.backbone.writes or all(can_lose(spec.head) for spec in specs)
+    are_known = bank.backbone.is_seq2seq or all(has_batched_loss(spec.head) for spec in specs)
     if any(member.progress.stage == CONTRAST for member in members):  # rows that are held against each other
         return False
     return are_known and has_programs(bank.backbone, specs[0].method)
@@ -78,7 +78,9 @@ def has_programs(backbone: Backbone, method: MethodConfig) -> bool:
 class Program:
     """One step on one rung: its inputs at fixed addresses, and what it computes."""
 
-    def __init__(self, rung: Rung, prefix: Prefix | None, mix: Mix, num_labels: int, num_columns: int) -> None:
+    def __init__(
+        self, rung: BucketBuffers, prefix: CachedStates | None, mix: Mix, num_labels: int, num_columns: int
+    ) -> None:
         self.rung, self.mix = rung, mix
         self.batch = replace(rung.batch, route=replace(rung.route, prefix=prefix))
         device = rung.batch.input_ids_BT.device
@@ -101,7 +103,7 @@ class Program:
         self.seen_2S = torch.zeros(2, num_slots, device=device)
         """losses and norms of the last step"""
         self.graph: Any = None
-        self.basis: Any = None
+        self.layout_key: Any = None
         """the bank's when it was computed first: with another, tensors lie at other addresses"""
 
     def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
@@ -145,7 +147,7 @@ class CompiledStepper(Stepper):
     doing = "compiling"
     """what takes its time when a rung occurs first"""
 
-    def __init__(self, bank: Bank, mover: Mover, token_budget: int) -> None:
+    def __init__(self, bank: Bank, mover: SlotUpdate, token_budget: int) -> None:
         super().__init__(bank, mover, token_budget)
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
@@ -160,12 +162,12 @@ class CompiledStepper(Stepper):
         self._grown: Hashable = None
         self._largest_budget = token_budget
         self._most_captured = MOST_EMBEDDED if _trains_embeddings(bank) else MOST_GRAPHED
-        self._may_launch = bank.is_solo(0)
+        self._may_launch = bank.is_finetuned(0)
         """whether steps that this torch cannot capture are launched"""
 
     def expect(self, heads: Sequence[HeadSpec]) -> None:
         """Make programs for these heads too, whose runs will enter: no other will be made when they do."""
-        self._mix = self._mix.with_heads([head for head in heads if can_lose(head)])
+        self._mix = self._mix.with_heads([head for head in heads if has_batched_loss(head)])
 
     def step(
         self,
@@ -197,7 +199,7 @@ class CompiledStepper(Stepper):
                 self._prepare_ahead(look_ahead())
             losses, norms = ready.program.seen_2S.tolist()  # waits for the step
             seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
-        self._mover.take_back({slot for slot, found in seen.items() if not found.is_sound(limits[slot])})
+        self._mover.undo_count({slot for slot, found in seen.items() if not found.is_finite(limits[slot])})
         return seen
 
     def _shrink(self) -> None:
@@ -225,8 +227,8 @@ class CompiledStepper(Stepper):
 
     def _climb(self, num_tokens: int) -> int:
         """The rung of a step; a finer one where the token budget would not hold it otherwise."""
-        coarse = climb(num_tokens, is_varied=self._bank.slots_per_run > 1)
-        return coarse if coarse <= self.token_budget else climb(num_tokens)
+        coarse = round_up_tokens(num_tokens, is_varied=self._bank.slots_per_run > 1)
+        return coarse if coarse <= self.token_budget else round_up_tokens(num_tokens)
 
     def _prepare_ahead(self, rows: Rows | None) -> None:
         """Lay out the next step while the device works on this one, if nothing happens in between."""
@@ -243,7 +245,7 @@ class CompiledStepper(Stepper):
         lengths = np.concatenate([part.lengths for part in parts])
         slots = np.repeat([member.slot for member in active], [len(part.lengths) for part in parts])
         types = [part.segments if part.segments is not None else np.zeros_like(part.ids) for part in parts]
-        laid = Laid(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
+        laid = PackedRows(np.concatenate([part.ids for part in parts]), np.concatenate(types), lengths, slots)
         prefixes = [prefix for member in active for prefix in member.prefixes(batches[member.slot])]
         begins_at = prefixes[0].reach if len(prefixes) == len(lengths) else None
         program = self._find_program(len(laid.ids), lengths, begins_at)
@@ -289,7 +291,7 @@ class CompiledStepper(Stepper):
     def _num_labels(self) -> int:
         return self._bank.stacks["head.weight"].shape[1]
 
-    def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: Reach | None) -> Program:
+    def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: CacheDepth | None) -> Program:
         """The program for a step. Rows, the longest row and kinds of heads only ever grow, so steps of one size share
         a program."""
         self._longest = max(self._longest, bound_length(lengths))
@@ -300,10 +302,10 @@ class CompiledStepper(Stepper):
         key = (capacity, begins_at)
         if key not in self._programs:
             backbone, prefix = self._bank.backbone, None
-            rung = Rung(capacity, backbone.first_position, backbone.pad_id, backbone.device)
+            rung = BucketBuffers(capacity, backbone.first_position, backbone.pad_id, backbone.device)
             if begins_at is not None:
                 shape = (1, capacity.num_tokens, backbone.hidden_size * (1 + begins_at.with_attention))
-                prefix = Prefix(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
+                prefix = CachedStates(begins_at, torch.zeros(shape, dtype=backbone.dtype, device=backbone.device))
             self._programs[key] = self._make_program(rung, prefix)
         return self._programs[key]
 
@@ -317,24 +319,26 @@ class CompiledStepper(Stepper):
         self._mix = self._mix.with_heads([spec.head for spec in self._bank.specs if spec is not None])
         return self._longest, self._most_rows, self._mix
 
-    def _make_program(self, rung: Rung, prefix: Prefix | None) -> Program:
+    def _make_program(self, rung: BucketBuffers, prefix: CachedStates | None) -> Program:
         return Program(rung, prefix, self._mix, self._num_labels, self._mover.num_columns)
 
     def _launch(self, program: Program) -> None:
         """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
-        basis = self._bank.basis
-        self._bank.forget_written()
-        if program.graph is not None and program.basis == basis:
+        layout_key = self._bank.layout_key
+        self._bank.drop_generated()
+        if program.graph is not None and program.layout_key == layout_key:
             program.graph.replay()
             return
         num_tokens = program.rung.capacity.num_tokens
         with self._compiled():
-            if program.basis != basis:
+            if program.layout_key != layout_key:
                 what, began = f"{self.doing} steps of up to {num_tokens:,} tokens", time.perf_counter()
                 self.on_compile(what)
                 program.graph = None
                 self._compute(program)
-                program.basis = basis  # not before: a step that ran out of memory has not loaded all that it launches
+                program.layout_key = (
+                    layout_key  # not before: a step that ran out of memory has not loaded all that it launches
+                )
                 self.on_compiled(what, time.perf_counter() - began)
                 return
             if self._is_captured and self._may_capture(program):
@@ -357,7 +361,7 @@ class CompiledStepper(Stepper):
         except RuntimeError as error:
             if is_out_of_memory(error) or not self._may_launch:
                 raise
-            kind = "a backbone that writes" if self._bank.backbone.writes else "fine-tuning"
+            kind = "a backbone that writes" if self._bank.backbone.is_seq2seq else "fine-tuning"
             self.on_notice(f"steps of {kind} cannot be captured here, and are launched ({first_line(error)})")
             self._is_captured = False
             return None
@@ -381,11 +385,13 @@ class CompiledStepper(Stepper):
         if program.mix.of_rows:
             logits_BL = self._logits_of_rows(program, hidden_ND, weights)
             given = (program.targets_B, program.labels_BL, program.num_outputs_S[slots_B])
-            found.append(lose_rows(logits_BL, *given, kinds))
+            found.append(batched_row_losses(logits_BL, *given, kinds))
         if program.mix.of_tokens:
             logits_NL = self._apply_heads(program, hidden_ND, "slots", program.rung.tiles)
             rows_N = program.rung.parts["rows"]
-            found.append(lose_tokens(logits_NL, program.marks_N2, rows_N, program.num_outputs_S[slots_B], kinds))
+            found.append(
+                batched_token_losses(logits_NL, program.marks_N2, rows_N, program.num_outputs_S[slots_B], kinds)
+            )
         is_of_rows_B = program.kinds_S[slots_B] < len(OF_ROWS)
         losses_B: Tensor = found[0] if len(found) == 1 else torch.where(is_of_rows_B, found[0], found[1])
         return self._add_up(program, losses_B)
@@ -421,7 +427,7 @@ def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:
 
 
 def _trains_embeddings(bank: Bank) -> bool:
-    own = bank.weights_of(0) if bank.is_solo(0) else {}
+    own = bank.weights_of(0) if bank.is_finetuned(0) else {}
     return any(name.startswith(("embeddings.", "shared.")) for name in own or {})
 
 

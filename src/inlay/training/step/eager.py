@@ -21,7 +21,7 @@ from inlay.model.heads.inference import batch_rows
 from inlay.model.kernels import launch
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.parallel import World
-from inlay.training.step.updates import Mover, Seen
+from inlay.training.step.updates import Seen, SlotUpdate
 
 Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
 """who has rows in a step, and their numbers by slot"""
@@ -32,7 +32,7 @@ LookAhead = Callable[[], Rows | None]
 class Stepper:
     """Forward and backward passes of a training bank, and its optimizer's steps."""
 
-    def __init__(self, bank: Bank, mover: Mover, token_budget: int, world: World | None = None) -> None:
+    def __init__(self, bank: Bank, mover: SlotUpdate, token_budget: int, world: World | None = None) -> None:
         self._bank, self._mover, self._world = bank, mover, world or World()
         self.token_budget = token_budget
         self.may_narrow = True
@@ -120,7 +120,9 @@ class Stepper:
             self.may_narrow
             and backbone.packs
             and not launch.is_available(backbone.device)
-            and all(spec.head.reads_first and not spec.is_solo and spec.method.inner_norm != "batch" for spec in specs)
+            and all(
+                spec.head.reads_first and not spec.is_finetuned and spec.method.inner_norm != "batch" for spec in specs
+            )
             and not any(member.run.config.train.attention_dropout for member in active)
         )
 

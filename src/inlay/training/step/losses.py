@@ -33,7 +33,7 @@ NO_TARGET = float(IGNORED)
 _NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
 
 
-def can_lose(head: HeadSpec) -> bool:
+def has_batched_loss(head: HeadSpec) -> bool:
     """Whether the losses of this head are computed here: it reads the last layer's states, of one text for a row."""
     return not head.is_written and head.kind in KINDS and head.features == "last" and not head.has_towers
 
@@ -69,7 +69,9 @@ class Mix:
         return tuple(kind for kind in self.kinds if kind in OF_TOKENS)
 
 
-def lose_rows(logits_BL: Tensor, targets_B: Tensor, labels_BL: Tensor, num_outputs_B: Tensor, choose: Choice) -> Tensor:
+def batched_row_losses(
+    logits_BL: Tensor, targets_B: Tensor, labels_BL: Tensor, num_outputs_B: Tensor, choose: Choice
+) -> Tensor:
     """The loss of each row from its logits; those beyond its slot's own count nothing.
 
     `targets_B` are classes or numbers, `labels_BL` which labels apply.
@@ -91,7 +93,9 @@ def lose_rows(logits_BL: Tensor, targets_B: Tensor, labels_BL: Tensor, num_outpu
     return choose.among({"classify": classify, "multilabel": multilabel, "regress": regress})
 
 
-def lose_tokens(logits_NL: Tensor, marks_N2: Tensor, rows_N: Tensor, num_outputs_B: Tensor, choose: Choice) -> Tensor:
+def batched_token_losses(
+    logits_NL: Tensor, marks_N2: Tensor, rows_N: Tensor, num_outputs_B: Tensor, choose: Choice
+) -> Tensor:
     """The loss of each row from the logits of its tokens.
 
     `marks_N2` has a token's class first, for tags; for passages whether it is the start and the end, 0 or 1. A mark of
@@ -125,7 +129,7 @@ def lose_tokens(logits_NL: Tensor, marks_N2: Tensor, rows_N: Tensor, num_outputs
 
 
 def lose_answers(logits_RTV: Tensor, written_RT: Tensor, smoothing_R: Tensor) -> Tensor:
-    """The loss of each row from the logits of its answer's tokens, as `heads.lose_texts` has it; 0 of an empty one.
+    """The loss of each row from the logits of its answer's tokens, as `heads.text_losses` has it; 0 of an empty one.
 
     `smoothing_R` of every target is spread over the vocabulary.
     """

@@ -121,7 +121,7 @@ class SlotOptimizer:
             found[slot] = [1.0, rate, variant.eps, *corrections, train.weight_decay, clip, limits[slot]]
         return [list(column) for column in zip(*found, strict=True)]
 
-    def take_back(self, slot: int) -> None:
+    def undo_count(self, slot: int) -> None:
         """A step that was counted and did not move its slot."""
         self.num_steps[slot] -= 1
 

@@ -17,16 +17,16 @@ import numpy as np
 from torch import Tensor
 
 from inlay.model.bank.bank import Bank
-from inlay.model.batch.buckets import Rung
-from inlay.model.batch.decoder_targets import Answers
-from inlay.model.batch.route import Prefix
+from inlay.model.batch.buckets import BucketBuffers
+from inlay.model.batch.decoder_targets import DecoderTargets
+from inlay.model.batch.route import CachedStates
 from inlay.model.heads.generation import forced_logits
 from inlay.model.heads.heads import HeadSpec
 from inlay.training.cohort.member import Member
 from inlay.training.step import compiled
 from inlay.training.step.compiled import MOST_EMBEDDED, CompiledStepper, Prepared, Program
 from inlay.training.step.losses import Mix, lose_answers
-from inlay.training.step.updates import Mover
+from inlay.training.step.updates import SlotUpdate
 
 _WIDTHS = 2  # answers are padded to a multiple of it
 _ROWS = 16  # there is room for a multiple of it
@@ -35,9 +35,9 @@ _ROWS = 16  # there is room for a multiple of it
 class WrittenProgram(Program):
     """One step on one rung, with its answers."""
 
-    def __init__(self, rung: Rung, prefix: Prefix | None, width: int, num_columns: int) -> None:
+    def __init__(self, rung: BucketBuffers, prefix: CachedStates | None, width: int, num_columns: int) -> None:
         super().__init__(rung, prefix, Mix(), 0, num_columns)
-        self.answers = Answers(rung.capacity, width, rung.batch.input_ids_BT.device)
+        self.answers = DecoderTargets(rung.capacity, width, rung.batch.input_ids_BT.device)
         route = replace(self.batch.route, decoder=self.answers.route)
         self.batch = replace(self.batch, route=route, written_BT=self.answers.written_RT)
 
@@ -47,12 +47,12 @@ class WrittenProgram(Program):
         self.answers.fill(ready.answers)
 
 
-class WrittenStepper(CompiledStepper):
+class Seq2SeqStepper(CompiledStepper):
     """Steps as captured programs, one for each rung that occurs."""
 
     doing = "preparing"
 
-    def __init__(self, bank: Bank, mover: Mover, token_budget: int) -> None:
+    def __init__(self, bank: Bank, mover: SlotUpdate, token_budget: int) -> None:
         super().__init__(bank, mover, token_budget)
         self._may_launch = True
         self._widest = 0
@@ -88,7 +88,7 @@ class WrittenStepper(CompiledStepper):
             self._widest = 0
         super()._shrink()
 
-    def _make_program(self, rung: Rung, prefix: Prefix | None) -> Program:
+    def _make_program(self, rung: BucketBuffers, prefix: CachedStates | None) -> Program:
         return WrittenProgram(rung, prefix, self._widest, self._mover.num_columns)
 
     def _compiled(self) -> AbstractContextManager[None]:

@@ -1,6 +1,6 @@
 """How the gradients of a step move the runs of a cohort: clipped, by Adam, and not at all where they are not sound.
 
-`Mover` is for runs of one slot each, `JointMover` for runs whose slots share parameters. Each has the definition,
+`SlotUpdate` is for runs of one slot each, `JointMover` for runs whose slots share parameters. Each has the definition,
 `move`, and the same of tensors alone for programs: `columns` says what these read, `advance` is what they do.
 
 Shape letters: S slots, P parameters of a slot, G runs, C columns.
@@ -30,12 +30,12 @@ class Seen:
     norm: float
     """of the gradient, before it was clipped"""
 
-    def is_sound(self, limit: float) -> bool:
+    def is_finite(self, limit: float) -> bool:
         """Whether the run was moved by it."""
         return math.isfinite(self.loss) and math.isfinite(self.norm) and self.loss <= limit
 
 
-class Mover:
+class SlotUpdate:
     """Runs of one slot each."""
 
     num_columns = len(COLUMNS)
@@ -70,7 +70,7 @@ class Mover:
         norms_S = self._own.clip(grads_SP)
         losses, norms = torch.stack([losses_S, norms_S]).tolist()
         seen = {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in active}
-        sound = {slot: rates[slot] for slot, found in seen.items() if found.is_sound(limits[slot])}
+        sound = {slot: rates[slot] for slot, found in seen.items() if found.is_finite(limits[slot])}
         if sound:
             self._own.step(grads_SP, sound)
         return seen
@@ -84,13 +84,13 @@ class Mover:
         """`move` of tensors alone, by the compiled `formula`; the loss and norm that every slot sees."""
         return losses_S, formula(self._own.stored, self.take_grads(), losses_S, columns_CS, self._own.bank.decays_P)
 
-    def take_back(self, slots: Set[int]) -> None:
+    def undo_count(self, slots: Set[int]) -> None:
         """Steps that were counted and moved nothing."""
         for slot in slots:
-            self._own.take_back(slot)
+            self._own.undo_count(slot)
 
 
-class JointMover(Mover):
+class JointMover(SlotUpdate):
     """Runs whose slots share parameters: a run's gradient is that of its slots and of what they share.
 
     What a slot has of its own moves only when it has rows; what is shared, whenever the run has. Every slot of a run
@@ -135,7 +135,7 @@ class JointMover(Mover):
         losses_G = losses_S.view(len(norms_G), -1).sum(1)
         losses, norms = torch.stack([losses_G, norms_G]).tolist()
         seen = {member.slot: Seen(*(each[self._run_of(member.slot)] for each in (losses, norms))) for member in active}
-        sound = {slot: rates[slot] for slot, found in seen.items() if found.is_sound(limits[slot])}
+        sound = {slot: rates[slot] for slot, found in seen.items() if found.is_finite(limits[slot])}
         if sound:
             self._own.step(grads_SP, sound)
             by_run = {self._run_of(slot): rate for slot, rate in sound.items()}
@@ -168,10 +168,10 @@ class JointMover(Mover):
         )
         return found
 
-    def take_back(self, slots: Set[int]) -> None:
-        super().take_back(slots)
+    def undo_count(self, slots: Set[int]) -> None:
+        super().undo_count(slots)
         for run in set(map(self._run_of, slots)) - self._held:
-            self._shared.take_back(run)
+            self._shared.undo_count(run)
 
     def _run_of(self, slot: int) -> int:
         return slot // self._slots_per_run

@@ -16,7 +16,16 @@ from typing import Any
 
 from report import IDENTITY, Report, Stopped, say, write_whole
 
-from inlay.training.cohort.cohort import Cohort, Watcher
+from inlay.training.cohort.cohort import Cohort
+from inlay.training.events import (
+    CohortStarted,
+    CompileStarted,
+    Event,
+    MemoryRanOut,
+    RowsEncoded,
+    RunEnded,
+    StepTaken,
+)
 
 BEAT_S, WRITE_S = 10.0, 1.0
 FILE = "sittings.json"
@@ -38,7 +47,7 @@ class Sitting:
     """the status and the best dev score of each run that ended, by its id"""
 
 
-class Sittings(Watcher):
+class Sittings:
     """Hears how `fit` goes: a line for every run that ends, and every ten seconds what was done since the last.
 
     The sittings are kept in the runs' folder, if there is one; a sitting of another commit or hardware is refused.
@@ -92,6 +101,21 @@ class Sittings(Watcher):
             ),
         }
 
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RowsEncoded(num_done, num_rows):
+                self.on_encode(num_done, num_rows)
+            case CompileStarted(what):
+                self.on_compile(what)
+            case MemoryRanOut(message):
+                say(message)
+            case CohortStarted(cohort):
+                self.on_start(cohort)
+            case StepTaken(cohort, num_rows):
+                self.on_step(cohort, num_rows)
+            case RunEnded(member):
+                self.on_end(member)
+
     def on_encode(self, num_done: int, num_rows: int) -> None:
         self._doing = f"tokenising {num_done:,} of {num_rows:,} rows"
 
@@ -99,9 +123,6 @@ class Sittings(Watcher):
         self._does(what)
         self._has_compiled = True
         say(what)
-
-    def on_fallback(self, message: str) -> None:
-        say(message)
 
     def on_start(self, cohort: Cohort) -> None:
         """From here on every step, scoring and change of hands of this cohort is timed."""

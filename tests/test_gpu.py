@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.bank.methods import METHODS, UNSUPPORTED
 from inlay.model.bank.slots import SlotSpec
@@ -19,7 +20,7 @@ from inlay.serving import Engine, Request, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.step.compiled import CompiledStepper
 from inlay.training.step.eager import Stepper
 
@@ -276,7 +277,7 @@ def test_a_copy_that_takes_anothers_slot_is_captured_once_and_ends_as_alone(
     runs = [make_run(task, RunConfig(method=MethodConfig(**method), train=train), gpu) for task in tasks]
     graphs = []
 
-    class Watch(Watcher):
+    class Watch(Hooks):
         def on_end(self, member):
             graphs.append({id(program.graph) for program in self.cohort.stepper._programs.values() if program.graph})
 

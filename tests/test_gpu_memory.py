@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.model import load_backbone
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.memory import available_bytes, measure_token_bytes
 
 pytestmark = pytest.mark.gpu
@@ -62,7 +63,7 @@ def test_a_step_that_exhausts_the_gpu_is_taken_in_pieces(gpu, toy_task, tmp_path
     (whole,) = fit([run], gpu, tmp_path / "whole")
     told = []
 
-    class Ear(Watcher):
+    class Ear(Hooks):
         def on_fallback(self, message):
             told.append(message)
 

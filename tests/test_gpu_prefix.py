@@ -7,7 +7,7 @@ import torch
 
 from inlay.model import load_backbone
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.run.run import make_run
 from inlay.training.step.compiled import CompiledStepper
@@ -36,7 +36,7 @@ def test_steps_that_begin_above_the_frozen_layers_equal_whole_ones(
     ]
     plain, reusing = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
     assert isinstance(reusing.stepper, CompiledStepper) == backbone.packs
-    reusing.reuse(FrozenCache(backbone, tmp_path, Watcher(), LIMITS[limits]))
+    reusing.reuse(FrozenCache(backbone, tmp_path, limits=LIMITS[limits]))
     for cohort in (plain, reusing):
         with cohort.training():
             for _ in range(12):
@@ -56,7 +56,7 @@ def test_states_lie_on_the_gpu_first_then_in_the_hosts_memory(backbone_folder, t
     run = make_run(toy_task(), RunConfig(method=MethodConfig(layers="1:"), train=TrainConfig(**QUIET)), backbone)
     for limits, kinds in ((Limits(), {"cuda"}), (Limits(30_000, 0), {"cuda", "cpu"})):
         cohort = Cohort([run], backbone, SETTINGS)
-        cohort.reuse(FrozenCache(backbone, tmp_path, Watcher(), limits))
+        cohort.reuse(FrozenCache(backbone, tmp_path, limits=limits))
         found = [row.prefix for row in cohort.members[0].rows(range(len(run.task.train)))]
         assert {prefix.states.device.type for prefix in found} == kinds
         assert {prefix.states.dtype for prefix in found} == {torch.bfloat16}

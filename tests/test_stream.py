@@ -24,7 +24,7 @@ from inlay.errors import BadConfig, InlayError, Missing, StoreDamaged
 from inlay.model.heads.inference import single_thread
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
-from inlay.stream import Event, StreamResult, StreamSettings, watch_folder
+from inlay.stream import StreamEvent, StreamResult, StreamSettings, watch_folder
 
 CONFIG = RunConfig(method=MethodConfig(size=4), train=TrainConfig(epochs=2, max_length=16, batch_size=8, lr=1e-3))
 AT_ONCE = StreamSettings(settle_s=0.0, every_s=0.02, once=True)
@@ -53,13 +53,13 @@ class Process:
     def __init__(self, root: Path, backbone: Any) -> None:
         self.folder, self.store, self.backbone = root / "in", Store(root / "store"), backbone
         self.folder.mkdir(parents=True)
-        self.events: list[Event] = []
+        self.events: list[StreamEvent] = []
 
     def stream(self, config: RunConfig = CONFIG, settings: StreamSettings = AT_ONCE) -> StreamResult:
         self.events = []
         return watch_folder(self.folder, self.backbone, self.store, config, settings, self.events.append)
 
-    def of(self, kind: str) -> list[Event]:
+    def of(self, kind: str) -> list[StreamEvent]:
         return [event for event in self.events if event.kind == kind]
 
     def digests(self) -> dict[str, list[str]]:
@@ -382,7 +382,7 @@ def test_a_version_that_no_longer_stands_stops_the_stream_until_it_is_mended(pla
 def test_a_second_stream_on_the_same_folder_is_refused(place):
     refused: list[InlayError] = []
 
-    def try_another(event: Event) -> None:
+    def try_another(event: StreamEvent) -> None:
         if event.kind == "training":
             with pytest.raises(InlayError, match="another stream") as caught:
                 watch_folder(place.folder, place.backbone, place.store, CONFIG, AT_ONCE)
@@ -399,7 +399,7 @@ def test_a_missing_folder_is_an_error_that_says_so(place):
 
 
 def test_watching_takes_files_as_they_come_and_ends_cleanly_at_ctrl_c(place):
-    def arrive(event: Event) -> None:
+    def arrive(event: StreamEvent) -> None:
         place.events.append(event)
         if event.kind == "waiting":
             number = len(place.of("waiting"))
@@ -436,7 +436,7 @@ def test_a_stream_stopped_in_training_goes_on_or_begins_anew_where_its_state_is_
         write_task(side.folder / "second.csv", 2)
     calm.stream()
 
-    def stop(event: Event) -> None:
+    def stop(event: StreamEvent) -> None:
         if event.kind == "epoch" and event.details["epoch"] == 2:
             raise KeyboardInterrupt
 

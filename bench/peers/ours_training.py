@@ -22,7 +22,8 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.threads import Threads
 from inlay.training import Run, make_run
 from inlay.training.cohort import cohort as cohort_module
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.events import CompileStarted, Event
 from inlay.training.step.compiled import MOST_GRAPHED
 
 TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
@@ -30,11 +31,10 @@ WARM_UP_STEPS = 8
 MATRIX = 8192
 
 
-class Announcer(Watcher):
-    """Tells whoever asked what is being compiled."""
-
-    def on_compile(self, what: str) -> None:
-        say(what)
+def announce(event: Event) -> None:
+    """Tell whoever asked what is being compiled."""
+    if isinstance(event, CompileStarted):
+        say(event.what)
 
 
 class Training:
@@ -54,7 +54,7 @@ class Training:
         task = read_task(job, num_rows=self.fixed_steps * job["batch_size"])
         say(f"making {job['cohort']} runs")
         runs = [make(task, self.backbone, job, seed) for seed in range(job["cohort"])]
-        self.cohort = Cohort(runs, self.backbone, cohort_settings(job), Announcer())
+        self.cohort = Cohort(runs, self.backbone, cohort_settings(job), announce)
         self.num_warm_up = job.get("warm_up") or WARM_UP_STEPS
         self.most_threads: int = job["threads"] if job.get("chooses_threads") else 0
 

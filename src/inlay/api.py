@@ -25,7 +25,7 @@ from inlay.training import FitSettings, Result, Run
 from inlay.training import fit as _fit
 from inlay.training import make_run as _make_run
 from inlay.training import publish as _publish
-from inlay.training.cohort.cohort import Watcher
+from inlay.training.events import Emit, ignore
 from inlay.training.run.joint import JointRun
 from inlay.training.run.joint import make_joint_run as _make_joint_run
 from inlay.training.run.materialize import materialize as _materialize
@@ -126,11 +126,14 @@ def fit(
     backbone: Backbone,
     store: Store | None = None,
     settings: FitSettings | None = None,
-    watch: Watcher | None = None,
+    emit: Emit = ignore,
 ) -> list[Result]:
-    """Train runs together, each in its own slot; finished ones are read back, stopped ones go on."""
+    """Train runs together, each in its own slot; finished ones are read back, stopped ones go on.
+
+    `emit` is called with every event (`inlay.training.events`): steps, scored epochs, runs that ended.
+    """
     folder = (store or Store()).root / "runs"
-    return _fit(runs, backbone, folder, settings or FitSettings(), watch)
+    return _fit(runs, backbone, folder, settings or FitSettings(), emit)
 
 
 def publish(

@@ -116,14 +116,15 @@ def test_seconds_pass_on_the_bar_while_something_without_steps_is_done(monkeypat
 
 
 def test_how_long_it_took_to_compile_is_said_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from inlay.cli.progress import ScreenWatcher
+    from inlay.cli.progress import TrainingProgress
+    from inlay.training.events import CompileEnded, CompileStarted
 
     what = "compiling steps of up to 1,280 tokens"
     with screen.Meter("training") as meter:
-        watch = ScreenWatcher(meter)
+        show = TrainingProgress(meter)
         for seconds in (12.3, 0.2):
-            watch.on_compile(what)
-            watch.on_compiled(what, seconds)
+            show(CompileStarted(what))
+            show(CompileEnded(what, seconds))
     assert capsys.readouterr().err.splitlines() == [what, f"{what}: 12 s", what], "what was compiled before is no news"
 
 

@@ -92,19 +92,19 @@ def test_show_examples_prints_encoded_rows(inlay: Inlay, mail: Mail) -> None:
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inlay.cli.progress import ScreenWatcher
-    from inlay.training.cohort.cohort import Cohort
+    from inlay.cli.progress import TrainingProgress
+    from inlay.training.events import Event, StepTaken
 
-    real = ScreenWatcher.on_step
+    real = TrainingProgress.__call__
 
-    def interrupt_at_step_3(self: ScreenWatcher, cohort: Cohort, num_rows: int) -> None:
-        real(self, cohort, num_rows)
-        if cohort.num_steps == 3:
+    def interrupt_at_step_3(self: TrainingProgress, event: Event) -> None:
+        real(self, event)
+        if isinstance(event, StepTaken) and event.cohort.num_steps == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     command = train_mail(mail, "--seed", 5)
     with monkeypatch.context() as patched:
-        patched.setattr(ScreenWatcher, "on_step", interrupt_at_step_3)
+        patched.setattr(TrainingProgress, "__call__", interrupt_at_step_3)
         ended = inlay(*command)
     assert ended.status == 130
     assert "the same command goes on from there" in ended.err

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hooks import Hooks
 from inlay.errors import Missing, OutOfMemory, Unsupported
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
@@ -27,7 +28,6 @@ from inlay.studies.run.session import Pace, Places, Stage, _Alarm, conduct, list
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.evaluate import score_split
 from inlay.training.run.run import read_result
 
@@ -125,7 +125,7 @@ class Counter(Stage):
     def watch(self, unit):
         outer = self
 
-        class Watch(Watcher):
+        class Watch(Hooks):
             def on_step(self, cohort, num_rows):
                 outer.steps += 1
                 if outer.steps == outer.stop_at or outer.fails in [member.run.id for member in cohort.members]:
@@ -312,7 +312,7 @@ def test_a_copy_is_scored_on_its_test_rows_before_the_next_of_its_row_begins(tmp
 
     class Look(Stage):
         def watch(self, unit):
-            class Watch(Watcher):
+            class Watch(Hooks):
                 def on_end(self, member):
                     content = json.loads(file_of(places).read_text())["records"]
                     known.append([member.run.id in {record["id"] for record in content}, len(content)])
@@ -490,7 +490,7 @@ def test_records_of_a_run_are_on_disk_when_it_ends_not_when_its_cohort_does(tmp_
 
     class Look(Stage):
         def watch(self, unit):
-            class Watch(Watcher):
+            class Watch(Hooks):
                 def on_end(self, member):
                     content = json.loads(file_of(places).read_text())["records"]
                     seen.append(member.run.id in {record["id"] for record in content})

@@ -13,7 +13,7 @@ from counted import count_graphs
 from inlay.model import infer
 from inlay.model.batch import buckets as rungs
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.run.run import make_run
 from inlay.training.step import compiled
@@ -291,7 +291,7 @@ def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, t
     ]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
     plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
-    ours.reuse(FrozenCache(backbone, tmp_path, Watcher()))
+    ours.reuse(FrozenCache(backbone, tmp_path))
     below = []
     handle = backbone._blocks[int(layers[0]) - 1].inner.register_forward_hook(lambda *_: below.append(1))
     try:

@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 
+from hooks import Hooks
 from inlay.errors import Diverged, StoreDamaged
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.evaluate import score_split
 from inlay.training.recipe.cross_validation import LEFT_OUT, judge_folds, make_fold_runs
 
@@ -77,7 +77,7 @@ def test_folds_differ_from_the_run_in_rows_alone_and_share_a_bank(tiny_bert, toy
     assert all(fold.config == run.config for fold in runs)
     assert len({fold.id for fold in [run, *runs]}) == 4
     together = []
-    watch = Watcher()
+    watch = Hooks()
     watch.on_start = lambda cohort: together.append(len(cohort.members))
     fit([make(tiny_bert, fold.task, epochs=1) for fold in runs], tiny_bert, tmp_path, QUIET, watch)
     assert together == [3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.errors import BadConfig, Unsupported
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.fingerprint import digest_weights
@@ -13,7 +14,6 @@ from inlay.serving import Engine, Request, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.run.plan import make_plan
 
 TEXTS = ["the movie was good", "free prize call now", "why", "a very bad film , it is awful"]
@@ -76,7 +76,7 @@ def test_a_version_stores_what_its_method_trains_and_says_how_much(tiny_bert, ke
         assert stored == sizes[name], name
 
 
-class Sizes(Watcher):
+class Sizes(Hooks):
     def __init__(self):
         self.sizes = []
 
@@ -92,7 +92,7 @@ def test_fine_tuning_trains_alone_and_unlike_structures_apart(tiny_bert, toy_tas
         *[MethodConfig("full"), MethodConfig("top"), MethodConfig("top", layers="-2:")],
     ]
     runs = [make(tiny_bert, toy_task(), method, epochs=1) for method in methods]
-    assert len(fit(runs, tiny_bert, tmp_path, watch=watch)) == 8
+    assert len(fit(runs, tiny_bert, tmp_path, emit=watch)) == 8
     assert watch.sizes == [2, 2, 1, 1, 1, 1]
 
 
@@ -139,7 +139,7 @@ KILLED = [
 
 @pytest.mark.parametrize(("method", "train"), KILLED, ids=lambda item: getattr(item, "name", None))
 def test_a_stopped_run_of_any_method_ends_with_the_same_weights(tiny_bert, toy_task, tmp_path, method, train):
-    class Stop(Watcher):
+    class Stop(Hooks):
         def on_step(self, cohort, num_rows):
             if cohort.num_steps == 8:
                 raise KeyboardInterrupt

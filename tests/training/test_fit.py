@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hooks import Hooks
 from inlay.errors import BadConfig, Diverged
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig, read_toml
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.cohort.fit import MAX_DRAWN, _group
 from inlay.training.cohort.loop import CohortFiles, Interrupted
 from inlay.training.run.plan import make_plan
@@ -29,7 +29,7 @@ def make(backbone, task, *, method="houlsby", size=8, **train):
     return make_run(task, RunConfig(method=MethodConfig(method, size), train=TrainConfig(**settings)), backbone)
 
 
-class Cohorts(Watcher):
+class Cohorts(Hooks):
     def __init__(self):
         self.sizes = []
 
@@ -76,9 +76,9 @@ def test_run_folder_holds_config_metrics_curve_and_weights(tiny_bert, toy_task, 
 def test_a_finished_run_is_never_repeated(tiny_bert, toy_task, tmp_path):
     runs = [make(tiny_bert, toy_task(), seed=seed) for seed in range(3)]
     watch = Cohorts()
-    first = fit(runs[:2], tiny_bert, tmp_path, watch=watch)
-    again = fit(runs[:2], tiny_bert, tmp_path, watch=watch)
-    more = fit(runs, tiny_bert, tmp_path, watch=watch)
+    first = fit(runs[:2], tiny_bert, tmp_path, emit=watch)
+    again = fit(runs[:2], tiny_bert, tmp_path, emit=watch)
+    more = fit(runs, tiny_bert, tmp_path, emit=watch)
     assert watch.sizes == [2, 1]
     assert [result.run_id for result in more] == [run.id for run in runs]
     assert [r.dev_metric for r in first] == [r.dev_metric for r in again] == [r.dev_metric for r in more[:2]]
@@ -92,7 +92,7 @@ def test_runs_of_other_methods_or_dropout_train_in_other_cohorts(tiny_bert, toy_
         make(tiny_bert, task, size=3, lr=1e-4),
         make(tiny_bert, task, dropout=0.3),
     ]
-    results = fit(runs, tiny_bert, tmp_path, watch=watch)
+    results = fit(runs, tiny_bert, tmp_path, emit=watch)
     assert sorted(watch.sizes) == [1, 1, 2]
     assert [result.run_id for result in results] == [run.id for run in runs]
 
@@ -119,9 +119,9 @@ def test_cohorts_go_on_as_they_were_stopped_where_others_would_be_made_now(
     assert before
     monkeypatch.setattr(sys.modules[_group.__module__], "has_programs", lambda backbone, method: not begins_apart)
     steps = []
-    watch = Watcher()
+    watch = Hooks()
     watch.on_start = lambda cohort: steps.append(cohort.num_steps)
-    fit(runs, tiny_bert, tmp_path, watch=watch)
+    fit(runs, tiny_bert, tmp_path, emit=watch)
     assert steps[0] > 0
     assert not list(tmp_path.glob("cohorts/*/state.safetensors"))
 
@@ -131,7 +131,7 @@ def test_runs_beyond_the_slots_wait_and_enter_as_others_end(tiny_bert, toy_task,
     epochs = [1, 4, 1, 2, 1]
     runs = [make(tiny_bert, task, seed=seed, epochs=number) for seed, number in enumerate(epochs)]
 
-    class Look(Watcher):
+    class Look(Hooks):
         def on_step(self, cohort, num_rows):
             seen.append([member.run.config.train.seed if member.is_active else None for member in cohort.members])
 
@@ -238,7 +238,7 @@ def test_resume_states_are_no_more_often_than_asked_and_curves_are_drawn_if_aske
 def test_a_state_that_takes_long_to_write_is_written_seldom(tmp_path, monkeypatch):
     """A save of two seconds is not repeated before 40 more; one of half a second may be at every occasion."""
     now = [100.0]
-    desk = CohortFiles(tmp_path, tmp_path, [], Watcher())
+    desk = CohortFiles(tmp_path, tmp_path, [])
     monkeypatch.setattr("inlay.training.cohort.loop.time.monotonic", lambda: now[0])
     for took, rest in [(2.0, 40.0), (0.5, 0.0)]:
         monkeypatch.setattr(
@@ -257,7 +257,7 @@ def test_curves_of_many_runs_are_drawn_only_if_asked(tiny_bert, toy_task, tmp_pa
     assert not list(tmp_path.glob("*/curve.png"))
 
 
-class StopAt(Watcher):
+class StopAt(Hooks):
     """Ctrl-C at a step, as a study's deadline gives it."""
 
     def __init__(self, step):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
 from inlay.model.backbone.families import FAMILIES
@@ -19,7 +20,7 @@ from inlay.model.batch.route import CacheDepth
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.run import plan
 
@@ -95,7 +96,7 @@ def test_training_with_reuse_equals_training_without(
         monkeypatch.setattr(backbone, "packs", False)
     runs = [make(backbone, toy_task(seed=seed), layers=layers, seed=seed, dropout=0.2) for seed in range(2)]
     plain = make_cohort(runs, backbone)
-    reusing = make_cohort(runs, backbone, FrozenCache(backbone, tmp_path, Watcher()))
+    reusing = make_cohort(runs, backbone, FrozenCache(backbone, tmp_path))
     for one, other in zip(gradients(plain), gradients(reusing), strict=True):
         torch.testing.assert_close(other, one, **EXACT)
     with counted(block(backbone, int(layers[0]) - 1)) as below, counted(block(backbone, int(layers[0]))) as above:
@@ -117,7 +118,7 @@ def test_every_kind_of_method_is_trained_alike_with_reuse(backbone_of, toy_task,
     layers = "auto" if method == "head" else "2:"
     run = make(backbone, toy_task(), method, layers=layers, dropout=0.0, head_dropout=0.0)
     plain = make_cohort([run], backbone)
-    reusing = make_cohort([run], backbone, FrozenCache(backbone, tmp_path, Watcher()))
+    reusing = make_cohort([run], backbone, FrozenCache(backbone, tmp_path))
     with counted(block(backbone, 1)) as below:
         take_steps(reusing, 20)
     assert not below
@@ -129,7 +130,7 @@ def test_a_backbone_that_writes_keeps_nothing_and_trains_its_upper_layers_alike(
     backbone = backbone_of("t5")  # three blocks that read, two that write
     run = make(backbone, toy_task(), layers="3:", dropout=0.0)
     plain = make_cohort([run], backbone)
-    reusing = make_cohort([run], backbone, FrozenCache(backbone, tmp_path, Watcher()))
+    reusing = make_cohort([run], backbone, FrozenCache(backbone, tmp_path))
     assert not reusing.members[0].is_reusing
     with counted(block(backbone, 0)) as below:
         take_steps(reusing, 3)
@@ -179,7 +180,7 @@ def test_attention_of_the_first_trained_layer_runs_only_if_it_is_trained(
     run = make_run(toy_task(), config, backbone)
     plain, reusing = (
         make_cohort([run], backbone),
-        make_cohort([run], backbone, FrozenCache(backbone, tmp_path, Watcher())),
+        make_cohort([run], backbone, FrozenCache(backbone, tmp_path)),
     )
     with counted(linear(backbone, 1, name)) as at_first, counted(linear(backbone, 2, name)) as above:
         take_steps(reusing, 7)
@@ -193,7 +194,7 @@ def test_attention_with_dropout_is_computed_in_every_step(tiny_bert, toy_task, t
     run = make(tiny_bert, toy_task(), layers="1:", dropout=0.1, attention_dropout=0.1)
     plain, reusing = (
         make_cohort([run], tiny_bert),
-        make_cohort([run], tiny_bert, FrozenCache(tiny_bert, tmp_path, Watcher())),
+        make_cohort([run], tiny_bert, FrozenCache(tiny_bert, tmp_path)),
     )
     with counted(linear(tiny_bert, 1, "query")) as at_first, counted(linear(tiny_bert, 0, "query")) as below:
         take_steps(reusing, 7)
@@ -204,7 +205,7 @@ def test_attention_with_dropout_is_computed_in_every_step(tiny_bert, toy_task, t
 
 
 def test_with_nothing_but_a_head_no_layer_runs_at_all(tiny_bert, toy_task, tmp_path):
-    cohort = make_cohort([make(tiny_bert, toy_task(), "head")], tiny_bert, FrozenCache(tiny_bert, tmp_path, Watcher()))
+    cohort = make_cohort([make(tiny_bert, toy_task(), "head")], tiny_bert, FrozenCache(tiny_bert, tmp_path))
     forwards = []
     handle = tiny_bert.model.register_forward_hook(lambda *_: forwards.append(1))
     try:
@@ -240,7 +241,7 @@ def relabelled(task):
 
 
 def test_another_task_on_the_same_texts_computes_nothing(tiny_bert, toy_task, tmp_path):
-    cache = FrozenCache(tiny_bert, tmp_path, Watcher())
+    cache = FrozenCache(tiny_bert, tmp_path)
     task = toy_task()
     make_cohort([make(tiny_bert, task, layers="1:")], tiny_bert, cache)
     with counted(block(tiny_bert, 0)) as below:
@@ -256,8 +257,8 @@ def test_states_do_not_depend_on_the_texts_beside_them(backbone_of, toy_task, tm
     backbone = backbone_of(family)
     reach = CacheDepth(2, with_attention=backbone.packs)
     encoded = encode_split(backbone.tokenizer, toy_task().train, Reading("classify", 32))
-    kept = FrozenCache(backbone, tmp_path, Watcher()).keep(reach, encoded)
-    nothing_kept = FrozenCache(backbone, tmp_path, Watcher(), Limits(0, 0)).keep(reach, encoded)
+    kept = FrozenCache(backbone, tmp_path).keep(reach, encoded)
+    nothing_kept = FrozenCache(backbone, tmp_path, limits=Limits(0, 0)).keep(reach, encoded)
     for windows in ([5], [0, 7, 30], range(10, 40)):
         for one, other in zip(kept.take(windows), nothing_kept.take(windows), strict=True):
             assert torch.equal(one.states, other.states)
@@ -278,7 +279,7 @@ def test_where_states_are_kept_changes_no_bit(tiny_bert, toy_task, tmp_path, lim
     run = make(tiny_bert, toy_task(), layers="1:", epochs=3)
     memory, file = LIMITS[limits]
 
-    class Full(Watcher):
+    class Full(Hooks):
         def __init__(self):
             self.told = []
 
@@ -319,7 +320,7 @@ def maps(monkeypatch):
     return made
 
 
-class StopAt(Watcher):
+class StopAt(Hooks):
     """Looks around at a step, and stops there if it is to."""
 
     def __init__(self, folder, error=None):
@@ -352,7 +353,7 @@ def test_a_disk_without_room_is_no_error(tiny_bert, toy_task, tmp_path, monkeypa
     assert result.status == "finished"
 
 
-class StopAfter(Watcher):
+class StopAfter(Hooks):
     def __init__(self, num_steps):
         self.num_left = num_steps
 
@@ -392,7 +393,7 @@ def test_nothing_below_the_first_trained_layer_is_kept_for_backward(tiny_bert, t
     # The mean: of a last block that only computes first tokens less is kept.
     runs = [make(tiny_bert, toy_task(), layers=layers, dropout=0.0, pooling="mean") for layers in ("all", "2:")]
     plain = make_cohort([runs[1]], tiny_bert)
-    reusing = make_cohort([runs[1]], tiny_bert, FrozenCache(tiny_bert, tmp_path, Watcher()))
+    reusing = make_cohort([runs[1]], tiny_bert, FrozenCache(tiny_bert, tmp_path))
     num_tokens = int(plain.members[0].train.lengths[plain.members[0].next_batch()].sum())
     # What the block reads lies beside what its attention gives, which its adapter's gradient needs.
     assert saved_bytes(reusing) == saved_bytes(plain) + 4 * tiny_bert.hidden_size * num_tokens
@@ -415,7 +416,7 @@ def test_a_head_that_reads_all_layers_is_trained_beside_one_that_does_not(tiny_b
     ]
     plain, reusing = (
         make_cohort(runs, tiny_bert),
-        make_cohort(runs, tiny_bert, FrozenCache(tiny_bert, tmp_path, Watcher())),
+        make_cohort(runs, tiny_bert, FrozenCache(tiny_bert, tmp_path)),
     )
     for cohort in (plain, reusing):
         take_steps(cohort, 14)
@@ -426,7 +427,7 @@ def test_texts_that_no_run_needs_any_more_make_room(tiny_bert, toy_task, tmp_pat
     task = toy_task()
     sets = [encode_split(tiny_bert.tokenizer, split, Reading("classify", 32)) for split in (task.train, task.dev)]
     limit = 4 * tiny_bert.hidden_size * int(sets[0].lengths.sum())
-    cache = FrozenCache(tiny_bert, tmp_path, Watcher(), Limits(limit, 0))
+    cache = FrozenCache(tiny_bert, tmp_path, limits=Limits(limit, 0))
     first = cache.keep(CacheDepth(1), sets[0])
     assert first.find(0) is not None
     assert cache.keep(CacheDepth(1), sets[1]).find(0) is None  # no room beside the first
@@ -437,12 +438,12 @@ def test_texts_that_no_run_needs_any_more_make_room(tiny_bert, toy_task, tmp_pat
 def test_filling_is_told_from_the_first_text_to_the_last(tiny_bert, toy_task, tmp_path):
     told = []
 
-    class Listen(Watcher):
+    class Listen(Hooks):
         def on_prefix(self, num_done, num_texts):
             told.append((num_done, num_texts))
 
     task = toy_task(num_rows=150)
-    fit([make(tiny_bert, task, layers="1:", epochs=2)], tiny_bert, tmp_path, watch=Listen())
+    fit([make(tiny_bert, task, layers="1:", epochs=2)], tiny_bert, tmp_path, emit=Listen())
     texts = [len(set(task.train.texts)), len(set(task.dev.texts) - set(task.train.texts))]
     assert [pair for pair in told if pair[0] == pair[1]] == [(n, n) for n in texts]
     assert told == sorted(told, key=lambda pair: (-pair[1], pair[0]))

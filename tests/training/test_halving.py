@@ -11,10 +11,10 @@ import signal
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.errors import BadConfig
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.cohort.fit import Interrupted
 from inlay.training.recipe.halving import SPENT, Contest, Halving, Rung, Standing, find_chance, make_rungs
 
@@ -163,7 +163,7 @@ class Clock:
         return self.now
 
 
-class Ticking(Watcher):
+class Ticking(Hooks):
     """Moves the clock, and interrupts at a step."""
 
     def __init__(self, stop_at=None):
@@ -207,7 +207,7 @@ def test_a_contest_that_was_stopped_goes_on_to_the_same_end(tiny_bert, toy_task,
     per_epoch = runs[0].steps_per_epoch
     for stop_at in (per_epoch, per_epoch + 2, 3 * per_epoch + 1):
         with pytest.raises(Interrupted):
-            fit(runs, tiny_bert, tmp_path, watch=Ticking(stop_at=stop_at), referee=hold(runs))
+            fit(runs, tiny_bert, tmp_path, emit=Ticking(stop_at=stop_at), referee=hold(runs))
     check_winner(fit(runs, tiny_bert, tmp_path, referee=hold(runs)), alone)
 
 
@@ -223,7 +223,7 @@ def test_candidates_that_waited_take_the_slots_of_losers(tiny_bert, toy_task, tm
 def test_at_the_deadline_the_step_in_hand_is_the_last_and_what_was_trained_is_scored(tiny_bert, toy_task, tmp_path):
     run = make(tiny_bert, toy_task, 1e-2)
     watch = Ticking()
-    (result,) = fit([run], tiny_bert, tmp_path, watch=watch, referee=hold([run], 5, clock=watch.clock))
+    (result,) = fit([run], tiny_bert, tmp_path, emit=watch, referee=hold([run], 5, clock=watch.clock))
     assert (result.status, result.message) == ("stopped-early", SPENT)
     assert watch.steps == 6  # five seconds were over when the sixth step ended
     assert [(line["epoch"], line["step"]) for line in result.history] == [(1, 6)]
@@ -235,7 +235,7 @@ def test_at_the_deadline_the_step_in_hand_is_the_last_and_what_was_trained_is_sc
 def test_time_for_the_last_score_is_kept_back(tiny_bert, toy_task, tmp_path):
     runs = [make(tiny_bert, toy_task, lr) for lr in (1e-2, 1e-3)]
     watch = Ticking()
-    fit(runs, tiny_bert, tmp_path, watch=watch, referee=hold(runs, 9, score_seconds=2, clock=watch.clock))
+    fit(runs, tiny_bert, tmp_path, emit=watch, referee=hold(runs, 9, score_seconds=2, clock=watch.clock))
     assert watch.steps == 6  # 9 seconds without the scores of two
 
 
@@ -248,7 +248,7 @@ def test_where_the_time_is_up_with_an_epoch_no_other_step_is_taken(tiny_bert, to
             clock.now = 100.0
 
     watch = Scored()
-    (result,) = fit([run], tiny_bert, tmp_path, watch=watch, referee=hold([run], 50, clock=clock))
+    (result,) = fit([run], tiny_bert, tmp_path, emit=watch, referee=hold([run], 50, clock=clock))
     assert watch.steps == 1  # the round that fitted the probe, without a step
     assert [line["stage"] for line in result.history] == ["probe"]
     assert (result.message, bool(result.tensors)) == (SPENT, True)
@@ -267,11 +267,11 @@ def test_a_stopped_run_has_the_rest_of_its_budget(tiny_bert, toy_task, tmp_path)
     run = make(tiny_bert, toy_task, 1e-2)
     first = Ticking(stop_at=5)
     with pytest.raises(Interrupted):
-        fit([run], tiny_bert, tmp_path, watch=first, referee=hold([run], 8, clock=first.clock))
+        fit([run], tiny_bert, tmp_path, emit=first, referee=hold([run], 8, clock=first.clock))
     later = Clock()
     later.now = 1000.0
 
-    class Count(Watcher):
+    class Count(Hooks):
         def __init__(self):
             self.steps, self.notices = 0, []
 
@@ -283,7 +283,7 @@ def test_a_stopped_run_has_the_rest_of_its_budget(tiny_bert, toy_task, tmp_path)
             self.notices.append(message)
 
     second = Count()
-    (result,) = fit([run], tiny_bert, tmp_path, watch=second, referee=hold([run], 8, clock=later))
+    (result,) = fit([run], tiny_bert, tmp_path, emit=second, referee=hold([run], 8, clock=later))
     assert result.message == SPENT
     assert second.steps == 8 - 5 + 1
     assert "budget: 5 s of training are behind it, the other 3 s are left" in second.notices

@@ -12,6 +12,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from hooks import Hooks
 from inlay.data.sampling import draw_by_label
 from inlay.data.tasks import Split
 from inlay.errors import BadConfig, OutOfMemory
@@ -20,7 +21,7 @@ from inlay.model.bank.methods import find_method
 from inlay.model.heads.inference import infer_vectors
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig, settled
 from inlay.training import fit, make_run
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.loop import Interrupted
 from inlay.training.evaluate import Verdict, encode_rows, predict_split
 from inlay.training.recipe import head_start
@@ -244,7 +245,7 @@ def test_moments_of_the_contrastive_start_are_forgotten(tiny_bert, toy_task):
     assert cohort.optimizer.first_SP.abs().max() == 0
 
 
-class InterruptAt(Watcher):
+class InterruptAt(Hooks):
     def __init__(self, step):
         self.step = step
 
@@ -257,7 +258,7 @@ class InterruptAt(Watcher):
 def test_stopped_before_in_or_after_the_contrastive_start_a_run_ends_the_same(tiny_bert, toy_task, tmp_path, step):
     run = make(tiny_bert, toy_task(), lr=1e-3, head_start="probe", contrast=6, epochs=1, keep="late")
     with pytest.raises(Interrupted):
-        fit([run], tiny_bert, tmp_path / "cut", watch=InterruptAt(step))
+        fit([run], tiny_bert, tmp_path / "cut", emit=InterruptAt(step))
     (resumed,) = fit([run], tiny_bert, tmp_path / "cut")
     (whole,) = fit([run], tiny_bert, tmp_path / "whole")
     assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hooks import Hooks
 from inlay.errors import BadConfig
 from inlay.model import load_backbone
 from inlay.model.bank.bank import Bank
@@ -17,7 +18,7 @@ from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
-from inlay.training.cohort.cohort import Cohort, Watcher
+from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
 from inlay.training.run.joint import make_joint_run
 from inlay.training.run.materialize import write_out
@@ -175,7 +176,7 @@ def test_steps_are_as_many_as_rows_need_or_as_are_asked_for(tiny_bert, toy_task)
     assert [record["step"] for record in cohort.members[0].progress.history] == [3, 6, 7]
 
 
-class Stop(Watcher):
+class Stop(Hooks):
     """Ends the process after some steps, as a kill would: nothing more is written."""
 
     def __init__(self, num_steps):

@@ -9,7 +9,7 @@ import pytest
 
 from inlay.errors import BadConfig
 from inlay.settings.run_config import MethodConfig, RunConfig
-from inlay.training.cohort.cohort import Cohort, Watcher
+from inlay.training.cohort.cohort import Cohort
 from inlay.training.run.joint import make_joint_run
 from inlay.training.run.run import make_run
 from joint_runs import QUIET, SETTINGS
@@ -46,7 +46,7 @@ def test_how_free_texts_are_written_is_of_the_tasks_that_write_them(t5, toy_task
 
 def test_answers_that_are_cut_or_cannot_be_written_are_counted(t5, toy_texts):
     odd = with_targets(toy_texts("texts"), np.array(["good " * 9, "bad", "☃ plot", "good"], dtype=object))
-    cohort = Cohort([make_joint_run([odd], CONFIG.override(["train.max_answer=5"]), t5)], t5, SETTINGS, Watcher())
+    cohort = Cohort([make_joint_run([odd], CONFIG.override(["train.max_answer=5"]), t5)], t5, SETTINGS)
     (part,) = cohort.members[0].parts
     assert part.num_cut_answers == len(odd.train.texts) // 4
     assert part.num_unwritable == len(odd.train.texts) // 4

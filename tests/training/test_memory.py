@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.errors import OutOfMemory
 from inlay.model.backbone.families import find_family
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
 from inlay.training.cohort import memory
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.memory import TOKEN_BUDGET, choose_budget, choose_slots, counting_saved
 from inlay.training.cohort.parallel import World
 from inlay.training.run.plan import make_plan
@@ -31,7 +32,7 @@ def make(backbone, task, *, size=8, method=None, **train):
     return make_run(task, RunConfig(method=method, train=TrainConfig(**QUIET | train)), backbone)
 
 
-class Ear(Watcher):
+class Ear(Hooks):
     def __init__(self):
         self.told, self.seen = [], []
 
@@ -152,7 +153,7 @@ def test_a_smaller_cohort_and_budget_are_what_a_resume_begins_with(tiny_bert, to
     with pytest.raises(KeyboardInterrupt):
         fit(runs, tiny_bert, tmp_path / "cut", FitSettings(save_every=1), Stop())
     ear = Ear()
-    assert_equal_results(fit(runs, tiny_bert, tmp_path / "cut", watch=ear), whole)
+    assert_equal_results(fit(runs, tiny_bert, tmp_path / "cut", emit=ear), whole)
     assert ear.told == []
     assert ear.seen[0][0] == 2
     assert ear.seen[0][1] <= 120
@@ -219,17 +220,17 @@ def test_numbers_of_numpy_are_written_to_the_membership_of_a_cohort(tiny_bert, t
 def test_a_cohort_that_cannot_be_built_is_halved(tiny_bert, toy_task, tmp_path, monkeypatch):
     original = Cohort.__init__
 
-    def build(self, runs, backbone, settings, watch=None, *, world):
+    def build(self, runs, backbone, settings, emit, *, world):
         if settings.num_slots > 1:
             raise RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
             )
-        original(self, runs, backbone, settings, watch, world=world)
+        original(self, runs, backbone, settings, emit, world=world)
 
     monkeypatch.setattr(Cohort, "__init__", build)
     ear = Ear()
     runs = [make(tiny_bert, toy_task(), seed=seed, epochs=1) for seed in range(3)]
-    assert len(fit(runs, tiny_bert, tmp_path, watch=ear)) == 3
+    assert len(fit(runs, tiny_bert, tmp_path, emit=ear)) == 3
     assert [slots for slots, _ in ear.seen] == [1]
     assert len(ear.told) == 1
 
@@ -246,14 +247,14 @@ def test_other_errors_are_not_taken_for_memory(tiny_bert, toy_task, tmp_path, mo
 def test_little_memory_means_fewer_slots_and_tokens_and_the_same_results(tiny_bert, toy_task, tmp_path, monkeypatch):
     runs = [make(tiny_bert, toy_task(), seed=seed, size=256) for seed in range(4)]
     ear = Ear()
-    whole = fit(runs, tiny_bert, tmp_path / "whole", watch=ear)
+    whole = fit(runs, tiny_bert, tmp_path / "whole", emit=ear)
     assert ear.seen == [(4, TOKEN_BUDGET["cpu"])]
     slot_bytes = memory.count_slot_bytes(runs, tiny_bert)
     cohort = Cohort(runs, tiny_bert, SETTINGS)
     token_bytes = memory.measure_token_bytes(cohort)
     free = int(5 * slot_bytes / 0.8)  # two and a half slots fit in half of the usable four fifths
     monkeypatch.setattr(sys.modules["inlay.training.cohort.fit"], "available_bytes", lambda device: free)
-    small = fit(runs, tiny_bert, tmp_path / "small", watch=ear)
+    small = fit(runs, tiny_bert, tmp_path / "small", emit=ear)
     slots, budget = ear.seen[-1]
     assert slots == 2
     fitting = (0.8 * free - 2 * slot_bytes) / token_bytes
@@ -325,7 +326,7 @@ def test_plan_tells_the_budget_and_cohort_that_fit_would_choose(tiny_bert, toy_t
     run = make(tiny_bert, toy_task())
     plan = make_plan(run, tiny_bert)
     ear = Ear()
-    fit([run], tiny_bert, tmp_path, watch=ear)
+    fit([run], tiny_bert, tmp_path, emit=ear)
     assert ear.seen == [(1, plan.token_budget)]
     assert plan.max_together == memory.MAX_COHORT
     free = int(5 * memory.count_slot_bytes([run], tiny_bert) / 0.8)

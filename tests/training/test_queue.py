@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hooks import Hooks
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.queue import Queue, longest_first
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
@@ -52,7 +53,7 @@ def test_a_copy_of_the_backbone_that_waited_for_another_equals_the_copy_alone(
     runs = [make_run(task, RunConfig(method=MethodConfig("full"), train=train), backbone) for task in tasks]
     cohorts = []
 
-    class Watch(Watcher):
+    class Watch(Hooks):
         def on_start(self, cohort):
             cohorts.append((len(cohort.queue.runs), cohort.num_seats))
 
@@ -68,7 +69,7 @@ def test_a_copy_of_the_backbone_that_waited_for_another_equals_the_copy_alone(
             ):  # whose true gradient is zero: Adam makes steps of its rounding
                 torch.testing.assert_close(queued[name], alone[name], atol=near, rtol=0.0, msg=name)
 
-    class Stop(Watcher):
+    class Stop(Hooks):
         def on_step(self, cohort, num_rows):
             if cohort.num_steps == 4:
                 raise KeyboardInterrupt
@@ -88,7 +89,7 @@ def test_a_copy_that_was_trained_elsewhere_is_not_trained_again_by_its_row(backb
     configs = [TrainConfig(lr=1e-3, epochs=2, batch_size=8, max_length=32, seed=seed) for seed in range(3)]
     runs = [make_run(task, RunConfig(method=MethodConfig("full"), train=train), backbone) for train in configs]
 
-    class Stop(Watcher):
+    class Stop(Hooks):
         def on_step(self, cohort, num_rows):
             if cohort.num_steps == 4:
                 raise KeyboardInterrupt
@@ -99,7 +100,7 @@ def test_a_copy_that_was_trained_elsewhere_is_not_trained_again_by_its_row(backb
     before = (tmp_path / runs[1].id / "result.json").read_bytes()
     seen, waiting = [], []
 
-    class Watch(Watcher):
+    class Watch(Hooks):
         def on_start(self, cohort):
             waiting.extend(run.id for run in cohort.queue.waiting)
 
@@ -177,7 +178,7 @@ def test_the_longest_runs_enter_first_and_one_that_lost_its_slot_before_all(tiny
 
 
 def test_seconds_of_a_run_count_from_its_entry(tiny_bert, toy_task, tmp_path):
-    class Slow(Watcher):
+    class Slow(Hooks):
         def on_start(self, cohort):
             cohort.seconds = 1000.0
 

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.errors import StoreDamaged
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.threads import Threads
 from inlay.training import FitSettings, fit, make_run
 from inlay.training.cohort import parallel
-from inlay.training.cohort.cohort import CohortSettings, Watcher
+from inlay.training.cohort.cohort import CohortSettings
 from inlay.training.cohort.fit import Interrupted
 from inlay.training.cohort.resume import cohort_id, find_stopped, write_membership
+from inlay.training.events import ignore
 
 PROGRAM = Path(__file__).with_name("kill_and_resume.py")
 
@@ -40,7 +42,7 @@ def make(backbone, toy_task, **train):
     return make_run(toy_task(), RunConfig(method=MethodConfig(size=4), train=TrainConfig(**settings)), backbone)
 
 
-class InterruptAt(Watcher):
+class InterruptAt(Hooks):
     def __init__(self, step):
         self.step = step
 
@@ -52,15 +54,15 @@ class InterruptAt(Watcher):
 def test_ctrl_c_saves_and_the_next_call_goes_on(tiny_bert, toy_task, tmp_path):
     run = make(tiny_bert, toy_task)
     with pytest.raises(Interrupted):
-        fit([run], tiny_bert, tmp_path / "a", watch=InterruptAt(4))
+        fit([run], tiny_bert, tmp_path / "a", emit=InterruptAt(4))
     assert not (tmp_path / "a" / run.id / "result.json").exists()
     steps = []
 
-    class Count(Watcher):
+    class Count(Hooks):
         def on_step(self, cohort, num_rows):
             steps.append(cohort.num_steps)
 
-    (resumed,) = fit([run], tiny_bert, tmp_path / "a", watch=Count())
+    (resumed,) = fit([run], tiny_bert, tmp_path / "a", emit=Count())
     (whole,) = fit([run], tiny_bert, tmp_path / "b")
     assert steps[0] == 5  # the step in hand was finished and saved: nothing is done twice
     assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
@@ -82,7 +84,7 @@ def test_ctrl_c_while_dev_rows_are_answered_stops_between_passes_and_they_are_an
 
         return infer(bank, rows, on_batch=hear, **options)
 
-    class Count(Watcher):
+    class Count(Hooks):
         def on_step(self, cohort, num_rows):
             steps.append((cohort.num_steps, num_rows))
 
@@ -91,7 +93,7 @@ def test_ctrl_c_while_dev_rows_are_answered_stops_between_passes_and_they_are_an
     with pytest.raises(Interrupted):
         fit(runs, tiny_bert, tmp_path / "cut", settings)
     assert len(answered) == 1
-    resumed = fit(runs, tiny_bert, tmp_path / "cut", settings, watch=Count())
+    resumed = fit(runs, tiny_bert, tmp_path / "cut", settings, emit=Count())
     first = runs[0].steps_per_epoch
     assert steps[:2] == [(first, 0), (first + 1, 16)], "scored first, no step taken again"
     for one, other in zip(whole, resumed, strict=True):
@@ -102,9 +104,9 @@ def test_ctrl_c_while_dev_rows_are_answered_stops_between_passes_and_they_are_an
 def test_a_cohort_of_the_runs_that_were_left_is_found_again(tiny_bert, toy_task, tmp_path):
     done, short, long = (make(tiny_bert, toy_task, seed=seed, epochs=epochs) for seed, epochs in enumerate((1, 1, 2)))
 
-    def train(folder, watch=None):
+    def train(folder, emit=ignore):
         fit([done], tiny_bert, folder)
-        return fit([done, short, long], tiny_bert, folder, watch=watch)  # a cohort of two
+        return fit([done, short, long], tiny_bert, folder, emit=emit)  # a cohort of two
 
     whole = train(tmp_path / "whole")
     with pytest.raises(Interrupted):
@@ -112,7 +114,7 @@ def test_a_cohort_of_the_runs_that_were_left_is_found_again(tiny_bert, toy_task,
     assert (tmp_path / "cut" / short.id / "result.json").exists()
     steps = []
 
-    class Count(Watcher):
+    class Count(Hooks):
         def on_step(self, cohort, num_rows):
             steps.append((cohort.num_steps, len(cohort.members)))
 
@@ -126,28 +128,28 @@ def test_a_cohort_of_the_runs_that_were_left_is_found_again(tiny_bert, toy_task,
 def test_a_smaller_budget_holds_for_a_resumed_run(tiny_bert, toy_task, tmp_path):
     run = make(tiny_bert, toy_task)
     with pytest.raises(Interrupted):
-        fit([run], tiny_bert, tmp_path, watch=InterruptAt(4))
+        fit([run], tiny_bert, tmp_path, emit=InterruptAt(4))
     budgets = set()
 
-    class Look(Watcher):
+    class Look(Hooks):
         def on_step(self, cohort, num_rows):
             budgets.add(cohort.settings.token_budget)
 
-    fit([run], tiny_bert, tmp_path, FitSettings(token_budget=64), watch=Look())
+    fit([run], tiny_bert, tmp_path, FitSettings(token_budget=64), emit=Look())
     assert budgets == {64}
 
 
 def test_restart_begins_anew(tiny_bert, toy_task, tmp_path):
     run = make(tiny_bert, toy_task)
     with pytest.raises(Interrupted):
-        fit([run], tiny_bert, tmp_path, watch=InterruptAt(4))
+        fit([run], tiny_bert, tmp_path, emit=InterruptAt(4))
     steps = []
 
-    class Count(Watcher):
+    class Count(Hooks):
         def on_step(self, cohort, num_rows):
             steps.append(cohort.num_steps)
 
-    fit([run], tiny_bert, tmp_path, FitSettings(restart=True), watch=Count())
+    fit([run], tiny_bert, tmp_path, FitSettings(restart=True), emit=Count())
     assert steps == list(range(1, run.num_steps + 1))
 
 
@@ -155,11 +157,11 @@ def test_membership_budget_and_threads_are_on_disk_before_the_first_step(tiny_be
     runs = [make(tiny_bert, toy_task, seed=seed) for seed in (3, 1)]
     seen = {}
 
-    class Look(Watcher):
+    class Look(Hooks):
         def on_start(self, cohort):
             seen.update(json.loads((tmp_path / "cohorts" / cohort_id(runs) / "cohort.json").read_text()))
 
-    fit(runs, tiny_bert, tmp_path, FitSettings(token_budget=500, save_every=7), watch=Look())
+    fit(runs, tiny_bert, tmp_path, FitSettings(token_budget=500, save_every=7), emit=Look())
     assert seen["runs"] == [run.id for run in runs]
     assert (seen["token_budget"], seen["save_every"]) == (500, 7)
     assert seen["num_threads"] == torch.get_num_threads()
@@ -168,7 +170,7 @@ def test_membership_budget_and_threads_are_on_disk_before_the_first_step(tiny_be
 def test_a_damaged_state_is_refused_with_what_to_do(tiny_bert, toy_task, tmp_path):
     run = make(tiny_bert, toy_task)
     with pytest.raises(Interrupted):
-        fit([run], tiny_bert, tmp_path, watch=InterruptAt(4))
+        fit([run], tiny_bert, tmp_path, emit=InterruptAt(4))
     state = tmp_path / "cohorts" / cohort_id([run]) / "state.safetensors"
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(StoreDamaged, match="resume state") as caught:
@@ -189,7 +191,7 @@ def test_a_stopped_cohort_goes_on_only_if_it_trains_all_that_is_asked_for_and_no
     assert find_stopped(tmp_path, [first, third], [first]) is None, "nobody asks for the second"
 
 
-class HearThreads(Watcher):
+class HearThreads(Hooks):
     """How many threads computed each step, what stood in the cohort's file then, and what was said."""
 
     def __init__(self, place, stop_at=0):
@@ -211,9 +213,9 @@ def test_a_resumed_run_takes_the_threads_there_are_now_and_says_so_if_they_are_o
     first, same, other = HearThreads(place, stop_at=2), HearThreads(place, stop_at=4), HearThreads(place)
     for watch, threads in ((first, 1), (same, 1)):
         with pytest.raises(Interrupted):
-            fit([run], tiny_bert, tmp_path, FitSettings(threads=threads), watch=watch)
+            fit([run], tiny_bert, tmp_path, FitSettings(threads=threads), emit=watch)
         assert (set(watch.counted), set(watch.written), watch.said) == ({1}, {1}, [])
-    fit([run], tiny_bert, tmp_path, FitSettings(threads=3), watch=other)
+    fit([run], tiny_bert, tmp_path, FitSettings(threads=3), emit=other)
     assert (set(other.counted), set(other.written)) == ({3}, {3})
     assert other.said == ["threads: 3; before it was stopped there were 1, so sums are rounded otherwise from here on"]
     assert torch.get_num_threads() == before
@@ -232,7 +234,7 @@ def test_threads_change_between_two_steps_when_others_take_cores(tiny_bert, toy_
     monkeypatch.setattr(Threads, "look_again", look_again)
     watch = HearThreads(tmp_path / "cohorts" / cohort_id([run]) / "cohort.json")
     before = torch.get_num_threads()
-    fit([run], tiny_bert, tmp_path, FitSettings(threads=2), watch=watch)
+    fit([run], tiny_bert, tmp_path, FitSettings(threads=2), emit=watch)
     assert watch.counted == watch.written == [2, 2] + [1] * (run.num_steps - 2)
     assert watch.said == ["threads: 1 of 2: others"]
     assert torch.get_num_threads() == before

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.errors import BadConfig, Missing, UnknownName, WrongBackbone
 from inlay.model.bank.bank import Bank
 from inlay.model.batch.route import Row
@@ -14,7 +15,7 @@ from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.run.start import inherit
 
 SETTINGS = CohortSettings(16384, 1, 100)
@@ -204,7 +205,7 @@ def test_version_records_its_lineage(tiny_bert, toy_task, store):
     assert "from" not in store.manifest(versions[0]).extra
 
 
-class _Stop(Watcher):
+class _Stop(Hooks):
     def on_step(self, cohort, num_rows):
         if cohort.num_steps == 7:
             raise KeyboardInterrupt

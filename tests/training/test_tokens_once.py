@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
+from hooks import Hooks
 from inlay.data import token_cache as once
 from inlay.data.windows import encode_split
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.evaluate import score_split
 from inlay.training.run.plan import make_plan
 
@@ -54,7 +54,7 @@ def test_another_length_is_tokenised_anew(tiny_bert, toy_task, tmp_path, tokenis
     assert tokenised == [16, 8, 16, 8]
 
 
-class Listener(Watcher):
+class Listener(Hooks):
     def __init__(self):
         self.heard = []
 
@@ -68,5 +68,5 @@ class Listener(Watcher):
 def test_tokenising_is_heard_before_training_starts(tiny_bert, toy_task, tmp_path, tokenised, monkeypatch):
     monkeypatch.setattr("inlay.data.encode.CHUNK_ROWS", 10)
     listener = Listener()
-    fit([make(tiny_bert, toy_task(num_rows=24))], tiny_bert, tmp_path, watch=listener)
+    fit([make(tiny_bert, toy_task(num_rows=24))], tiny_bert, tmp_path, emit=listener)
     assert listener.heard == [(10, 24), (20, 24), (24, 24), (10, 12), (12, 12), "start"]

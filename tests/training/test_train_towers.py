@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 
+from hooks import Hooks
 from inlay.errors import BadConfig
 from inlay.model.batch.route import Row, make_rows
 from inlay.model.heads.inference import infer
@@ -17,7 +18,7 @@ from inlay.serving.verify import verify
 from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, settled
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.fit import Interrupted, has_known_heads
 from inlay.training.evaluate import encode_rows, predict_split
 from inlay.training.run.joint import make_joint_run
@@ -36,7 +37,7 @@ def make(task, backbone, pairs="towers", method="houlsby", size=8, store=None, *
     return make_run(task, config, backbone, store)
 
 
-class InterruptAt(Watcher):
+class InterruptAt(Hooks):
     def __init__(self, step):
         self.step = step
 
@@ -97,7 +98,7 @@ def test_towers_learn_their_rows(tiny_bert, toy_pairs, tmp_path):
 def test_stopped_and_resumed_towers_end_with_the_same_weights(tiny_bert, toy_pairs, tmp_path):
     runs = [make(toy_pairs(), tiny_bert, pairs=pairs, dropout=None, head_dropout=0.1) for pairs in ("towers", "joined")]
     with pytest.raises(Interrupted):
-        fit(runs, tiny_bert, tmp_path / "a", watch=InterruptAt(7))
+        fit(runs, tiny_bert, tmp_path / "a", emit=InterruptAt(7))
     resumed, whole = fit(runs, tiny_bert, tmp_path / "a"), fit(runs, tiny_bert, tmp_path / "b")
     for mine, other in zip(resumed, whole, strict=True):
         assert all(torch.equal(mine.tensors[name], other.tensors[name]) for name in other.tensors)

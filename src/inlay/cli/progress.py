@@ -10,8 +10,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.cli import screen
-from inlay.training.cohort.cohort import Cohort, Watcher
+from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.member import CONTRAST, PROBE, Member
+from inlay.training.events import (
+    CacheFull,
+    CohortStarted,
+    CompileEnded,
+    CompileStarted,
+    EpochEnded,
+    Event,
+    MemoryRanOut,
+    Notice,
+    RowsEncoded,
+    RunEnded,
+    RunEntered,
+    StatesCached,
+    StepTaken,
+)
 from inlay.training.run.joint import AnyMember
 from inlay.training.run.run import DIVERGED, STOPPED_EARLY
 
@@ -21,8 +36,8 @@ _LONG_SECONDS = 1.0  # less is no news
 _MANY_ROWS = 10_000  # fewer are tokenised before a bar could be read
 
 
-class ScreenWatcher(Watcher):
-    """Draws the progress of `num_runs` runs on a meter, cohort by cohort."""
+class TrainingProgress:
+    """A listener that draws the progress of `num_runs` runs on a meter, cohort by cohort."""
 
     def __init__(self, meter: screen.Meter, *, num_runs: int = 1) -> None:
         self._meter, self._num_runs = meter, num_runs
@@ -31,54 +46,55 @@ class ScreenWatcher(Watcher):
         self._best = ""
         self._fell_back = False
 
-    def on_encode(self, num_done: int, num_rows: int) -> None:
-        if num_rows >= _MANY_ROWS:
-            self._meter.update(num_done, title="tokenising", total=num_rows)
+    def __call__(self, event: Event) -> None:
+        match event:
+            case StepTaken(cohort, num_rows):
+                self._num_rows += num_rows
+                self._draw(cohort)
+            case EpochEnded(member, record):
+                self._show_epoch(member, record)
+            case RunEnded(member):
+                self._show_end(member)
+            case RunEntered(member):
+                self._note_rows(member)
+            case CohortStarted(cohort):
+                self._show_start(cohort)
+            case MemoryRanOut(message):
+                self._fell_back = True
+                self._meter.log(message, "yellow")
+            case Notice(message):
+                self._meter.log(message)
+            case CompileStarted(what):
+                self._meter.wait(what)
+            case CompileEnded(what, seconds) if seconds >= _LONG_SECONDS:  # else it was compiled before, and read back
+                self._meter.log(f"{what}: {screen.duration(seconds)}")
+            case RowsEncoded(num_done, num_rows) if num_rows >= _MANY_ROWS:
+                self._meter.update(num_done, title="tokenising", total=num_rows)
+            case StatesCached(num_done, num_texts) if num_texts >= _MANY_TEXTS:
+                self._meter.update(num_done, title="computing the frozen layers once", total=num_texts)
+            case CacheFull(num_left, num_texts):
+                self._meter.log(
+                    f"memory and disk hold the frozen layers of {num_texts - num_left:,} of {num_texts:,} texts: "
+                    "those of the others are computed in every epoch"
+                )
 
-    def on_prefix(self, num_done: int, num_texts: int) -> None:
-        if num_texts >= _MANY_TEXTS:
-            self._meter.update(num_done, title="computing the frozen layers once", total=num_texts)
-
-    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
-        self._meter.log(
-            f"memory and disk hold the frozen layers of {num_texts - num_left:,} of {num_texts:,} texts: "
-            "those of the others are computed in every epoch"
-        )
-
-    def on_compile(self, what: str) -> None:
-        self._meter.wait(what)
-
-    def on_compiled(self, what: str, seconds: float) -> None:
-        if seconds >= _LONG_SECONDS:  # else it was compiled before, and read back
-            self._meter.log(f"{what}: {screen.duration(seconds)}")
-
-    def on_notice(self, message: str) -> None:
-        self._meter.log(message)
-
-    def on_start(self, cohort: Cohort) -> None:
+    def _show_start(self, cohort: Cohort) -> None:
         self._began, self._num_rows = time.perf_counter(), 0
         for member in cohort.members:
-            self.on_enter(member)
+            self._note_rows(member)
         if cohort.num_steps and not self._fell_back:
             self._meter.log(f"going on after step {cohort.num_steps:,} of the run that was stopped")
         self._meter.log(_describe_cohort(cohort))
         self._draw(cohort)
 
-    def on_enter(self, member: AnyMember) -> None:
+    def _note_rows(self, member: AnyMember) -> None:
+        """Say once of each task which of its texts are cut."""
         for part in member.parts:
             if part.run.task.digest not in self._noted:
                 self._noted.add(part.run.task.digest)
                 _note_truncation(part, self._meter)
 
-    def on_fallback(self, message: str) -> None:
-        self._fell_back = True
-        self._meter.log(message, "yellow")
-
-    def on_step(self, cohort: Cohort, num_rows: int) -> None:
-        self._num_rows += num_rows
-        self._draw(cohort)
-
-    def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
+    def _show_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
         metric, epochs = member.run.metric, member.num_stages
         value = record["dev"][metric]
         self._best = f"dev {member.progress.best_metric:.4f}"
@@ -93,7 +109,7 @@ class ScreenWatcher(Watcher):
                 f"dev {metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
             )
 
-    def on_end(self, member: AnyMember) -> None:
+    def _show_end(self, member: AnyMember) -> None:
         progress = member.progress
         if progress.status == DIVERGED:
             self._meter.log(f"run {member.run.id} {progress.message}", "yellow")

@@ -17,7 +17,7 @@ from inlay.errors import BadConfig, Missing
 from inlay.settings.fit_settings import FitSettings
 
 if TYPE_CHECKING:
-    from inlay.stream import Event
+    from inlay.stream import StreamEvent
 
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _STYLES = {"published": "green", "stands": "green", "known": "yellow", "aside": "red", "fallen": "red", "epoch": "dim"}
@@ -89,7 +89,7 @@ def stream(
         screen.emit(", ".join(parts))
 
 
-def _show(event: Event, *, as_json: bool) -> None:
+def _show(event: StreamEvent, *, as_json: bool) -> None:
     screen.log(event.message, _STYLES.get(event.kind, ""))
     for note in event.details.get("notes", ()):
         screen.log(f"  {note}", "dim")

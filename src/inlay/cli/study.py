@@ -306,12 +306,12 @@ class _Session:
             report["submission"] = write_entries(plan, entries, self.places, self.data_root, missing)
 
     def _train_again(self, plan: Plan, gone: Sequence[Entry]) -> None:
-        from inlay.cli.progress import ScreenWatcher
+        from inlay.cli.progress import TrainingProgress
         from inlay.studies.glue_entries import train_again
 
         screen.log(f"training again, to answer the test sets: {screen.count(len(gone), 'run')} without weights")
         with _resumable(), screen.Meter("training") as meter:
-            train_again(plan, gone, self.places, ScreenWatcher(meter, num_runs=len(gone)))
+            train_again(plan, gone, self.places, TrainingProgress(meter, num_runs=len(gone)))
 
     def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> Outcome:
         from inlay.cli.study_progress import CrewStage, ScreenStage

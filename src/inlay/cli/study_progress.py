@@ -6,10 +6,10 @@ import time
 from typing import Self
 
 from inlay.cli import screen
-from inlay.cli.progress import ScreenWatcher
+from inlay.cli.progress import TrainingProgress
 from inlay.studies.run.agenda import Unit
 from inlay.studies.run.session import Stage
-from inlay.training.cohort.cohort import Watcher
+from inlay.training.events import Emit
 
 _SMOOTHED_SECONDS = 10.0  # the rate shown is that of about so long
 
@@ -24,9 +24,9 @@ class ScreenStage(Stage):
         self._close()
         screen.log(f"{number}/{num_units}  {unit.describe()}: {screen.count(unit.num_runs, 'run')}")
 
-    def watch(self, unit: Unit) -> Watcher:
+    def watch(self, unit: Unit) -> Emit:
         self._meter = screen.Meter("training")
-        return ScreenWatcher(self._meter.__enter__(), num_runs=unit.num_runs)
+        return TrainingProgress(self._meter.__enter__(), num_runs=unit.num_runs)
 
     def end(self, unit: Unit, seconds: float) -> None:
         self._close()

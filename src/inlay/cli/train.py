@@ -244,17 +244,17 @@ def fit_runs(
     runs: Sequence[AnyRun], ready: Ready, settings: FitSettings, referee: Referee | None = None
 ) -> list[Result]:
     """The results of the runs; those that are not finished yet are trained, with progress."""
-    from inlay.cli.progress import ScreenWatcher
+    from inlay.cli.progress import TrainingProgress
     from inlay.training import fit
-    from inlay.training.cohort.cohort import Watcher
+    from inlay.training.events import ignore
 
     if all(is_finished(run, ready) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
         screen.log(f"{many} finished before: not trained again", "yellow")
         return fit(runs, ready.backbone, ready.runs_folder, settings)
     with _explained(), screen.Meter("training") as meter:
-        watch = ScreenWatcher(meter, num_runs=len(runs)) if screen.is_main_process() else Watcher()
-        return fit(runs, ready.backbone, ready.runs_folder, settings, watch, referee=referee)
+        emit = TrainingProgress(meter, num_runs=len(runs)) if screen.is_main_process() else ignore
+        return fit(runs, ready.backbone, ready.runs_folder, settings, emit, referee=referee)
 
 
 def is_finished(run: AnyRun, ready: Ready) -> bool:

@@ -35,7 +35,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True)
-class Item:
+class DataFile:
     """A data file as it was at one look."""
 
     path: Path
@@ -52,16 +52,16 @@ class Item:
         return self.path.name
 
 
-def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> Item:
+def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> DataFile:
     """What a data file is, without reading its rows; `config` has the stream's settings."""
     own = _read_own_settings(path.with_suffix(".toml"), config)
     merged = _merge(config, own, path)
     others = [Path(other) for other in (merged.data.dev, merged.data.test) if other]
     hashes = [_hash_file(each) for each in (path, *others) if each is path or each.is_file()]
-    return Item(path, stamp, merged, own, digest([hashes, own, fingerprint]))
+    return DataFile(path, stamp, merged, own, digest([hashes, own, fingerprint]))
 
 
-class Folder:
+class Inbox:
     """The watched folder: which files have settled, and the place for bad ones."""
 
     def __init__(self, path: Path, settle_s: float) -> None:

@@ -32,12 +32,11 @@ from inlay.serving import Engine, verify
 from inlay.settings.run_config import RunConfig, digest
 from inlay.settings.trees import from_tree, write_toml
 from inlay.store import Store, Version
-from inlay.stream.inbox import SUFFIXES, Folder, Item, Journal, Stamp, describe_error, identify, open_journal
+from inlay.stream.inbox import SUFFIXES, DataFile, Inbox, Journal, Stamp, describe_error, identify, open_journal
 from inlay.training import FitSettings, Result, Run, fit, make_run, publish
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.cohort.memory import MAX_COHORT
-from inlay.training.run.joint import AnyMember
-from inlay.training.run.run import DIVERGED, read_result
+from inlay.training.events import EpochEnded, Event, ignore
+from inlay.training.run.run import DIVERGED, is_finished
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ class StreamSettings:
 
 
 @dataclass(frozen=True)
-class Event:
+class StreamEvent(Event):
     """Something that happened: its kind, a line for people, and the same as data.
 
     Kinds: `waiting`, `ignored`, `unsettled`, `read`, `training`, `epoch`, `published`, `known` (not trained again),
@@ -100,7 +99,7 @@ def watch_folder(
     store: Store,
     config: RunConfig = RunConfig(),
     settings: StreamSettings = StreamSettings(),
-    report: Callable[[Event], None] = lambda event: None,
+    emit: Callable[[StreamEvent], None] = ignore,
 ) -> StreamResult:
     """Train, publish and prove every data file of `folder`, until Ctrl-C or, with `once`, until all are done.
 
@@ -113,7 +112,7 @@ def watch_folder(
     config = dataclasses.replace(config, backbone=backbone.name)
     _check_settings(config, backbone, store)
     with open_journal(store, folder) as journal:
-        stream = _Stream(Folder(folder, settings.settle_s), journal, _Bench(backbone, store, settings.fit), report)
+        stream = _Stream(Inbox(folder, settings.settle_s), journal, _Context(backbone, store, settings.fit), emit)
         return stream.run(config, settings)
 
 
@@ -124,15 +123,15 @@ def _check_settings(config: RunConfig, backbone: Backbone, store: Store) -> None
 
 
 @dataclass(frozen=True, eq=False)
-class _Ready:
+class _ReadyFile:
     """A file that can be trained."""
 
-    item: Item
+    item: DataFile
     run: Run
     rows: str
 
 
-class _Bench:
+class _Context:
     """Where the work is done: the backbone, the store, the folder of the runs, and one engine for all proofs."""
 
     def __init__(self, backbone: Backbone, store: Store, settings: FitSettings) -> None:
@@ -144,8 +143,8 @@ class _Bench:
 class _Stream:
     """One watch over a folder."""
 
-    def __init__(self, folder: Folder, journal: Journal, bench: _Bench, report: Callable[[Event], None]) -> None:
-        self._folder, self._journal, self._bench, self._report = folder, journal, bench, report
+    def __init__(self, folder: Inbox, journal: Journal, context: _Context, emit: Callable[[StreamEvent], None]) -> None:
+        self._folder, self._journal, self._context, self._emit = folder, journal, context, emit
         self._closed: dict[str, Stamp] = {}  # files that need no second look until they change
         self._ignored: set[str] = set()
         self._published: list[Version] = []
@@ -160,7 +159,7 @@ class _Stream:
             else:
                 self._take_forever(config, settings)
         except KeyboardInterrupt:
-            self._report(Event("stopped", "stopped; everything so far is kept, and a restart goes on from here"))
+            self._emit(StreamEvent("stopped", "stopped; everything so far is kept, and a restart goes on from here"))
             return self._result(is_interrupted=True)
         return self._result()
 
@@ -173,14 +172,14 @@ class _Stream:
             time.sleep(settings.settle_s)
         self._drain(config, settings.together, names)
         for name in sorted(names & set(self._open_files())):
-            self._report(Event("unsettled", f"{name}: still being written, left alone", file=name))
+            self._emit(StreamEvent("unsettled", f"{name}: still being written, left alone", file=name))
 
     def _take_forever(self, config: RunConfig, settings: StreamSettings) -> None:
         is_announced = False
         while True:
             if self._drain(config, settings.together) or not is_announced:
                 message = f"waiting for files in {self._folder.path} (every {settings.every_s:g} s; Ctrl-C ends)"
-                self._report(Event("waiting", message))
+                self._emit(StreamEvent("waiting", message))
                 is_announced = True
             settle_s = max(settings.settle_s, 0.05)
             time.sleep(min(settings.every_s, settle_s) if self._open_files() else settings.every_s)
@@ -203,8 +202,8 @@ class _Stream:
             was_added = True
         return was_added
 
-    def _next_batch(self, config: RunConfig, limit: int, names: Collection[str] | None) -> list[_Ready]:
-        batch: dict[str, _Ready] = {}
+    def _next_batch(self, config: RunConfig, limit: int, names: Collection[str] | None) -> list[_ReadyFile]:
+        batch: dict[str, _ReadyFile] = {}
         for path, stamp, is_settled in self._folder.look():
             wanted = is_settled and self._closed.get(path.name) != stamp and (names is None or path.name in names)
             if not wanted or (ready := self._prepare(path, stamp, config)) is None:
@@ -231,9 +230,9 @@ class _Stream:
         if self._journal.is_unproved:
             self._prove()
 
-    def _prepare(self, path: Path, stamp: Stamp, config: RunConfig, *, known: bool = False) -> _Ready | None:
+    def _prepare(self, path: Path, stamp: Stamp, config: RunConfig, *, known: bool = False) -> _ReadyFile | None:
         """A file made ready to train; None where it is done (unless `known` ones are wanted), bad, gone or changing."""
-        item = self._attempt(path, stamp, lambda: identify(path, stamp, config, self._bench.backbone.fingerprint))
+        item = self._attempt(path, stamp, lambda: identify(path, stamp, config, self._context.backbone.fingerprint))
         if item is None or (not known and self._is_known(item, item.content)):
             return None
         ready = self._attempt(path, stamp, lambda: self._load(item))
@@ -250,17 +249,17 @@ class _Stream:
             return None
         return found if self._folder.stamp(path) == stamp else None
 
-    def _load(self, item: Item) -> _Ready:
+    def _load(self, item: DataFile) -> _ReadyFile:
         task = load_task(item.config.data, item.config.task)
-        run = make_run(task, item.config, self._bench.backbone, self._bench.store)
+        run = make_run(task, item.config, self._context.backbone, self._context.store)
         settings = {name: item.own.get(name, {}) for name in ("method", "train")}
         rows = digest([task.digest, settings, run.fingerprint])
         details = {"notes": list(task.notes), "run": run.id}
         message = f"{item.name}: {len(task.train)} training rows, {task.kind}, task `{task.name}`"
-        self._report(Event("read", message, item.name, task.name, details=details))
-        return _Ready(item, run, rows)
+        self._emit(StreamEvent("read", message, item.name, task.name, details=details))
+        return _ReadyFile(item, run, rows)
 
-    def _is_known(self, item: Item, content: str, *, also: str | None = None) -> bool:
+    def _is_known(self, item: DataFile, content: str, *, also: str | None = None) -> bool:
         """Whether this content has its version under this name, which is made now if the content has another name."""
         name, version = item.config.task, self._find(content)
         if version is None:
@@ -269,16 +268,18 @@ class _Stream:
         is_news = twin is None or item.name in self._closed or also is not None
         if twin is None:
             try:
-                loaded = self._bench.store.load(version)
+                loaded = self._context.store.load(version)
             except InlayError:
                 return False  # damaged, or removed just now: the run's folder still knows it, or it is trained again
-            twin = self._bench.store.publish(name, loaded.tensors, loaded.manifest, self._bench.store.sidecar(version))
+            twin = self._context.store.publish(
+                name, loaded.tensors, loaded.manifest, self._context.store.sidecar(version)
+            )
             self._keep(item, twin, [content] if also is None else [content, also])
         if is_news:
             message = f"{item.name}: the same content as `{version.reference}`, not trained again"
             message += f": task `{name}` is `{twin.reference}`" if twin != version else ""
             details = {"same_as": version.reference, "digest": twin.digest}
-            self._report(Event("known", message, item.name, name, twin.reference, details))
+            self._emit(StreamEvent("known", message, item.name, name, twin.reference, details))
         self._closed[item.name] = item.stamp
         return True
 
@@ -286,21 +287,22 @@ class _Stream:
         """The version this content became and the store still has, under this name or whatever name."""
         for version in self._journal.versions(content):
             with suppress(UnknownName):  # removed since
-                if name in (None, version.name) and self._bench.store.resolve(version.reference) == version:
+                if name in (None, version.name) and self._context.store.resolve(version.reference) == version:
                     return version
         return None
 
-    def _keep(self, item: Item, version: Version, contents: Sequence[str]) -> None:
+    def _keep(self, item: DataFile, version: Version, contents: Sequence[str]) -> None:
         self._journal.write("published", file=item.name, contents=contents, version=dataclasses.asdict(version))
         self._published.append(version)
         self._closed[item.name] = item.stamp
 
-    def _add(self, batch: list[_Ready]) -> None:
+    def _add(self, batch: list[_ReadyFile]) -> None:
         """Train files together, publish each, prove that everything stands."""
         names = [ready.item.name for ready in batch]
         message = f"training {', '.join(names)}" + (f" together ({len(batch)} files)" if len(batch) > 1 else "")
-        self._report(Event("training", message, details={"files": names, "runs": [ready.run.id for ready in batch]}))
-        known = {ready.run.id for ready in batch if read_result(self._bench.runs / ready.run.id) is not None}
+        run_ids = [ready.run.id for ready in batch]
+        self._emit(StreamEvent("training", message, details={"files": names, "runs": run_ids}))
+        known = {run_id for run_id in run_ids if is_finished(self._context.runs / run_id)}
         results = self._fit(batch)
         for ready in batch:
             is_done = self._find(ready.item.content, ready.item.config.task) is not None
@@ -308,16 +310,16 @@ class _Stream:
                 self._publish(ready, results[ready.run.id], was_trained=ready.run.id not in known)
         self._prove()
 
-    def _fit(self, batch: list[_Ready], *, restart: bool = False) -> dict[str, Result]:
+    def _fit(self, batch: list[_ReadyFile], *, restart: bool = False) -> dict[str, Result]:
         """Results by run id. What stops a cohort is found by training its files alone; that file goes aside."""
         runs = [ready.run for ready in batch]
         try:
-            settings = dataclasses.replace(self._bench.settings, restart=restart)
-            results = fit(runs, self._bench.backbone, self._bench.runs, settings, _Teller(self._report))
+            settings = dataclasses.replace(self._context.settings, restart=restart)
+            results = fit(runs, self._context.backbone, self._context.runs, settings, self._emit_epoch)
         except StoreDamaged as error:
             if restart:
                 raise
-            self._report(Event("training", f"begun anew: {error.message}"))
+            self._emit(StreamEvent("training", f"begun anew: {error.message}"))
             return self._fit(batch, restart=True)
         except (InlayError, RuntimeError) as error:  # RuntimeError: among others, memory that one long file used up
             if len(batch) == 1:
@@ -326,32 +328,32 @@ class _Stream:
             return {run_id: result for ready in batch for run_id, result in self._fit([ready]).items()}
         return {result.run_id: result for result in results}
 
-    def _publish(self, ready: _Ready, result: Result, *, was_trained: bool) -> None:
+    def _publish(self, ready: _ReadyFile, result: Result, *, was_trained: bool) -> None:
         item, task = ready.item, ready.run.task
         if result.status == DIVERGED:
             hint = f"give it a smaller learning rate in `{item.path.stem}.toml`, or mend its rows, and put it back"
             self._set_aside(item.path, item.stamp, Diverged(result.message, hint))
             return
-        version = publish(ready.run, result, self._bench.backbone, self._bench.store)
+        version = publish(ready.run, result, self._context.backbone, self._context.store)
         self._keep(item, version, [item.content, ready.rows])
         score = "" if result.dev_metric is None else f", dev {task.metric} {result.dev_metric:.4g}"
         message = f"{item.name}: published `{version.reference}`{score}" + ("" if was_trained else ", trained before")
         details = {"digest": version.digest, "run": ready.run.id, "dev": result.dev_metrics, "trained": was_trained}
-        self._report(Event("published", message, item.name, task.name, version.reference, details))
+        self._emit(StreamEvent("published", message, item.name, task.name, version.reference, details))
 
     def _prove(self) -> None:
         """Check every version on this backbone, alone and in mixed batches; raise if one does not stand."""
-        fingerprint = self._bench.backbone.fingerprint
-        infos = [info for task in self._bench.store.ledger() for info in task.versions]
+        fingerprint = self._context.backbone.fingerprint
+        infos = [info for task in self._context.store.ledger() for info in task.versions]
         ours = [info.version for info in infos if info.summary.backbone["fingerprint"] == fingerprint]
         different = list({version.digest: version for version in ours}.values())  # names of one content share a proof
-        checks = verify(different, self._bench.backbone, self._bench.store, engine=self._bench.engine)
+        checks = verify(different, self._context.backbone, self._context.store, engine=self._context.engine)
         fallen = {check.version.reference: check.problem for check in checks if not check.stands}
         self._num_standing = len({version.name for version in ours})
         if fallen:
             problems = "; ".join(f"`{reference}`: {problem}" for reference, problem in fallen.items())
             message = f"{len(fallen)} of {len(different)} versions do not stand: {problems}"
-            self._report(Event("fallen", message, details={"fallen": fallen}))
+            self._emit(StreamEvent("fallen", message, details={"fallen": fallen}))
             raise StoreDamaged(message, "restore them from a copy, or remove them, and start the stream again")
         self._journal.write("proved", num_versions=len(ours))
         num_tasks, num_elsewhere = self._num_standing, len(infos) - len(ours)
@@ -361,7 +363,7 @@ class _Stream:
         message = f"{num_tasks} {'task stands' if num_tasks == 1 else 'tasks stand'}"
         message += f" ({len(ours)} version{'s' * (len(ours) != 1)}, {how}{elsewhere})"
         details = {"num_tasks": num_tasks, "num_versions": len(ours), "is_exact": is_exact}
-        self._report(Event("stands", message, details={**details, "num_on_other_backbones": num_elsewhere}))
+        self._emit(StreamEvent("stands", message, details={**details, "num_on_other_backbones": num_elsewhere}))
 
     def _set_aside(self, path: Path, stamp: Stamp, error: Exception) -> None:
         if stamp[0] is None or self._folder.stamp(path) != stamp:
@@ -374,25 +376,21 @@ class _Stream:
             where = f"left where it is, since it cannot be moved ({trouble.strerror})"
             self._closed[path.name] = stamp
         self._aside.append(path.name)
-        self._report(Event("aside", f"bad file {path.name} {where}: {error}", path.name, details={"error": reason}))
+        self._emit(StreamEvent("aside", f"bad file {path.name} {where}: {error}", path.name, details={"error": reason}))
 
     def _name_ignored(self) -> None:
         for path in self._folder.scan():
             if path.suffix.lower() not in (*SUFFIXES, ".toml") and path.name not in self._ignored:
                 self._ignored.add(path.name)
                 message = f"{path.name}: not a data file ({', '.join(SUFFIXES)}), left alone"
-                self._report(Event("ignored", message, path.name))
+                self._emit(StreamEvent("ignored", message, path.name))
 
-
-class _Teller(Watcher):
-    """Reports each epoch of each run."""
-
-    def __init__(self, report: Callable[[Event], None]) -> None:
-        self._report = report
-
-    def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
-        run, num_epochs = member.run, member.num_stages
+    def _emit_epoch(self, event: Event) -> None:
+        """Tell of each scored epoch of each run, and of nothing else that happens in training."""
+        if not isinstance(event, EpochEnded):
+            return
+        run, record, num_epochs = event.member.run, event.record, event.member.num_stages
         score = f"dev {run.metric} {record['dev'][run.metric]:.4g}"
         loss = "linear probe" if record["train_loss"] is None else f"loss {record['train_loss']:.4g}"
         message = f"{run.name}: epoch {record['epoch']} of {num_epochs}, {loss}, {score}"
-        self._report(Event("epoch", message, task=run.name, details={"run": run.id, **record}))
+        self._emit(StreamEvent("epoch", message, task=run.name, details={"run": run.id, **record}))

@@ -20,7 +20,7 @@ from inlay.studies.run.ledger import Places
 from inlay.studies.run.records import FINISHED, Record
 from inlay.studies.spec.planning import Item, Plan
 from inlay.training import FitSettings, Run, fit
-from inlay.training.cohort.cohort import Watcher
+from inlay.training.events import Emit
 from inlay.training.run.run import read_result
 
 _NOTED = "runs.json"
@@ -87,13 +87,13 @@ def list_gone(entries: Iterable[Entry]) -> list[Entry]:
     return [entry for entry in entries if not entry.is_written and not entry.has_weights]
 
 
-def train_again(plan: Plan, entries: Iterable[Entry], places: Places, watch: Watcher) -> None:
+def train_again(plan: Plan, entries: Iterable[Entry], places: Places, emit: Emit) -> None:
     """Train anew the runs whose weights are gone. Their records stay: nothing new is measured."""
     runs = {entry.run.id: entry.run for entry in entries}
     for run_id in runs:
         (places.runs / run_id / "result.json").unlink(missing_ok=True)
     settings = FitSettings(draw_curves=False, keep_last=False, **plan.study.fit)
-    fit(list(runs.values()), plan.backbone, places.runs, settings, watch)
+    fit(list(runs.values()), plan.backbone, places.runs, settings, emit)
 
 
 def write_entries(

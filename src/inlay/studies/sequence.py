@@ -33,8 +33,8 @@ from inlay.model.heads.inference import canonical_backbone, infer_canonically
 from inlay.settings.run_config import RunConfig, digest
 from inlay.store import write_atomically
 from inlay.training import FitSettings, fit
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.evaluate import answer_slot, score_split
+from inlay.training.events import Emit, ignore
 from inlay.training.run.run import DIVERGED, Result, Run, is_finished, make_run, read_result, write_tensors
 from inlay.training.run.start import Start
 
@@ -58,7 +58,7 @@ def conduct_sequence(
     tasks: Sequence[Task],
     config: RunConfig,
     folder: Path,
-    watch: Watcher | None = None,
+    emit: Emit = ignore,
     *,
     settings: FitSettings = FitSettings(),
 ) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def conduct_sequence(
     its task had been learnt (None for one network, which moves). A step that diverges ends the sequence.
     """
     runs = [make_run(task, config, backbone) for task in tasks]
-    walk = _Walk(backbone, folder, watch, settings)
+    walk = _Walk(backbone, folder, emit, settings)
     steps = []
     for number in range(len(runs)):
         steps.append(walk.take_step(runs[: number + 1]))
@@ -82,8 +82,8 @@ def conduct_sequence(
 class _Walk:
     """How far a sequence has come."""
 
-    def __init__(self, backbone: Backbone, folder: Path, watch: Watcher | None, settings: FitSettings) -> None:
-        self._backbone, self._folder, self._watch, self._settings = backbone, folder, watch, settings
+    def __init__(self, backbone: Backbone, folder: Path, emit: Emit, settings: FitSettings) -> None:
+        self._backbone, self._folder, self._emit, self._settings = backbone, folder, emit, settings
         self._learned: list[_Learned] = []
         self._body: dict[str, Tensor] = {}
         """the weights that tasks train one after another; none where each has its own"""
@@ -97,7 +97,7 @@ class _Walk:
         if not kept.is_file():
             own = set(self._body) & {item.name for item in run.spec.layout(self._backbone.anatomy)}
             start = Start({name: self._body[name] for name in own})
-            fit([replace(run, start=start)], self._backbone, place, self._settings, self._watch)
+            fit([replace(run, start=start)], self._backbone, place, self._settings, self._emit)
         result = read_result(place / run.id)
         assert result is not None
         self._learn(place, run, result)

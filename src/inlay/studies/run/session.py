@@ -12,15 +12,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from inlay.studies.run.agenda import Unit, make_agenda
 from inlay.studies.run.ledger import Ledger, Places
 from inlay.studies.run.records import Record
-from inlay.studies.run.units import Bench, Chorus
+from inlay.studies.run.units import Bench
 from inlay.studies.spec.planning import Item, Plan
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.cohort.loop import Interrupted
+from inlay.training.events import Emit, Event, RowsAnswered, StepTaken, emit_to, ignore
 
 __all__ = ["Outcome", "Pace", "Places", "Sitting", "Stage", "conduct", "list_todo"]
 
@@ -47,9 +46,9 @@ class Stage:
     def begin(self, number: int, num_units: int, unit: Unit) -> None:
         """A unit of work begins."""
 
-    def watch(self, unit: Unit) -> Watcher:
+    def watch(self, unit: Unit) -> Emit:
         """Who hears how its training goes, where this process trains."""
-        return Watcher()
+        return ignore
 
     def tell(self, num_done: int, num_runs: int, num_busy: int, num_rows: int) -> None:
         """How far several processes are: runs, processes at work, rows trained on since this was told last."""
@@ -83,7 +82,7 @@ def conduct(
         stage.begin(number, len(agenda), todo)
         began, failed = time.monotonic(), []
         try:
-            failed = bench.do(todo, Chorus(_Alarm(pace), stage.watch(todo)))
+            failed = bench.do(todo, emit_to(_Alarm(pace), stage.watch(todo)))
         except Interrupted:
             if not pace.is_late:
                 raise
@@ -162,20 +161,20 @@ class Pace:
         return unit.take(kept)
 
 
-class _Alarm(Watcher):
+class _Alarm:
     """Stops at the deadline as Ctrl-C would: the step in hand is finished and saved."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace, self._has_rung = pace, False
 
-    def on_step(self, cohort: Any, num_rows: int) -> None:
-        if not _is_main_thread() and self._is_due():
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, StepTaken | RowsAnswered):
+            return
+        if _is_main_thread():
+            if self._is_due():
+                signal.raise_signal(signal.SIGINT)
+        elif isinstance(event, StepTaken) and self._is_due():  # another thread has no signals: its next step ends it
             raise Interrupted
-        self.on_answer()
-
-    def on_answer(self) -> None:
-        if _is_main_thread() and self._is_due():  # another thread has no signals: its next step ends it
-            signal.raise_signal(signal.SIGINT)
 
     def _is_due(self) -> bool:
         """Whether it is late; said once, since a second signal would stop the saving."""

@@ -20,18 +20,14 @@ from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.planning import Item, Plan
 from inlay.training import FitSettings, Result, fit
-from inlay.training.cohort.cohort import Watcher
 from inlay.training.cohort.loop import Interrupted
 from inlay.training.cohort.resume import drop_rows
+from inlay.training.events import Emit, Event, RunEnded, emit_to
 from inlay.training.run.joint import AnyMember, AnyRun, JointRun
 from inlay.training.run.materialize import start_from
 from inlay.training.run.run import is_finished, read_result
 
 _SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each epoch's end it costs more than the epoch
-_HEARD = (
-    *("on_encode", "on_compile", "on_compiled", "on_start", "on_prefix", "on_prefix_full", "on_epoch", "on_enter"),
-    *("on_answer", "on_fallback", "on_notice"),
-)
 
 Keep = Callable[[Sequence[Record]], None]
 
@@ -44,14 +40,14 @@ class Bench:
         self._recorders: dict[str, Recorder] = {}
         self._kept: set[tuple[str, str, str]] = set()
 
-    def do(self, unit: Unit, watch: Watcher) -> list[tuple[Item, InlayError]]:
+    def do(self, unit: Unit, emit: Emit) -> list[tuple[Item, InlayError]]:
         """Do a unit's work and keep its records; what failed, and why.
 
         Of a row that breaks, what is left goes on one by one, without the row's state: each fails by itself. Stopped,
         it keeps what has ended, except where spans are still to be taken out, which takes minutes.
         """
         try:
-            self._work(unit, watch)
+            self._work(unit, emit)
         except Interrupted:
             self._keep_finished(unit.take(item for item in unit.items if item.arm.kind != "spans"))
             raise
@@ -60,7 +56,7 @@ class Bench:
             lost = [item for item in unit.items if item.key not in self._kept]
             if unit.is_row:
                 self._drop_row(unit)
-                return [failure for single in unit.singly(lost) for failure in self.do(single, watch)]
+                return [failure for single in unit.singly(lost) for failure in self.do(single, emit)]
             self._keep([self._recorder(item).record_failure(item, error) for item in lost])
             return [(item, error) for item in lost]
         return []
@@ -78,36 +74,36 @@ class Bench:
         self._keep(records)
         self._kept.add(item.key)
 
-    def _work(self, unit: Unit, watch: Watcher) -> None:
+    def _work(self, unit: Unit, emit: Emit) -> None:
         if unit.kind == "runs":
-            self._train(unit, watch)
+            self._train(unit, emit)
         else:
-            _WORKERS[unit.kind](self, unit.items[0], watch)
+            _WORKERS[unit.kind](self, unit.items[0], emit)
 
-    def _train(self, unit: Unit, watch: Watcher) -> None:
+    def _train(self, unit: Unit, emit: Emit) -> None:
         for item in unit.items:
             has_tests = item.run is not None and any(part.task.test is not None for part in item.run.parts)
             if item.arm.kind == "spans" or has_tests:
                 self._forget_bare(item.id)
         plan = self._find_plan(unit.items[0].study)
         settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, keep_last=False, **plan.study.fit)
-        self._train_sources(unit, plan, settings, watch)
+        self._train_sources(unit, plan, settings, emit)
         runs = [self._started(item) for item in (*unit.items, *unit.along) if item.run is not None]
         if unit.is_finetuned:
             self._keep_finished(unit)  # what was killed before it could be scored: later it might be stopped again
-        fit(runs, plan.backbone, self._runs, settings, Chorus(_Keeper(self, unit), watch))
+        fit(runs, plan.backbone, self._runs, settings, emit_to(_Keeper(self, unit), emit))
         if unit.is_finetuned:
             self._drop_row(unit)  # of which some were trained elsewhere, and which was not found again
         self._keep_finished(unit)
 
-    def _train_sources(self, unit: Unit, plan: Plan, settings: FitSettings, watch: Watcher) -> None:
+    def _train_sources(self, unit: Unit, plan: Plan, settings: FitSettings, emit: Emit) -> None:
         """Train the runs of other studies that those of this unit go on from, where their weights are not here."""
         everyone = (*unit.items, *unit.along)  # those that have ended are built again too, to go on whole
         sources = {item.source.id: item.source for item in everyone if item.source is not None}
         for run_id in sources:
             self._forget_bare(run_id)
         if any(not is_finished(self._runs / run_id) for run_id in sources):
-            fit(list(sources.values()), plan.backbone, self._runs, settings, watch)
+            fit(list(sources.values()), plan.backbone, self._runs, settings, emit)
 
     def _started(self, item: Item) -> AnyRun:
         """The run of an item, with the weights it goes on from."""
@@ -160,7 +156,7 @@ class Bench:
         scores = ARM_KINDS["spans"].find()(backbone, self._runs / item.id, task)
         return {"whole" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
 
-    def _score_baseline(self, item: Item, watch: Watcher) -> None:
+    def _score_baseline(self, item: Item, emit: Emit) -> None:
         task = self._find_plan(item.study).tasks[item.task]
         found = ARM_KINDS["baseline"].find()(task)
         record = self._recorder(item).record(
@@ -175,12 +171,12 @@ class Bench:
         )
         self._hand_over(item, [record])
 
-    def _conduct_sequence(self, item: Item, watch: Watcher) -> None:
+    def _conduct_sequence(self, item: Item, emit: Emit) -> None:
         """One network through all tasks: a record for each, as the function gives them, completed with the rest."""
         plan = self._find_plan(item.study)
         conduct_sequence = ARM_KINDS["sequence"].find()
         settings, place = FitSettings(**plan.study.fit), self._runs / item.id
-        found = conduct_sequence(plan.backbone, item.sequence, item.config, place, watch, settings=settings)
+        found = conduct_sequence(plan.backbone, item.sequence, item.config, place, emit, settings=settings)
         records = []
         for number, given in enumerate(found):
             known = {key: value for key, value in dict(given).items() if key not in ("id", "study", "arm", "profile")}
@@ -192,19 +188,23 @@ class Bench:
 
 
 # Kind of unit -> how it is done, where it is not trained in a cohort.
-_WORKERS: dict[str, Callable[[Bench, Item, Watcher], None]] = {
+_WORKERS: dict[str, Callable[[Bench, Item, Emit], None]] = {
     "baseline": Bench._score_baseline,
     "sequence": Bench._conduct_sequence,
 }
 
 
-class _Keeper(Watcher):
+class _Keeper:
     """Keeps a run's record as soon as it has ended, where that needs no more work or holds up no other run."""
 
     def __init__(self, bench: Bench, unit: Unit) -> None:
         self._bench, self._unit = bench, unit
 
-    def on_end(self, member: AnyMember) -> None:
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunEnded):
+            self._keep_ended(event.member)
+
+    def _keep_ended(self, member: AnyMember) -> None:
         has_tests = any(part.task.test is not None for part in member.run.parts)
         if (has_tests or self._bench.pairs_rows(self._unit)) and not self._unit.is_finetuned:
             return  # more is computed with its weights, once the cohort has ended
@@ -219,19 +219,3 @@ class _Keeper(Watcher):
             if not is_out_of_memory(error):
                 raise
             # Beside what trains there is no room for its weights; once that has ended there is.
-
-
-class Chorus(Watcher):
-    """Several that hear as one."""
-
-    def __init__(self, *watchers: Watcher) -> None:
-        for name in (*_HEARD, "on_step", "on_end"):
-            setattr(self, name, _tell([getattr(watcher, name) for watcher in watchers]))
-
-
-def _tell(listeners: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    def tell(*heard: Any, **named: Any) -> None:
-        for listener in listeners:
-            listener(*heard, **named)
-
-    return tell

@@ -206,38 +206,39 @@ def _share_threads(num_jobs: int) -> None:
 
 
 def _make_relay(line: _Line, parent: int) -> Any:
-    from inlay.training.cohort.cohort import Watcher
+    from inlay.training.events import CohortStarted, MemoryRanOut, RowsAnswered, RunEntered, StepTaken
 
-    class Relay(Watcher):
+    class Relay:
         """Tells how training goes, not too often, and stops it when nobody is there to hear."""
 
         def __init__(self) -> None:
             self._num_rows, self._told, self._is_left = 0, time.monotonic(), False
 
-        def on_start(self, cohort: Any) -> None:
-            for member in cohort.members:
-                self.on_enter(member)
+        def __call__(self, event: Any) -> None:
+            match event:
+                case CohortStarted(cohort):
+                    for member in cohort.members:
+                        line.send("entered", member.run.id)
+                case RunEntered(member):
+                    line.send("entered", member.run.id)
+                case StepTaken(_, num_rows):
+                    self._count(num_rows)
+                case RowsAnswered():
+                    self._heed_parent()
+                case MemoryRanOut(message):
+                    line.send("said", message)
 
-        def on_enter(self, member: Any) -> None:
-            line.send("entered", member.run.id)
-
-        def on_step(self, cohort: Any, num_rows: int) -> None:
+        def _count(self, num_rows: int) -> None:
             self._num_rows += num_rows
             if time.monotonic() - self._told >= _TELL_SECONDS:
                 line.send("rows", self._num_rows)
                 self._num_rows, self._told = 0, time.monotonic()
                 self._heed_parent()
 
-        def on_answer(self) -> None:
-            self._heed_parent()
-
         def _heed_parent(self) -> None:
             if not self._is_left and os.getppid() != parent:
                 self._is_left = True  # a second one would stop the saving
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.raise_signal(signal.SIGINT)  # as Ctrl-C: the step in hand is finished and saved
-
-        def on_fallback(self, message: str) -> None:
-            line.send("said", message)
 
     return Relay()

@@ -35,6 +35,7 @@ from inlay.training.cohort.memory import first_line, release_memory
 from inlay.training.cohort.parallel import World
 from inlay.training.cohort.queue import Parked, Queue
 from inlay.training.evaluate import Verdict, score_dev
+from inlay.training.events import Emit, ignore
 from inlay.training.recipe.head_start import fit_head, keep_part
 from inlay.training.recipe.recipe import choose_blend
 from inlay.training.run.joint import AnyMember, AnyRun, JointMember, JointRun
@@ -64,49 +65,6 @@ class CohortSettings:
     """blocks are computed again in the backward pass instead of keeping their activations"""
 
 
-class Watcher:
-    """Hears how training goes. This one is deaf; the command line's draws progress."""
-
-    def on_encode(self, num_done: int, num_rows: int) -> None:
-        """So many rows of a set are tokenised; nothing is heard of a set that is known already."""
-
-    def on_compile(self, what: str) -> None:
-        """Something is compiled, which takes seconds; once for each size of step, and less if it was cached."""
-
-    def on_compiled(self, what: str, seconds: float) -> None:
-        """What was heard last is done, and the first step through it: it took so long."""
-
-    def on_notice(self, message: str) -> None:
-        """Something goes otherwise than it should, to the same end."""
-
-    def on_start(self, cohort: Cohort) -> None:
-        """Training is about to begin, or to go on."""
-
-    def on_prefix(self, num_done: int, num_texts: int) -> None:
-        """The frozen layers of so many texts of those to come are computed, before the first step."""
-
-    def on_prefix_full(self, num_left: int, num_texts: int) -> None:
-        """Memory and file are full: the frozen layers of some texts are computed whenever they are needed."""
-
-    def on_step(self, cohort: Cohort, num_rows: int) -> None:
-        """One step was taken."""
-
-    def on_answer(self) -> None:
-        """Some dev rows were answered, and others are to come."""
-
-    def on_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
-        """A run finished an epoch and was scored on its dev rows."""
-
-    def on_end(self, member: AnyMember) -> None:
-        """A run left the cohort."""
-
-    def on_enter(self, member: AnyMember) -> None:
-        """A run that waited got the slot of one that ended."""
-
-    def on_fallback(self, message: str) -> None:
-        """Memory ran out, and training goes on in smaller pieces."""
-
-
 class Cohort:
     """The bank, optimizer and members of runs trained together, perhaps ended.
 
@@ -119,7 +77,7 @@ class Cohort:
         runs: Sequence[AnyRun],
         backbone: Backbone,
         settings: CohortSettings,
-        watch: Watcher | None = None,
+        emit: Emit = ignore,
         *,
         world: World | None = None,
     ) -> None:
@@ -132,7 +90,7 @@ class Cohort:
         parts = [part for run in runs for part in run.parts]
         for part in parts:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
             self.bank.reserve(part.spec)
-        self._encoder = Encoder(backbone, (watch or Watcher()).on_encode)
+        self._encoder = Encoder(backbone, emit)
         for part in parts:
             _check_budget(part, self._encoder, settings.token_budget)
         self.flat = self.bank.flatten()
@@ -154,9 +112,7 @@ class Cohort:
             assert isinstance(entering, Run | JointRun)
             self.members.append(self._enter(seat, entering))
         self.stepper = self._make_stepper(settings)
-        heard = watch or Watcher()
-        self.stepper.on_compile, self.stepper.on_compiled = heard.on_compile, heard.on_compiled
-        self.stepper.on_notice = heard.on_notice
+        self.stepper.emit = emit
 
     def _make_stepper(self, settings: CohortSettings) -> Stepper:
         members = [part for member in self.members for part in member.parts]

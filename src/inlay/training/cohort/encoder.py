@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,14 +13,15 @@ from inlay.data.windows import Reading
 from inlay.model.backbone.backbone import Backbone
 from inlay.training.cohort.member import MemberRows
 from inlay.training.evaluate import find_texts
+from inlay.training.events import Emit, RowsEncoded
 from inlay.training.run.run import Run
 
 
 class Encoder:
     """Tokenises each (task, split, length) once, however many runs share it."""
 
-    def __init__(self, backbone: Backbone, on_encode: Callable[[int, int], None]) -> None:
-        self._backbone, self._on_encode = backbone, on_encode
+    def __init__(self, backbone: Backbone, emit: Emit) -> None:
+        self._backbone, self._emit = backbone, emit
         self._known: dict[tuple[str, str, Reading], Encoded] = {}
 
     def encode(self, run: Run, split: str) -> Encoded:
@@ -30,7 +31,7 @@ class Encoder:
             rows = run.task.train if split == "train" else run.task.dev
             number = len(rows)
             self._known[key] = encode_cached(
-                self._backbone.tokenizer, rows, run.reading, lambda num_done: self._on_encode(num_done, number)
+                self._backbone.tokenizer, rows, run.reading, lambda num_done: self._emit(RowsEncoded(num_done, number))
             )
         return self._known[key]
 

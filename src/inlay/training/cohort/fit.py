@@ -19,7 +19,7 @@ from inlay.model.bank.methods import first_layer
 from inlay.model.kernels.cuda_graphs import is_out_of_memory
 from inlay.settings.fit_settings import FitSettings
 from inlay.threads import Threads, own_threads
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher, seed_for
+from inlay.training.cohort.cohort import Cohort, CohortSettings, seed_for
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.cohort.loop import CohortFiles, Interrupted, train
 from inlay.training.cohort.memory import (
@@ -36,6 +36,7 @@ from inlay.training.cohort.memory import (
 from inlay.training.cohort.parallel import World, spread_over
 from inlay.training.cohort.queue import longest_first
 from inlay.training.cohort.resume import cohort_id, drop_state, find_stopped, has_state, load_state
+from inlay.training.events import Emit, Notice, ignore
 from inlay.training.recipe.halving import Referee, refuse_several
 from inlay.training.run.joint import AnyRun
 from inlay.training.run.run import Result, is_finished, read_result
@@ -56,7 +57,7 @@ class _FitContext:
     """How this process trains its cohorts: as asked, heard by whom, together with whom."""
 
     settings: FitSettings
-    watch: Watcher
+    emit: Emit
     world: World
     prefixes: FrozenCache
     referee: Referee
@@ -73,7 +74,7 @@ def fit(
     backbone: Backbone,
     folder: Path,
     settings: FitSettings = FitSettings(),
-    watch: Watcher | None = None,
+    emit: Emit = ignore,
     *,
     referee: Referee | None = None,
 ) -> list[Result]:
@@ -89,7 +90,7 @@ def fit(
     unique = list({run.id: run for run in runs}.values())
     limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
     with spread_over(unique, backbone.device, settings.spread) as part:
-        heard = (watch if part.world.is_first else None) or Watcher()
+        heard = emit if part.world.is_first else ignore
         with closing(FrozenCache(backbone, folder, heard, limits)) as prefixes:
             ways = _FitContext(settings, heard, part.world, prefixes, referee or Referee())
             for group in _group(part.runs, backbone, folder):
@@ -162,7 +163,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Fit
     stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
     desk = CohortFiles(
-        folder / "cohorts" / cohort_id(runs), folder, runs, ways.watch, world, ways.find_prefixes(runs, backbone)
+        folder / "cohorts" / cohort_id(runs), folder, runs, ways.emit, world, ways.find_prefixes(runs, backbone)
     )
     desk.referee = ways.referee
     desk.save_seconds, desk.keeps_last = settings.save_seconds, settings.keep_last
@@ -176,7 +177,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _Fit
         chosen = _as_asked_now(stopped.settings, settings)
     desk.threads = _find_threads(backbone, ways)
     if note := _describe_threads(desk.threads, stopped.settings.num_threads if stopped else None):
-        ways.watch.on_notice(note)
+        ways.emit(Notice(note))
     chosen = replace(chosen, num_threads=desk.threads.number)
     is_measured = stopped is not None or settings.token_budget is not None
     with own_threads(chosen.num_threads):
@@ -234,7 +235,7 @@ def _attempt(desk: CohortFiles, backbone: Backbone, chosen: CohortSettings, *, i
     try:
         with _own_randomness(backbone, desk.runs):
             free_bytes = available_bytes(backbone.device)
-            cohort = Cohort(desk.runs, backbone, chosen, desk.watch, world=desk.world)
+            cohort = Cohort(desk.runs, backbone, chosen, desk.emit, world=desk.world)
             if not is_measured:
                 left_bytes = free_bytes if desk.prefixes is None else desk.prefixes.leave(free_bytes)
                 cohort.use_budget(find_budget(cohort, left_bytes))

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from inlay.model.bank.bank import Bank
 from inlay.model.batch.route import Batch, CacheDepth, CachedStates, Row, make_rows
 from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
 from inlay.training.cohort.memory import available_bytes
+from inlay.training.events import CacheFull, Emit, StatesCached, ignore
 
 _MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since training needs the rest; half of the free disk
 # A product of few tokens is rounded otherwise than one of many (on two threads, below 200): a smaller batch repeats its
@@ -50,14 +50,6 @@ class Limits:
 
     memory_bytes: int | None = None
     file_bytes: int | None = None
-
-
-class Listener(Protocol):
-    """Hears how it goes; every `Watcher` of training does."""
-
-    def on_prefix(self, num_done: int, num_texts: int) -> None: ...
-
-    def on_prefix_full(self, num_left: int, num_texts: int) -> None: ...
 
 
 @dataclass(eq=False)
@@ -112,8 +104,8 @@ class Kept:
 class FrozenCache:
     """What is kept for the runs of one `fit`, on one backbone. Close it to give the memory and the file back."""
 
-    def __init__(self, backbone: Backbone, folder: Path, listener: Listener, limits: Limits = Limits()) -> None:
-        self._backbone, self._bank, self._listener = backbone, Bank(backbone, 1), listener
+    def __init__(self, backbone: Backbone, folder: Path, emit: Emit = ignore, limits: Limits = Limits()) -> None:
+        self._backbone, self._bank, self._emit = backbone, Bank(backbone, 1), emit
         self._folder, self._limits = folder, limits
         self._chunks: list[_Chunk] = []
         self._places: dict[Key, tuple[_Chunk, int]] = {}
@@ -152,13 +144,13 @@ class FrozenCache:
             chunk = self._reserve(shelf, int(encoded.lengths[fitting].sum()), width)
             if chunk is not None:
                 for num_done in self._fill(chunk, reach, encoded, fitting):
-                    self._listener.on_prefix(len(new) - len(left) + num_done, len(new))
+                    self._emit(StatesCached(len(new) - len(left) + num_done, len(new)))
                 chunk.keys = [keys[window] for window in fitting]
                 self._places |= {key: (chunk, start) for key, start in zip(chunk.keys, chunk.starts, strict=True)}
                 left = left[len(fitting) :]
         if len(left) and not self._has_told:
             self._has_told = True
-            self._listener.on_prefix_full(len(left), len(encoded))
+            self._emit(CacheFull(len(left), len(encoded)))
         kept = Kept(self, reach, encoded, [self._places.get(key) for key in keys])
         self._users.add(kept)
         return kept

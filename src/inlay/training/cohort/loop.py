@@ -19,12 +19,24 @@ import torch
 
 from inlay.errors import OutOfMemory
 from inlay.threads import Threads
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
+from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import PROBE
 from inlay.training.cohort.parallel import World
 from inlay.training.cohort.resume import drop_state, save_state, write_membership
 from inlay.training.curve import draw_curve
+from inlay.training.events import (
+    CohortStarted,
+    Emit,
+    EpochEnded,
+    MemoryRanOut,
+    Notice,
+    RowsAnswered,
+    RunEnded,
+    RunEntered,
+    StepTaken,
+    ignore,
+)
 from inlay.training.recipe.halving import Referee
 from inlay.training.run.joint import AnyMember, AnyRun
 from inlay.training.run.run import (
@@ -59,7 +71,7 @@ class CohortFiles:
     folder: Path
     """of the runs' folders"""
     runs: list[AnyRun]
-    watch: Watcher
+    emit: Emit = ignore
     world: World = field(default_factory=World)
     prefixes: FrozenCache | None = None
     """what is kept for all cohorts, if texts are read more than once"""
@@ -118,7 +130,7 @@ class CohortFiles:
 
     def check_stop(self) -> None:
         """Stop answering dev rows, which may take minutes, if asked to; processes that share them must go on."""
-        self.watch.on_answer()
+        self.emit(RowsAnswered())
         if self.world.place.size == 1 and self.world.is_stopping:
             raise _Unscored
 
@@ -134,22 +146,21 @@ class CohortFiles:
             cohort.settings = replace(cohort.settings, num_threads=self.threads.number)
             self.write_membership(cohort.settings)
             if self.threads.is_news:
-                self.watch.on_notice(self.threads.note)
+                self.emit(Notice(self.threads.note))
 
     def fall_back(self, message: str, settings: CohortSettings) -> None:
         """Tell that memory ran out; a resume begins with what was chosen then."""
         self.fallbacks.append(message)
         self.write_membership(settings)
-        self.watch.on_fallback(message)
+        self.emit(MemoryRanOut(message))
 
 
 def train(cohort: Cohort, desk: CohortFiles) -> None:
     """Train every run of the cohort to its end, writing each one's folder."""
-    watch = desk.watch
     _pass_over(cohort, desk)
-    watch.on_start(cohort)
+    desk.emit(CohortStarted(cohort))
     if note := desk.referee.begin(cohort, desk.folder):
-        watch.on_notice(note)
+        desk.emit(Notice(note))
     if not cohort.is_unscored:  # else after the scores, as if it had not been stopped: slots are given in order
         _settle(cohort, desk)  # runs that ended before a kill, but were perhaps not yet written
     with _interruptible(desk.world), cohort.training():
@@ -164,12 +175,12 @@ def train(cohort: Cohort, desk: CohortFiles) -> None:
                 desk.save(cohort)
                 raise Interrupted from None
             cohort.seconds += time.perf_counter() - began
-            watch.on_step(cohort, num_rows)
+            desk.emit(StepTaken(cohort, num_rows))
             for member, record in records:
                 if record.get("stage") == PROBE:
                     desk.write_probe(member, cohort)
                 desk.write_history(member)
-                watch.on_epoch(member, record)
+                desk.emit(EpochEnded(member, record))
             if not any(member.progress.cursor for member in cohort.active):  # all are scored: no step is worth its time
                 is_late = is_late or desk.referee.is_late(len(cohort.active))
             desk.referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
@@ -182,7 +193,7 @@ def train(cohort: Cohort, desk: CohortFiles) -> None:
             for member in ended:
                 _write_end(member, cohort, desk)
                 with _answering(cohort):
-                    watch.on_end(member)
+                    desk.emit(RunEnded(member))
             _settle(cohort, desk)
             if is_stopping:
                 raise Interrupted
@@ -209,7 +220,7 @@ def _settle(cohort: Cohort, desk: CohortFiles) -> None:
                 _write_end(member, cohort, desk)
         entered = cohort.refill()
         for member in entered:
-            desk.watch.on_enter(member)
+            desk.emit(RunEntered(member))
         desk.referee.admit(entered)
         if all(member.is_active for member in entered):  # else some had lost their slots and ended, or came too late
             return

@@ -22,7 +22,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.batch.route import collate, make_rows
 from inlay.model.heads.inference import infer
 from inlay.threads import Threads, own_threads
-from inlay.training.cohort.cohort import Cohort, CohortSettings, Watcher, peak_memory_bytes
+from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.cohort.member import Member
 from inlay.training.cohort.memory import (
@@ -165,7 +165,7 @@ def _rehearsal(run: Run, backbone: Backbone, *, checkpointing: bool) -> Iterator
         cohort = Cohort([run], backbone, settings)
         cohort.use_budget(find_budget(cohort, free_bytes))
         # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
-        cohort.reuse(FrozenCache(backbone, Path(tempfile.gettempdir()), Watcher(), Limits(0, 0)))
+        cohort.reuse(FrozenCache(backbone, Path(tempfile.gettempdir()), limits=Limits(0, 0)))
         yield cohort
 
 

@@ -36,6 +36,7 @@ from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
 from inlay.settings.run_config import MethodConfig
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.memory import first_line
+from inlay.training.events import CompileEnded, CompileStarted, Notice
 from inlay.training.step.eager import LookAhead, Rows, Stepper
 from inlay.training.step.losses import (
     KINDS,
@@ -333,13 +334,13 @@ class CompiledStepper(Stepper):
         with self._compiled():
             if program.layout_key != layout_key:
                 what, began = f"{self.doing} steps of up to {num_tokens:,} tokens", time.perf_counter()
-                self.on_compile(what)
+                self.emit(CompileStarted(what))
                 program.graph = None
                 self._compute(program)
                 program.layout_key = (
                     layout_key  # not before: a step that ran out of memory has not loaded all that it launches
                 )
-                self.on_compiled(what, time.perf_counter() - began)
+                self.emit(CompileEnded(what, time.perf_counter() - began))
                 return
             if self._is_captured and self._may_capture(program):
                 program.graph = self._try_to_capture(program)
@@ -362,7 +363,7 @@ class CompiledStepper(Stepper):
             if is_out_of_memory(error) or not self._may_launch:
                 raise
             kind = "a backbone that writes" if self._bank.backbone.is_seq2seq else "fine-tuning"
-            self.on_notice(f"steps of {kind} cannot be captured here, and are launched ({first_line(error)})")
+            self.emit(Notice(f"steps of {kind} cannot be captured here, and are launched ({first_line(error)})"))
             self._is_captured = False
             return None
 

@@ -21,6 +21,7 @@ from inlay.model.heads.inference import batch_rows
 from inlay.model.kernels import launch
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.parallel import World
+from inlay.training.events import Emit, ignore
 from inlay.training.step.updates import Seen, SlotUpdate
 
 Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
@@ -39,12 +40,7 @@ class Stepper:
         """whether the last block leaves out tokens that no head reads"""
         self.num_moved = 0
         """programs that have moved runs: what is replayed as a graph changes no tensor's version"""
-        self.on_compile: Callable[[str], None] = lambda what: None
-        """hears what is about to be compiled"""
-        self.on_compiled: Callable[[str, float], None] = lambda what, seconds: None
-        """hears how many seconds that took"""
-        self.on_notice: Callable[[str], None] = lambda message: None
-        """hears what goes otherwise than it should"""
+        self.emit: Emit = ignore
 
     def step(
         self,

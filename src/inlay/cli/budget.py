@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.cli import screen
 from inlay.cli.screen import Column
 from inlay.cli.study import parse_budget
-from inlay.cli.train import Prepared, fit_runs, is_finished
+from inlay.cli.train import fit_runs
 from inlay.errors import BadConfig, StoreDamaged
 from inlay.settings.fit_settings import FitSettings
 from inlay.settings.run_config import RunConfig, digest
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from inlay.training import Result, Run
     from inlay.training.recipe.candidates import Spending
     from inlay.training.recipe.halving import Standing
+    from inlay.training.run.pipeline import PreparedRun
 
 _PLAN = "plan.json"
 _RESULT = "result.json"
@@ -69,20 +70,21 @@ class Budget:
     was_finished: bool = False
     """whether all of them had been trained before"""
 
-    def train(self, ready: Prepared, asked: RunConfig, effort: FitSettings) -> tuple[Prepared, Result, bool]:
+    def train(self, ready: PreparedRun, asked: RunConfig, settings: FitSettings) -> tuple[PreparedRun, Result, bool]:
         """Train the candidates for a run; returns the best one, ready to be published, and whether all were known."""
         from inlay.training.recipe.halving import Halving, Standing
+        from inlay.training.run.run import is_finished
 
         folder = self._find_folder(ready, asked)
-        if effort.restart and not _is_done(folder):
+        if settings.restart and not _is_done(folder):
             shutil.rmtree(folder, ignore_errors=True)
-        self.spending, runs = self._plan(ready, asked, folder, effort)
+        self.spending, runs = self._plan(ready, asked, folder, settings)
         self._describe()
         inside = dataclasses.replace(ready, own_folder=folder)
-        self.was_finished = all(is_finished(run, inside) for run in runs)
+        self.was_finished = all(is_finished(folder / run.id) for run in runs)
         contest = self.spending.contest(runs)
         referee = Halving(contest, self.spending.seconds, score_seconds=self.spending.score_seconds)
-        results = {result.run_id: result for result in fit_runs(runs, inside, effort, referee)}
+        results = {result.run_id: result for result in fit_runs(runs, ready.backbone, folder, settings, referee)}
         self.seconds_before = referee.seconds_before
         standings = {
             run.id: Standing(result.history, result.status, result.message, result.dev_metric)
@@ -98,12 +100,14 @@ class Budget:
             inside = ready
         return dataclasses.replace(inside, run=chosen), result, self.was_finished
 
-    def _find_folder(self, ready: Prepared, asked: RunConfig) -> Path:
+    def _find_folder(self, ready: PreparedRun, asked: RunConfig) -> Path:
         """Where the candidates of this command have their folders: the same for the same data, settings and budget."""
         is_open = [asked.train.lr is None, asked.train.epochs is None, asked.method.size is None]
         return ready.store.root / "budgets" / digest([ready.run.id, is_open, self.seconds])[:16]
 
-    def _plan(self, ready: Prepared, asked: RunConfig, folder: Path, effort: FitSettings) -> tuple[Spending, list[Run]]:
+    def _plan(
+        self, ready: PreparedRun, asked: RunConfig, folder: Path, settings: FitSettings
+    ) -> tuple[Spending, list[Run]]:
         """What was planned when the command was first given; or a new plan, from measured steps."""
         from inlay.training.recipe.candidates import Spending, make_candidate
 
@@ -114,19 +118,19 @@ class Budget:
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreDamaged(f"the plan `{path}` cannot be read: {error}", f"delete `{folder}`") from None
         else:
-            spending = self._measure(ready, asked, effort)
+            spending = self._measure(ready, asked, settings)
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(spending.to_json(), indent=1).encode())
         runs = [make_candidate(ready.run, asked, change, ready.backbone, ready.store) for change in spending.changes]
         return spending, runs
 
-    def _measure(self, ready: Prepared, asked: RunConfig, effort: FitSettings) -> Spending:
+    def _measure(self, ready: PreparedRun, asked: RunConfig, settings: FitSettings) -> Spending:
         from inlay.training.recipe.candidates import count_answered, list_changes, plan_spending
         from inlay.training.run.plan import measure_durations
 
         run = ready.run
         with screen.working("budget: measuring a few steps"):
-            parts = measure_durations(run, ready.backbone, checkpointing=effort.checkpointing)
+            parts = measure_durations(run, ready.backbone, checkpointing=settings.checkpointing)
         after = count_answered(run.task, has_probe=run.config.train.head_start == "probe") * parts.dev
         others = time.monotonic() - self.began + parts.setup + after + min(_LAST_SECONDS, 0.05 * self.seconds)
         left = max(0.0, self.seconds - others)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.cli import screen
 from inlay.cli.label_errors import LABEL_ERRORS, put_label_errors, write_label_errors
-from inlay.cli.train import Prepared, fit_runs
+from inlay.cli.train import fit_runs
 from inlay.settings.fit_settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.data.label_errors import LabelErrors
     from inlay.training.recipe.cross_validation import FoldRuns, FoldScores
+    from inlay.training.run.pipeline import PreparedRun
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Validated:
             put_label_errors(self.label_errors, "the fold that left the row out", file)
 
 
-def cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Validated | None:
+def cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> Validated | None:
     """Train a run for every fold, together, and score what each left out; None in all processes but the first."""
     from inlay.training.recipe.cross_validation import judge_folds, make_fold_runs
 
@@ -58,7 +59,7 @@ def cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Va
         f"({len(fold.dev)} more choose its epoch) and scored on the {len(fold.test)} it leaves out"
     )
     quiet = dataclasses.replace(settings, draw_curves=False, keep_last=False)
-    results = fit_runs(planned.runs, ready, quiet)
+    results = fit_runs(planned.runs, ready.backbone, ready.runs_folder, quiet)
     if not screen.is_main_process():
         return None
     with screen.working("answering the rows that folds left out"):

@@ -11,7 +11,7 @@ import typer
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
-from inlay.cli.multitask import put_report, report_task
+from inlay.cli.multitask import finish_task, put_report
 from inlay.cli.train import load_task
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.settings.run_config import RunConfig
@@ -42,13 +42,13 @@ def materialize(
     the probes and the test scores; those of the run's other tasks need not be there any more.
     """
     check_device_name(device)
-    kept = open_store(store)
+    opened = open_store(store)
     from inlay.training.run.materialize import find_run, read_materialized, read_parts
 
-    folder = find_run(run, kept)
+    folder = find_run(run, opened)
     chosen = _choose_parts(read_parts(folder), tasks or ())
     if name is not None:
-        kept.check_name(name)
+        opened.check_name(name)
         if len(chosen) != 1:
             raise BadConfig(f"`--name {name}` for {len(chosen)} tasks", "name one task: `inlay materialize RUN TASK`")
     read = [_load_part(config, folder.name) for config in chosen]
@@ -57,7 +57,7 @@ def materialize(
     if name is not None:
         made = [dataclasses.replace(item, run=_renamed(item, name)) for item in made]
     report: dict[str, Any] = {"run": folder.name, "folder": str(folder)}
-    report["tasks"] = [report_task(item, frozen, kept, publish=True) for item in made]
+    report["tasks"] = [finish_task(item, frozen, opened, publish=True) for item in made]
     screen.emit_json(report) if json else put_report(report)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,13 +70,12 @@ def multitask(
     one. A new task goes on from a run with --from-run: `--trained task` trains nothing but its embedding (and its head)
     on the hypernetwork as it is, and has a learning rate of its own.
     """
-    kept = open_store(store)
-    ready = _prepare(run, data or (), kept, device, seeds)
+    ready = _prepare(run, data or (), open_store(store), device, seeds)
     if dry_run:
         _forecast(ready, effort, measured=measure, as_json=json)
         return
     settings = dataclasses.replace(effort, restart=not resume, draw_curves=True)
-    results = fit_runs(ready.runs, ready, settings)
+    results = fit_runs(ready.runs, ready.backbone, ready.runs_folder, settings)
     if not screen.is_main_process():  # the first process has the last word
         return
     best = max(results, key=lambda result: -2.0 if result.dev_metric is None else result.dev_metric)
@@ -276,7 +276,7 @@ def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) ->
     from inlay.training.run.materialize import materialize
 
     trained = materialize(run, result, ready.backbone)
-    tasks = [report_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
+    tasks = [finish_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
     mean = next(line["dev"]["mean"] for line in result.history if line["epoch"] == result.best_epoch)
     return {
         "run": run.id,
@@ -298,31 +298,19 @@ def _average_test(tasks: Sequence[dict[str, Any]]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(scores) else None
 
 
-def report_task(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
-    """What is reported of one task of a run, with its test scores if it has test rows; published, if that is asked."""
-    reference, test = None, None
+def finish_task(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
+    """Publish one task of a trained run, if that is asked for, and return what it came to as data."""
+    from inlay.training.run.pipeline import report_task
+
     rows = item.run.task.test
     has_test = rows is not None and rows.targets is not None
     if publish:
-        from inlay.training import publish as publish_task
-
         tested = "scoring the test rows and " if has_test else ""
-        with screen.working(f"publishing {item.run.name}: {tested}answering the probes"):
-            version = publish_task(item.run, item.result, backbone, store)
-        reference, test = version.reference, store.manifest(version).metrics.get("test")
-    elif rows is not None and has_test:
-        from inlay.training.evaluate import score_split
-
-        with screen.working(f"{item.run.name}: scoring the test rows"):
-            test = score_split(item.run, item.result, backbone, rows)
-    return {
-        "task": item.run.name,
-        "metric": item.run.metric,
-        "dev": item.result.dev_metrics,
-        "test": test,
-        "reference": reference,
-        "num_parameters": item.spec.count_parameters(backbone.anatomy),
-    }
+        text = f"publishing {item.run.name}: {tested}answering the probes"
+    else:
+        text = f"{item.run.name}: scoring the test rows"
+    with screen.working(text) if publish or has_test else nullcontext():
+        return report_task(item, backbone, store, publishes=publish)
 
 
 def put_report(report: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from inlay.cli import screen
 from inlay.cli.fit_flags import fit_options
 from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
 from inlay.cli.screen import Column
-from inlay.cli.train import describe_run, is_finished, prepare
+from inlay.cli.train import describe_run, prepare
 from inlay.settings.fit_settings import FitSettings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def plan(
     kept = open_store(store)
     ready = prepare(run.resolve(kept), kept, device)
     describe_run(ready.run, ready.backbone)
-    if is_finished(ready.run, ready):
+    if ready.is_finished:
         screen.detail(f"run {ready.run.id} was finished before: training it would cost nothing")
     made = count_plan(ready.run, ready.backbone)
     if not json:

@@ -25,11 +25,10 @@ from inlay.cli.train import (
     NameOption,
     PublishOption,
     ResumeOption,
+    finish_run,
     fit_runs,
     prepare,
-    publish_run,
     put_report,
-    report_run,
 )
 from inlay.settings.fit_settings import FitSettings
 
@@ -76,20 +75,21 @@ def sweep(
 
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     axes = parse_axes(given | {"train.batch_size": batch_size})
-    kept = open_store(store)
-    grid = make_grid(run.resolve(kept), axes, seeds)  # a value that cannot be is refused before anything is read
-    ready = prepare(grid[0], kept, device, name)
-    runs = [make_run(ready.run.task, config, ready.backbone, kept) for config in grid]
+    opened = open_store(store)
+    grid = make_grid(run.resolve(opened), axes, seeds)  # a value that cannot be is refused before anything is read
+    ready = prepare(grid[0], opened, device, name)
+    runs = [make_run(ready.run.task, config, ready.backbone, opened) for config in grid]
     for text in ready.run.start.notes:
         screen.detail(text)
     screen.detail(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
-    results = fit_runs(runs, ready, dataclasses.replace(effort, restart=not resume))
+    settings = dataclasses.replace(effort, restart=not resume)
+    results = fit_runs(runs, ready.backbone, ready.runs_folder, settings)
     if not screen.is_main_process():  # the first process has the last word
         return
     ranking = rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
-    report = report_run(chosen, best, publish_run(chosen, best, name) if publish else None)
+    report = finish_run(chosen, best, name, publish=publish)
     if json:
         screen.emit_json({**ranking.to_json(), "best": report})
     else:

@@ -6,9 +6,8 @@ import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,9 +22,8 @@ from inlay.cli.flags import (
     open_store,
     run_options,
 )
-from inlay.errors import Diverged, UnknownName
 from inlay.settings.fit_settings import FitSettings
-from inlay.store import Store, Version
+from inlay.store import Store
 
 if TYPE_CHECKING:
     from inlay.cli.folds import Validated
@@ -33,8 +31,10 @@ if TYPE_CHECKING:
     from inlay.model import Backbone
     from inlay.settings.run_config import RunConfig
     from inlay.training import Result, Run
+    from inlay.training.recipe.cross_validation import FoldScores
     from inlay.training.recipe.halving import Referee
     from inlay.training.run.joint import AnyRun
+    from inlay.training.run.pipeline import PreparedRun
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
@@ -53,32 +53,6 @@ BudgetOption = Annotated[
         help="spend this long: settings that were left open are tried beside the usual ones, and the best goes on",
     ),
 ]
-
-
-class Ready(Protocol):
-    """Where runs are trained, and on what."""
-
-    @property
-    def backbone(self) -> Backbone: ...
-
-    @property
-    def runs_folder(self) -> Path: ...
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A run ready to be trained."""
-
-    run: Run
-    backbone: Backbone
-    store: Store
-    own_folder: Path | None = None
-    """where its folder is, if not among those of all runs"""
-
-    @property
-    def runs_folder(self) -> Path:
-        """Where the folders of all runs are."""
-        return self.own_folder or self.store.run_folder(self.run.id).parent
 
 
 @run_options()
@@ -106,25 +80,25 @@ def train(
     from inlay.cli.budget import read_budget
 
     spend = read_budget(budget, folds)
-    kept = open_store(store)
-    asked = run.resolve(kept)
-    ready = prepare(asked, kept, device, name)
+    opened = open_store(store)
+    asked = run.resolve(opened)
+    ready = prepare(asked, opened, device, name)
     describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
-    effort = dataclasses.replace(effort, restart=not resume)
-    validated = None if folds is None else _cross_validate(ready, folds, effort)
+    settings = dataclasses.replace(effort, restart=not resume)
+    validated = None if folds is None else _cross_validate(ready, folds, settings)
     if spend is None:
-        was_finished = is_finished(ready.run, ready)
-        result = fit_runs([ready.run], ready, effort)[0]
+        was_finished = ready.is_finished
+        result = fit_runs([ready.run], ready.backbone, ready.runs_folder, settings)[0]
     else:
-        ready, result, was_finished = spend.train(ready, asked, effort)
+        ready, result, was_finished = spend.train(ready, asked, settings)
     if not screen.is_main_process():  # the first process has the last word
         return
-    if not result.tensors or result.status == "diverged":
-        raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
-    version = publish_run(ready, result, name, validated) if publish else None
-    report, folder = report_run(ready, result, version), ready.runs_folder / result.run_id
-    report |= {} if validated is None else validated.keep(folder)
+    scores = None if validated is None else validated.scores
+    report = finish_run(ready, result, name, publish=publish, folds=scores)
+    folder = ready.runs_folder / result.run_id
+    if validated is not None:
+        report |= validated.keep(folder)
     found = _describe_result(ready.run, result)
     found += [] if validated is not None else _describe_suspects(result, run)  # folds list them
     for note in found:
@@ -143,20 +117,20 @@ def train(
             validated.put_label_errors(folder)
 
 
-def prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> Prepared:
+def prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> PreparedRun:
     """Read the data, load the backbone and resolve every setting, saying what was found."""
     store.check_name(name or config.task)
     check_device_name(device)
     task = load_task(config)
     from inlay.model.bank.methods import find_method, resolve_method
-    from inlay.training import make_run
+    from inlay.training.run.pipeline import prepare_run
 
     resolve_method(config.method)  # a name that is in no table is refused before the backbone is loaded
     backbone = open_backbone(config.backbone, device)
     has_copy = find_method(config.method.name).is_finetuned
     use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
     screen.detail(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters{use}")
-    return Prepared(make_run(task, config, backbone, store), backbone, store)
+    return prepare_run(config, backbone, store, task)
 
 
 def load_task(config: RunConfig) -> Task:
@@ -196,7 +170,7 @@ def describe_run(run: Run, backbone: Backbone) -> None:
     screen.detail(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
 
 
-def _cross_validate(ready: Prepared, num_folds: int, settings: FitSettings) -> Validated | None:
+def _cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> Validated | None:
     from inlay.cli.folds import cross_validate  # which stands on this module
 
     return cross_validate(ready, num_folds, settings)
@@ -220,7 +194,7 @@ def _describe_suspects(result: Result, given: RunOptions) -> list[str]:
     return describe_suspects(suspects, shlex.join(["inlay", "baseline", *words]))
 
 
-def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
+def _show_examples(ready: PreparedRun, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
     """The first encoded training rows, as people check their data."""
     if num_rows <= 0:
         return []
@@ -241,27 +215,21 @@ def _show_examples(ready: Prepared, num_rows: int, *, as_json: bool) -> list[dic
 
 
 def fit_runs(
-    runs: Sequence[AnyRun], ready: Ready, settings: FitSettings, referee: Referee | None = None
+    runs: Sequence[AnyRun], backbone: Backbone, folder: Path, settings: FitSettings, referee: Referee | None = None
 ) -> list[Result]:
-    """The results of the runs; those that are not finished yet are trained, with progress."""
+    """Train the runs that are not finished yet, with progress on the screen; returns the results of all."""
     from inlay.cli.progress import TrainingProgress
     from inlay.training import fit
     from inlay.training.events import ignore
+    from inlay.training.run.run import is_finished
 
-    if all(is_finished(run, ready) for run in runs):
+    if all(is_finished(folder / run.id) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
         screen.log(f"{many} finished before: not trained again", "yellow")
-        return fit(runs, ready.backbone, ready.runs_folder, settings)
+        return fit(runs, backbone, folder, settings)
     with _explained(), screen.Meter("training") as meter:
         emit = TrainingProgress(meter, num_runs=len(runs)) if screen.is_main_process() else ignore
-        return fit(runs, ready.backbone, ready.runs_folder, settings, emit, referee=referee)
-
-
-def is_finished(run: AnyRun, ready: Ready) -> bool:
-    """Whether a run was trained to its end before."""
-    from inlay.training.run.run import read_result
-
-    return read_result(ready.runs_folder / run.id) is not None
+        return fit(runs, backbone, folder, settings, emit, referee=referee)
 
 
 @contextmanager
@@ -273,78 +241,22 @@ def _explained() -> Iterator[None]:
         raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
 
 
-def publish_run(ready: Prepared, result: Result, name: str | None, validated: Validated | None = None) -> Version:
-    """Put a run's best weights in the store, with what its cross-validation came to, if there was one."""
-    from inlay.training import publish
+def finish_run(
+    ready: PreparedRun, result: Result, name: str | None, *, publish: bool, folds: FoldScores | None = None
+) -> dict[str, Any]:
+    """Publish a trained run, if that is asked for, and return what it came to as data."""
+    from inlay.training.run.pipeline import PublishedRun, check_trained, publish_result, report_run
 
-    tested = "scoring the test rows and " if ready.run.task.test is not None else ""
-    with screen.working(f"publishing: {tested}answering the probes"):
-        folds = None if validated is None else validated.scores
-        return publish(ready.run, result, ready.backbone, ready.store, name, folds=folds)
-
-
-def report_run(ready: Prepared, result: Result, version: Version | None) -> dict[str, Any]:
-    """Everything a trained run came to, as data."""
-    task = ready.run.task
-    metrics = {"dev": result.dev_metrics}
-    if version is not None:
-        metrics = ready.store.manifest(version).metrics
-    elif task.test is not None and task.test.targets is not None:
-        from inlay.training.evaluate import score_split
-
-        metrics["test"] = score_split(ready.run, result, ready.backbone, task.test)
-    from inlay.training.recipe.rising import find_rising
-
-    rising = find_rising(result.history, task.metric, len(task.dev))
-    folder = ready.runs_folder / result.run_id
-    infos = [] if version is None else ready.store.versions(version.name)
-    return {
-        "task": task.name,
-        "reference": None if version is None else version.reference,
-        "best": None if version is None else _find_best(ready.store, version),
-        "digest": None if version is None else version.digest,
-        "size_bytes": next((info.size_bytes for info in infos if info.version == version), None),
-        "run": result.run_id,
-        "status": result.status,
-        "kind": task.kind,
-        "labels": list(task.labels),
-        "metric": task.metric,
-        "metrics": metrics,
-        "best_epoch": result.best_epoch,
-        "probe": _score_probe(ready, result, metrics),
-        "still_rising": None if rising is None else dataclasses.asdict(rising),
-        "num_parameters": ready.run.spec.count_parameters(ready.backbone.anatomy),
-        "backbone_parameters": ready.backbone.num_parameters,
-        "seconds": result.seconds,
-        "folder": str(folder),
-        "curve": str(folder / "curve.png") if (folder / "curve.png").is_file() else None,  # of many runs, none is drawn
-    }
+    check_trained(result)
+    version = None
+    if publish:
+        tested = "scoring the test rows and " if ready.run.task.test is not None else ""
+        with screen.working(f"publishing: {tested}answering the probes"):
+            version = publish_result(ready, result, name=name, folds=folds)
+    return report_run(PublishedRun(ready, result, version))
 
 
-def _score_probe(ready: Prepared, result: Result, metrics: Mapping[str, Any]) -> dict[str, float] | None:
-    """Split -> score of the linear probe that the run began with; None where it began with a fresh head."""
-    first, metric = next(iter(result.history), {}), ready.run.task.metric
-    if first.get("stage") != "probe":
-        return None
-    from inlay.training.evaluate import score_probe
-    from inlay.training.run.run import read_probe_head
-
-    found = {"dev": first["dev"][metric]}
-    head, test = read_probe_head(ready.runs_folder / result.run_id), ready.run.task.test
-    if head and "test" in metrics and test is not None:
-        found["test"] = score_probe(ready.run, head, ready.backbone, test)[metric]
-    return found
-
-
-def _find_best(store: Store, version: Version) -> str | None:
-    """The version of the task that is best on these dev rows; None where they cannot be compared."""
-    try:
-        return store.resolve(f"{version.name}@best").reference
-    except UnknownName:
-        return None
-
-
-def put_report(ready: Prepared, report: Mapping[str, Any], store: Path | None) -> None:
+def put_report(ready: PreparedRun, report: Mapping[str, Any], store: Path | None) -> None:
     """What a trained run came to, for people, with the command to use it next."""
     put_metrics(report["metrics"], report["metric"])
     screen.emit()

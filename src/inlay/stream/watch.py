@@ -33,9 +33,10 @@ from inlay.settings.run_config import RunConfig, digest
 from inlay.settings.trees import from_tree, write_toml
 from inlay.store import Store, Version
 from inlay.stream.inbox import SUFFIXES, DataFile, Inbox, Journal, Stamp, describe_error, identify, open_journal
-from inlay.training import FitSettings, Result, Run, fit, make_run, publish
+from inlay.training import FitSettings, Result, Run, fit, make_run
 from inlay.training.cohort.memory import MAX_COHORT
 from inlay.training.events import EpochEnded, Event, ignore
+from inlay.training.run.pipeline import PreparedRun, prepare_run, publish_result
 from inlay.training.run.run import DIVERGED, is_finished
 
 T = TypeVar("T")
@@ -127,8 +128,12 @@ class _ReadyFile:
     """A file that can be trained."""
 
     item: DataFile
-    run: Run
+    prepared: PreparedRun
     rows: str
+
+    @property
+    def run(self) -> Run:
+        return self.prepared.run
 
 
 class _Context:
@@ -251,13 +256,14 @@ class _Stream:
 
     def _load(self, item: DataFile) -> _ReadyFile:
         task = load_task(item.config.data, item.config.task)
-        run = make_run(task, item.config, self._context.backbone, self._context.store)
+        prepared = prepare_run(item.config, self._context.backbone, self._context.store, task)
+        run = prepared.run
         settings = {name: item.own.get(name, {}) for name in ("method", "train")}
         rows = digest([task.digest, settings, run.fingerprint])
         details = {"notes": list(task.notes), "run": run.id}
         message = f"{item.name}: {len(task.train)} training rows, {task.kind}, task `{task.name}`"
         self._emit(StreamEvent("read", message, item.name, task.name, details=details))
-        return _ReadyFile(item, run, rows)
+        return _ReadyFile(item, prepared, rows)
 
     def _is_known(self, item: DataFile, content: str, *, also: str | None = None) -> bool:
         """Whether this content has its version under this name, which is made now if the content has another name."""
@@ -334,7 +340,7 @@ class _Stream:
             hint = f"give it a smaller learning rate in `{item.path.stem}.toml`, or mend its rows, and put it back"
             self._set_aside(item.path, item.stamp, Diverged(result.message, hint))
             return
-        version = publish(ready.run, result, self._context.backbone, self._context.store)
+        version = publish_result(ready.prepared, result)
         self._keep(item, version, [item.content, ready.rows])
         score = "" if result.dev_metric is None else f", dev {task.metric} {result.dev_metric:.4g}"
         message = f"{item.name}: published `{version.reference}`{score}" + ("" if was_trained else ", trained before")

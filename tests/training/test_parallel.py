@@ -189,7 +189,7 @@ def test_without_torchrun_a_process_is_alone_and_connects_to_nobody(tiny_bert, m
     runs = make_runs(tiny_bert)
     with spread_over(runs, tiny_bert.device, "rows") as part:
         assert part.runs == runs
-        assert part.world.place == Process()
+        assert part.world.process == Process()
         assert not torch.distributed.is_initialized()
 
 

@@ -118,7 +118,7 @@ class Cohort:
         members = [part for member in self.members for part in member.parts]
         is_compiled = can_compile(self.bank, members) and not settings.checkpointing
         # A program has the optimizer inside: nothing can be exchanged before it.
-        if not is_compiled or self._world.place.size > 1:
+        if not is_compiled or self._world.process.size > 1:
             return Stepper(self.bank, self.mover, settings.token_budget, self._world)
         kind = Seq2SeqStepper if self.backbone.is_seq2seq else CompiledStepper
         stepper = kind(self.bank, self.mover, settings.token_budget)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ import torch
 from inlay.errors import Missing, OutOfMemory
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.methods import first_layer
-from inlay.model.kernels.cuda_graphs import is_out_of_memory
 from inlay.settings.fit_settings import FitSettings
 from inlay.threads import Threads, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, seed_for
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
-from inlay.training.cohort.loop import CohortFiles, Interrupted, train
+from inlay.training.cohort.loop import CohortFiles, FitContext, Interrupted, train
 from inlay.training.cohort.memory import (
     MAX_COHORT,
     TOKEN_BUDGET,
@@ -30,10 +29,10 @@ from inlay.training.cohort.memory import (
     count_slot_bytes,
     describe_bytes,
     find_budget,
-    first_line,
     release_memory,
+    retry_smaller,
 )
-from inlay.training.cohort.parallel import World, spread_over
+from inlay.training.cohort.parallel import spread_over
 from inlay.training.cohort.queue import longest_first
 from inlay.training.cohort.resume import cohort_id, drop_state, find_stopped, has_state, load_state
 from inlay.training.events import Emit, Notice, ignore
@@ -43,30 +42,10 @@ from inlay.training.run.run import Result, is_finished, read_result
 from inlay.training.step.compiled import has_programs
 from inlay.training.step.losses import has_batched_loss
 
-MAX_DRAWN = 8
-"""curves of a cohort that are drawn, unless asked otherwise"""
-
 __all__ = ["FitSettings", "Interrupted", "fit", "has_known_heads", "structure_of", "trains_apart"]
 
 # What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
 _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
-
-
-@dataclass(frozen=True)
-class _FitContext:
-    """How this process trains its cohorts: as asked, heard by whom, together with whom."""
-
-    settings: FitSettings
-    emit: Emit
-    world: World
-    prefixes: FrozenCache
-    referee: Referee
-
-    def find_prefixes(self, runs: Sequence[AnyRun], backbone: Backbone) -> FrozenCache | None:
-        """Where the frozen layers of these runs' texts are kept: if there are such layers, and texts are read again."""
-        has_frozen = first_layer(backbone.anatomy, runs[0].config.method) > 0
-        is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
-        return self.prefixes if self.settings.reuse_prefix and has_frozen and is_read_again else None
 
 
 def fit(
@@ -80,27 +59,35 @@ def fit(
 ) -> list[Result]:
     """Train every run that is not finished yet; the results come in the order of `runs`.
 
-    `folder` gets one folder per run, and `cohorts/` with the resume states. A run that diverges has a result that
-    says so; it stops no other. Started by `torchrun`, each process does its part and gets all results; `folder` is
-    theirs together. A `referee` may end runs early; their results are then no longer those of the settings alone, so
-    `folder` should be one that no other `fit` reads.
+    `folder` gets one folder per run, and `cohorts/` with the resume states. `emit` is called with every event. A run
+    that diverges has a result that says so; it stops no other. Started by `torchrun`, each process does its part and
+    gets all results; `folder` is theirs together. A `referee` may end runs early; their results are then no longer
+    those of the settings alone, so `folder` should be one that no other `fit` reads.
     """
     if referee is not None:
         refuse_several()
     unique = list({run.id: run for run in runs}.values())
     limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
+    # 1. Deal the runs, or the rows of every batch, among the processes.
     with spread_over(unique, backbone.device, settings.spread) as part:
-        heard = emit if part.world.is_first else ignore
-        with closing(FrozenCache(backbone, folder, heard, limits)) as prefixes:
-            ways = _FitContext(settings, heard, part.world, prefixes, referee or Referee())
+        emit = emit if part.world.is_first else ignore
+        context = FitContext(folder, settings, emit, part.world, referee or Referee())
+        with closing(FrozenCache(backbone, folder, emit, limits)) as cache:
+            # 2. Train the runs that can share a bank, cohort by cohort.
             for group in _group(part.runs, backbone, folder):
-                if not _unfinished(group, folder):
-                    while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before the clean-up
-                        drop_state(folder / "cohorts" / cohort_id(stopped.runs))
+                if _unfinished(group, folder):
+                    _fit_cohort(group, backbone, context, cache)
                 else:
-                    _fit_cohort(group, backbone, folder, ways)
+                    _drop_states(group, folder)
+    # 3. Read the results back, those of other processes too.
     results = {run.id: _read_back(folder / run.id) for run in unique}
     return [results[run.id] for run in runs]
+
+
+def _drop_states(runs: list[AnyRun], folder: Path) -> None:
+    """Remove the resume states of finished runs: the process was killed just before it did so."""
+    while stopped := find_stopped(folder / "cohorts", runs, []):
+        drop_state(folder / "cohorts" / cohort_id(stopped.runs))
 
 
 def _read_back(folder: Path) -> Result:
@@ -158,53 +145,68 @@ def _unfinished(runs: list[AnyRun], folder: Path) -> list[AnyRun]:
     return [run for run in runs if not is_finished(folder / run.id)]
 
 
-def _fit_cohort(runs: list[AnyRun], backbone: Backbone, folder: Path, ways: _FitContext) -> None:
-    settings, world = ways.settings, ways.world
-    stopped = None if settings.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
+def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cache: FrozenCache) -> None:
+    """Train runs as one cohort, from its resume state if it was stopped; with fewer slots if memory runs out."""
+    asked, world, folder = context.settings, context.world, context.runs_dir
+    # 1. Find the cohort as it was stopped, or begin it.
+    stopped = None if asked.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
-    desk = CohortFiles(
-        folder / "cohorts" / cohort_id(runs), folder, runs, ways.emit, world, ways.find_prefixes(runs, backbone)
-    )
-    desk.referee = ways.referee
-    desk.save_seconds, desk.keeps_last = settings.save_seconds, settings.keep_last
-    desk.draws_curves = len(runs) <= MAX_DRAWN if settings.draw_curves is None else settings.draw_curves
-    world.agree([desk.place.name, stopped is not None], "runs to train")  # read by all before the first one writes
+    files = CohortFiles(context, runs, cache if _reuses_states(runs, backbone, asked) else None)
+    world.agree([files.cohort_dir.name, stopped is not None], "runs to train")  # read by all before one writes
     if stopped is None:
-        desk.begin()
-        chosen = _choose(runs, backbone, ways)
+        files.begin()
+        chosen = _choose(runs, backbone, context)
     else:
-        desk.fallbacks = stopped.fallbacks
-        chosen = _as_asked_now(stopped.settings, settings)
-    desk.threads = _find_threads(backbone, ways)
-    if note := _describe_threads(desk.threads, stopped.settings.num_threads if stopped else None):
-        ways.emit(Notice(note))
-    chosen = replace(chosen, num_threads=desk.threads.number)
-    is_measured = stopped is not None or settings.token_budget is not None
+        files.fallbacks = stopped.fallbacks
+        chosen = _as_asked_now(stopped.settings, asked)
+    # 2. Choose the number of threads.
+    files.threads = _find_threads(backbone, context)
+    if note := _describe_threads(files.threads, stopped.settings.num_threads if stopped else None):
+        context.emit(Notice(note))
+    chosen = replace(chosen, num_threads=files.threads.number)
+    # 3. Train to the end; whenever memory runs out beyond repair, with half as many runs at a time.
+    is_measured = stopped is not None or asked.token_budget is not None
+
+    def shrink(reason: str) -> None:
+        nonlocal chosen, is_measured
+        if world.process.size > 1:
+            raise _memory_of_one_process(files, chosen, reason)
+        release_memory(backbone.device)
+        smaller = _with_fewer_slots(chosen, files, backbone, reason)
+        chosen = replace(smaller, token_budget=asked.token_budget or TOKEN_BUDGET[backbone.device.type])
+        is_measured = asked.token_budget is not None
+
     with own_threads(chosen.num_threads):
-        while reason := _attempt(desk, backbone, chosen, is_measured=is_measured):
-            release_memory(backbone.device)
-            chosen = _with_fewer_slots(chosen, desk, backbone, reason)
-            is_measured = settings.token_budget is not None
-            budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
-            chosen = replace(chosen, token_budget=budget)
-    desk.end()
+        retry_smaller(
+            lambda: _train_cohort(files, backbone, chosen, is_measured=is_measured),
+            shrink,
+            (OutOfMemory, RuntimeError, MemoryError),
+        )
+    files.end()
 
 
-def _choose(runs: list[AnyRun], backbone: Backbone, ways: _FitContext) -> CohortSettings:
-    """What a cohort begins with: what was asked for, and otherwise as many slots as fit in every process."""
-    settings = ways.settings
-    num_slots = 1 if runs[0].spec.is_finetuned else min(settings.max_cohort or MAX_COHORT, len(runs))
-    if settings.max_cohort is None and num_slots > 1:
+def _reuses_states(runs: Sequence[AnyRun], backbone: Backbone, asked: FitSettings) -> bool:
+    """Whether the frozen layers of these runs' texts are worth keeping: there are some, and texts are read again."""
+    has_frozen = first_layer(backbone.anatomy, runs[0].config.method) > 0
+    is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
+    return asked.reuse_prefix and has_frozen and is_read_again
+
+
+def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> CohortSettings:
+    """Return what a cohort begins with: what was asked for, and otherwise as many slots as fit in every process."""
+    asked = context.settings
+    num_slots = 1 if runs[0].spec.is_finetuned else min(asked.max_cohort or MAX_COHORT, len(runs))
+    if asked.max_cohort is None and num_slots > 1:
         fit_here = choose_slots(num_slots, count_slot_bytes(runs, backbone), available_bytes(backbone.device))
-        num_slots = ways.world.least(fit_here)
-    budget = settings.token_budget or TOKEN_BUDGET[backbone.device.type]
-    return CohortSettings(budget, torch.get_num_threads(), settings.save_every, num_slots, settings.checkpointing)
+        num_slots = context.world.least(fit_here)
+    budget = asked.token_budget or TOKEN_BUDGET[backbone.device.type]
+    return CohortSettings(budget, torch.get_num_threads(), asked.save_every, num_slots, asked.checkpointing)
 
 
-def _find_threads(backbone: Backbone, ways: _FitContext) -> Threads:
+def _find_threads(backbone: Backbone, context: FitContext) -> Threads:
     """How many threads to begin with. Processes that share a batch must round alike: each takes what torch has."""
-    most, asked = torch.get_num_threads(), ways.settings.threads
-    if asked is None and (backbone.device.type != "cpu" or ways.world.place.size > 1):
+    most, asked = torch.get_num_threads(), context.settings.threads
+    if asked is None and (backbone.device.type != "cpu" or context.world.process.size > 1):
         asked = most
     return Threads(most, asked)
 
@@ -230,65 +232,62 @@ def _as_asked_now(stopped: CohortSettings, settings: FitSettings) -> CohortSetti
     )
 
 
-def _attempt(desk: CohortFiles, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> str:
-    """Train the cohort from its state, if it has one, to its end; what ran out of memory on the way, or nothing."""
-    try:
-        with _own_randomness(backbone, desk.runs):
-            free_bytes = available_bytes(backbone.device)
-            cohort = Cohort(desk.runs, backbone, chosen, desk.emit, world=desk.world)
-            if not is_measured:
-                left_bytes = free_bytes if desk.prefixes is None else desk.prefixes.leave(free_bytes)
-                cohort.use_budget(find_budget(cohort, left_bytes))
-            desk.write_membership(cohort.settings)
-            if has_state(desk.place):
-                load_state(desk.place, cohort)
-                for member in cohort.members:
-                    desk.write_history(member)
-            if desk.prefixes is not None:
-                cohort.reuse(desk.prefixes)
-            desk.world.start_alike(desk.place.name, cohort.num_steps, list(cohort.stored.values()))
-            train(cohort, desk)
-    except (OutOfMemory, RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if desk.world.place.size > 1:
-            fewer = ["a smaller `--max-cohort`"] if _count_slots(chosen, desk) > 1 else []
-            raise OutOfMemory(
-                f"memory ran out in process {desk.world.place.rank}: {first_line(error)}",
-                "the others cannot go on with less: use "
-                + _join([*_remedies(desk, chosen), *fewer, "`--spread cohorts`"]),
-            ) from None
-        return first_line(error)
-    return ""
+def _train_cohort(files: CohortFiles, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> None:
+    """Train the cohort from its state, if it has one, to its end."""
+    with _own_randomness(backbone, files.runs):
+        free_bytes = available_bytes(backbone.device)
+        cohort = Cohort(files.runs, backbone, chosen, files.emit, world=files.world)
+        if not is_measured:
+            left_bytes = free_bytes if files.cache is None else files.cache.leave(free_bytes)
+            cohort.use_budget(find_budget(cohort, left_bytes))
+        files.write_membership(cohort.settings)
+        if has_state(files.cohort_dir):
+            load_state(files.cohort_dir, cohort)
+            for member in cohort.members:
+                files.write_history(member)
+        if files.cache is not None:
+            cohort.reuse(files.cache)
+        files.world.start_alike(files.cohort_dir.name, cohort.num_steps, list(cohort.stored.values()))
+        train(cohort, files)
 
 
-def _with_fewer_slots(chosen: CohortSettings, desk: CohortFiles, backbone: Backbone, reason: str) -> CohortSettings:
-    num_slots = _count_slots(chosen, desk)
+def _memory_of_one_process(files: CohortFiles, chosen: CohortSettings, reason: str) -> OutOfMemory:
+    """Return the error of memory that ran out in one of several processes: the others cannot go on with less."""
+    fewer = ["a smaller `--max-cohort`"] if _count_slots(chosen, files) > 1 else []
+    remedies = [*_remedies(files, chosen), *fewer, "`--spread cohorts`"]
+    return OutOfMemory(
+        f"memory ran out in process {files.world.process.rank}: {reason}",
+        "the others cannot go on with less: use " + _join(remedies),
+    )
+
+
+def _with_fewer_slots(chosen: CohortSettings, files: CohortFiles, backbone: Backbone, reason: str) -> CohortSettings:
+    num_slots = _count_slots(chosen, files)
     if num_slots == 1:
-        needed = describe_bytes(count_slot_bytes(desk.runs, backbone))
+        needed = describe_bytes(count_slot_bytes(files.runs, backbone))
         free = describe_bytes(available_bytes(backbone.device))
         raise OutOfMemory(
             f"one run with one row at a time does not fit in the memory of `{backbone.device}`: its parameters take "
             f"{needed} in training, a row's activations come on top, and {free} are free ({reason})",
             "use "
-            + _join([*_remedies(desk, chosen), "a smaller `train.max_length` or `method.size`", "a smaller backbone"]),
+            + _join([*_remedies(files, chosen), "a smaller `train.max_length` or `method.size`", "a smaller backbone"]),
         )
     smaller = replace(chosen, num_slots=num_slots // 2)
     message = f"memory ran out ({reason}): {smaller.num_slots} runs together from here on, the others wait"
-    desk.fall_back(message, smaller)
+    files.fall_back(message, smaller)
     return smaller
 
 
-def _count_slots(chosen: CohortSettings, desk: CohortFiles) -> int:
+def _count_slots(chosen: CohortSettings, files: CohortFiles) -> int:
     """How many runs train at a time: copies of the backbone one, whatever was asked for."""
-    return min(chosen.num_slots or len(desk.runs), len(desk.runs))
+    return min(chosen.num_slots or len(files.runs), len(files.runs))
 
 
-def _remedies(desk: CohortFiles, chosen: CohortSettings) -> list[str]:
+def _remedies(files: CohortFiles, chosen: CohortSettings) -> list[str]:
     """What takes less memory and was not asked for yet: flags of every command that trains. The settings of a run go by
     their keys, since not all of those have a flag for each."""
     again = [] if chosen.checkpointing else ["`--checkpointing`"]
-    keeps = desk.prefixes is not None and desk.prefixes.uses_memory
+    keeps = files.cache is not None and files.cache.uses_memory
     return again + (["`--reuse-memory 0`"] if keeps else [])
 
 

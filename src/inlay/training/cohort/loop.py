@@ -1,4 +1,4 @@
-"""The loop of one cohort: steps and scores, what is written when, and smaller pieces when memory runs out.
+"""The training loop of one cohort: steps and scores, and what is written when.
 
 What always holds: the resume state is on disk before a result that depends on it, and a result is the last file of a
 run. Killed anywhere, nothing is lost and nothing half written.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,17 +18,20 @@ from typing import Any
 import torch
 
 from inlay.errors import OutOfMemory
+from inlay.settings.fit_settings import FitSettings
 from inlay.threads import Threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import PROBE
+from inlay.training.cohort.memory import retry_smaller
 from inlay.training.cohort.parallel import World
-from inlay.training.cohort.resume import drop_state, save_state, write_membership
+from inlay.training.cohort.resume import cohort_id, drop_state, save_state, write_membership
 from inlay.training.curve import draw_curve
 from inlay.training.events import (
     CohortStarted,
     Emit,
     EpochEnded,
+    Event,
     MemoryRanOut,
     Notice,
     RowsAnswered,
@@ -52,6 +55,8 @@ from inlay.training.run.run import (
 # A state of many large slots is gigabytes: written at every epoch's end it would take longer than the epochs. So a save
 # that takes more than a second is not repeated before training had twenty times as long.
 _QUICK_SECONDS, _REST = 1.0, 20.0
+MAX_DRAWN = 8
+"""curves of a cohort that are drawn, unless asked otherwise"""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -62,82 +67,107 @@ class _Unscored(Exception):
     """Ctrl-C while dev rows were answered: nothing has changed since the step before."""
 
 
-@dataclass
-class CohortFiles:
-    """Where a cohort's files go, and who hears how it fares. Of processes that train together the first one writes."""
+@dataclass(frozen=True)
+class FitContext:
+    """One call of `fit`, as this process sees it: what was asked for, where files go, who listens, who trains along."""
 
-    place: Path
-    """the cohort's own folder"""
-    folder: Path
-    """of the runs' folders"""
-    runs: list[AnyRun]
+    runs_dir: Path
+    """the folder that gets a folder for each run, and `cohorts/`"""
+    settings: FitSettings = field(default_factory=FitSettings)
     emit: Emit = ignore
     world: World = field(default_factory=World)
-    prefixes: FrozenCache | None = None
-    """what is kept for all cohorts, if texts are read more than once"""
-    fallbacks: list[str] = field(default_factory=list)
-    save_seconds: float = 0.0
-    draws_curves: bool = True
-    """as pictures in the runs' folders"""
-    keeps_last: bool = True
-    """the last epoch's weights, beside the best one's"""
-    threads: Threads = field(default_factory=lambda: Threads(1))
-    """how many compute: fewer while others keep cores busy"""
-    saved_at: float = field(default_factory=time.monotonic)
-    rest_seconds: float = 0.0
-    """what training gets before the next resume state, where a state takes long to write"""
     referee: Referee = field(default_factory=Referee)
     """ends runs before their own end"""
 
+
+@dataclass
+class CohortFiles:
+    """The files of one cohort, written by the first of the processes that train it, and when they are written."""
+
+    context: FitContext
+    runs: list[AnyRun]
+    cache: FrozenCache | None = None
+    """the states of frozen layers, kept for all cohorts, if texts are read more than once"""
+    fallbacks: list[str] = field(default_factory=list)
+    """what was made smaller because memory ran out"""
+    threads: Threads = field(default_factory=lambda: Threads(1))
+    """how many threads compute: fewer while other processes keep cores busy"""
+    saved_at: float = field(default_factory=time.monotonic)
+    rest_seconds: float = 0.0
+    """training time before the next resume state, where a state takes long to write"""
+
+    @property
+    def cohort_dir(self) -> Path:
+        """The cohort's own folder."""
+        return self.context.runs_dir / "cohorts" / cohort_id(self.runs)
+
+    @property
+    def world(self) -> World:
+        return self.context.world
+
+    @property
+    def draws_curves(self) -> bool:
+        """Whether a learning curve is drawn into each run's folder: of a few runs, unless asked otherwise."""
+        asked = self.context.settings.draw_curves
+        return len(self.runs) <= MAX_DRAWN if asked is None else asked
+
+    def run_dir(self, run: AnyRun) -> Path:
+        """Return the folder of one run."""
+        return self.context.runs_dir / run.id
+
+    def emit(self, event: Event) -> None:
+        """Tell the listeners of this `fit`."""
+        self.context.emit(event)
+
     def is_due(self) -> bool:
         """Whether the last resume state is old enough for another. Processes that train together must all agree."""
-        rest = max(self.save_seconds, self.rest_seconds)
-        return self.world.place.size > 1 or time.monotonic() - self.saved_at >= rest
+        rest = max(self.context.settings.save_seconds, self.rest_seconds)
+        return self.world.process.size > 1 or time.monotonic() - self.saved_at >= rest
 
     def begin(self) -> None:
         """Forget an earlier state, and put the runs' settings in their folders."""
         if self.world.is_first:
-            drop_state(self.place)
+            drop_state(self.cohort_dir)
             for run in self.runs:
-                write_start(self.folder / run.id, run)
-        self.world.agree(self.place.name, "cohort")  # no process looks for a state before it is gone
+                write_start(self.run_dir(run), run)
+        self.world.agree(self.cohort_dir.name, "cohort")  # no process looks for a state before it is gone
 
     def write_membership(self, settings: CohortSettings) -> None:
         """Who trains together, and how."""
         if self.world.is_first:
-            write_membership(self.place, self.runs, settings, self.fallbacks)
+            write_membership(self.cohort_dir, self.runs, settings, self.fallbacks)
 
     def write_history(self, member: AnyMember) -> None:
         """A run's epochs so far."""
         if self.world.is_first:
-            write_history(self.folder / member.run.id, member.progress.history)
+            write_history(self.run_dir(member.run), member.progress.history)
 
     def write_probe(self, member: AnyMember, cohort: Cohort) -> None:
         """The head that a run begins with, so that what adapters are worth can be told from it."""
         if self.world.is_first:
             head = {name: tensor for name, tensor in member.read(cohort.bank).items() if name.startswith("head.")}
-            write_tensors(self.folder / member.run.id / PROBE_HEAD, head)
+            write_tensors(self.run_dir(member.run) / PROBE_HEAD, head)
 
     def save(self, cohort: Cohort) -> None:
         """The resume state. It holds the first process's generators; the others' begin anew with every state."""
         began = time.monotonic()
         if self.world.is_first:
-            save_state(self.place, cohort)
+            save_state(self.cohort_dir, cohort)
         self.saved_at = time.monotonic()
         took = self.saved_at - began
         self.rest_seconds = _REST * took if took > _QUICK_SECONDS else 0.0
-        self.world.reseed(self.place.name, cohort.num_steps)
+        self.world.reseed(self.cohort_dir.name, cohort.num_steps)
 
     def check_stop(self) -> None:
         """Stop answering dev rows, which may take minutes, if asked to; processes that share them must go on."""
         self.emit(RowsAnswered())
-        if self.world.place.size == 1 and self.world.is_stopping:
+        if self.world.process.size == 1 and self.world.is_stopping:
             raise _Unscored
 
     def end(self) -> None:
         """The cohort has ended."""
         if self.world.is_first:
-            drop_state(self.place)
+            drop_state(self.cohort_dir)
 
     def share_cores(self, cohort: Cohort) -> None:
         """Take more threads or fewer from here on, if other processes have left cores or taken them."""
@@ -155,61 +185,61 @@ class CohortFiles:
         self.emit(MemoryRanOut(message))
 
 
-def train(cohort: Cohort, desk: CohortFiles) -> None:
+def train(cohort: Cohort, files: CohortFiles) -> None:
     """Train every run of the cohort to its end, writing each one's folder."""
-    _pass_over(cohort, desk)
-    desk.emit(CohortStarted(cohort))
-    if note := desk.referee.begin(cohort, desk.folder):
-        desk.emit(Notice(note))
+    _pass_over(cohort, files)
+    files.emit(CohortStarted(cohort))
+    if note := files.context.referee.begin(cohort, files.context.runs_dir):
+        files.emit(Notice(note))
     if not cohort.is_unscored:  # else after the scores, as if it had not been stopped: slots are given in order
-        _settle(cohort, desk)  # runs that ended before a kill, but were perhaps not yet written
-    with _interruptible(desk.world), cohort.training():
+        _settle(cohort, files)  # runs that ended before a kill, but were perhaps not yet written
+    with _interruptible(files.world), cohort.training():
         while cohort.active:
             before, began = cohort.active, time.perf_counter()
-            desk.share_cores(cohort)
-            num_rows = 0 if cohort.is_unscored else _step(cohort, desk)
-            is_late = desk.referee.is_late(len(before))
+            files.share_cores(cohort)
+            num_rows = 0 if cohort.is_unscored else _step(cohort, files)
+            is_late = files.context.referee.is_late(len(before))
             try:
-                records = _score(cohort, desk, is_late=is_late)
+                records = _score(cohort, files, is_late=is_late)
             except _Unscored:
-                desk.save(cohort)
+                files.save(cohort)
                 raise Interrupted from None
             cohort.seconds += time.perf_counter() - began
-            desk.emit(StepTaken(cohort, num_rows))
+            files.emit(StepTaken(cohort, num_rows))
             for member, record in records:
                 if record.get("stage") == PROBE:
-                    desk.write_probe(member, cohort)
-                desk.write_history(member)
-                desk.emit(EpochEnded(member, record))
+                    files.write_probe(member, cohort)
+                files.write_history(member)
+                files.emit(EpochEnded(member, record))
             if not any(member.progress.cursor for member in cohort.active):  # all are scored: no step is worth its time
-                is_late = is_late or desk.referee.is_late(len(cohort.active))
-            desk.referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
-            ended, is_stopping = [member for member in before if not member.is_active], desk.world.is_stopping
+                is_late = is_late or files.context.referee.is_late(len(cohort.active))
+            files.context.referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
+            ended, is_stopping = [member for member in before if not member.is_active], files.world.is_stopping
             # Before any result is written: resumed, the runs still training must find their cohort as it was. From an
             # older state those that ended in between end again, to the same result, which is not written twice.
             is_a_time = records or ended or cohort.num_steps % cohort.settings.save_every == 0
-            if is_stopping or (is_a_time and desk.is_due()):
-                desk.save(cohort)
+            if is_stopping or (is_a_time and files.is_due()):
+                files.save(cohort)
             for member in ended:
-                _write_end(member, cohort, desk)
+                _write_end(member, cohort, files)
                 with _answering(cohort):
-                    desk.emit(RunEnded(member))
-            _settle(cohort, desk)
+                    files.emit(RunEnded(member))
+            _settle(cohort, files)
             if is_stopping:
                 raise Interrupted
 
 
-def _pass_over(cohort: Cohort, desk: CohortFiles) -> None:
+def _pass_over(cohort: Cohort, files: CohortFiles) -> None:
     """Leave out copies of the backbone that were trained elsewhere since the state was written.
 
     Other runs must find their cohort as it was: they draw the random numbers that it leaves them.
     """
     runs = cohort.queue.runs
     if runs[0].spec.is_finetuned:
-        cohort.queue.passed = {run.id for run in runs if is_finished(desk.folder / run.id)}
+        cohort.queue.passed = {run.id for run in runs if is_finished(files.run_dir(run))}
 
 
-def _settle(cohort: Cohort, desk: CohortFiles) -> None:
+def _settle(cohort: Cohort, files: CohortFiles) -> None:
     """Write the runs that have ended and give their slots to those that wait.
 
     No state is written: from the last one, whose slots they still hold, the same runs enter the same slots.
@@ -217,35 +247,42 @@ def _settle(cohort: Cohort, desk: CohortFiles) -> None:
     while True:
         for member in cohort.members:
             if not member.is_active:
-                _write_end(member, cohort, desk)
+                _write_end(member, cohort, files)
         entered = cohort.refill()
         for member in entered:
-            desk.emit(RunEntered(member))
-        desk.referee.admit(entered)
+            files.emit(RunEntered(member))
+        files.context.referee.admit(entered)
         if all(member.is_active for member in entered):  # else some had lost their slots and ended, or came too late
             return
 
 
-def _step(cohort: Cohort, desk: CohortFiles) -> int:
-    def halve() -> str:
-        if not cohort.halve_budget():
-            return ""
-        desk.save(cohort)  # before the membership: between the two, the old budget runs out again and ends here
-        return f"{cohort.settings.token_budget:,} tokens a forward pass"
+def _step(cohort: Cohort, files: CohortFiles) -> int:
+    """Take one step, with fewer tokens in a forward pass if memory runs out; returns the number of rows."""
 
-    try:
-        return _in_pieces(cohort, desk, cohort.step, halve)
-    except OutOfMemory:
-        desk.save(cohort)  # nothing has moved: a smaller cohort goes on from here
-        raise
+    def shrink(reason: str) -> None:
+        is_smaller = cohort.halve_budget()
+        # Nothing has moved, so a smaller cohort can go on from here. And the state comes before the membership:
+        # killed between the two, the old budget runs out of memory again and ends here.
+        files.save(cohort)
+        if not is_smaller:
+            raise OutOfMemory(reason)
+        pieces = f"{cohort.settings.token_budget:,} tokens a forward pass"
+        files.fall_back(f"memory ran out ({reason}): {pieces} from here on", cohort.settings)
+
+    return retry_smaller(cohort.step, shrink)
 
 
-def _score(cohort: Cohort, desk: CohortFiles, *, is_late: bool = False) -> list[tuple[AnyMember, dict[str, Any]]]:
-    def halve() -> str:
-        return f"{cohort.answer_budget:,} tokens a forward pass over dev rows" if cohort.halve_answers() else ""
+def _score(cohort: Cohort, files: CohortFiles, *, is_late: bool = False) -> list[tuple[AnyMember, dict[str, Any]]]:
+    """Score the runs that ended an epoch, with fewer tokens in a forward pass if memory runs out."""
+
+    def shrink(reason: str) -> None:
+        if not cohort.halve_answers():
+            raise OutOfMemory(reason)
+        pieces = f"{cohort.answer_budget:,} tokens a forward pass over dev rows"
+        files.fall_back(f"memory ran out ({reason}): {pieces} from here on", cohort.settings)
 
     with _answering(cohort):
-        return _in_pieces(cohort, desk, lambda: cohort.finish_epochs(desk.check_stop, is_late=is_late), halve)
+        return retry_smaller(lambda: cohort.finish_epochs(files.check_stop, is_late=is_late), shrink)
 
 
 @contextmanager
@@ -258,33 +295,18 @@ def _answering(cohort: Cohort) -> Iterator[None]:
         cohort.backbone.model.train()
 
 
-def _in_pieces(cohort: Cohort, desk: CohortFiles, work: Callable[[], Any], halve: Callable[[], str]) -> Any:
-    """What `work` gives, in smaller pieces as often as memory runs out; raises OutOfMemory where they cannot be.
-
-    `halve` says what they are then; nothing, if they are as small as can be.
-    """
-    while True:
-        try:
-            return work()
-        except OutOfMemory as error:
-            if not (pieces := halve()):
-                raise
-            reason = error.message
-        desk.fall_back(f"memory ran out ({reason}): {pieces} from here on", cohort.settings)
-
-
-def _write_end(member: AnyMember, cohort: Cohort, desk: CohortFiles) -> None:
+def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
     """Everything of an ended run, the result last. Written again after a kill, with the same content."""
-    place, progress = desk.folder / member.run.id, member.progress
-    if not desk.world.is_first or is_finished(place):
+    folder, progress = files.run_dir(member.run), member.progress
+    if not files.world.is_first or is_finished(folder):
         return
-    write_history(place, progress.history)
+    write_history(folder, progress.history)
     if member.best_tensors:
-        write_tensors(place / "best.safetensors", member.best_tensors)
-    if desk.keeps_last:
-        write_tensors(place / "last.safetensors", member.read(cohort.bank))
-    if desk.draws_curves:
-        draw_curve(place / "curve.png", member.run, progress)
+        write_tensors(folder / "best.safetensors", member.best_tensors)
+    if files.context.settings.keep_last:
+        write_tensors(folder / "last.safetensors", member.read(cohort.bank))
+    if files.draws_curves:
+        draw_curve(folder / "curve.png", member.run, progress)
     result = Result(
         run_id=member.run.id,
         status=progress.status,
@@ -295,7 +317,7 @@ def _write_end(member: AnyMember, cohort: Cohort, desk: CohortFiles) -> None:
         peak_memory_bytes=peak_memory_bytes(cohort.backbone.device),
         message=progress.message,
     )
-    write_result(place, result)
+    write_result(folder, result)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,12 +22,15 @@ from torch import Tensor
 from inlay.errors import OutOfMemory
 from inlay.model.backbone import folders
 from inlay.model.backbone.backbone import Backbone
+from inlay.model.kernels.cuda_graphs import is_out_of_memory
 from inlay.processes import count_sharers
 from inlay.training.run.joint import AnyRun
 from inlay.training.step.eager import Stepper
 
 if TYPE_CHECKING:
     from inlay.training.cohort.cohort import Cohort
+
+T = TypeVar("T")
 
 MAX_COHORT = 32
 """runs trained together at most, unless asked otherwise"""
@@ -213,6 +216,27 @@ def choose_budget(device_type: str, usable_bytes: float, token_bytes: float) -> 
     """The tokens that fit in `usable_bytes`: a power of two, so that compiled shapes are few."""
     fits = max(1.0, usable_bytes / token_bytes)
     return min(TOKEN_BUDGET[device_type], 2 ** int(math.log2(fits)))
+
+
+def retry_smaller(
+    work: Callable[[], T],
+    shrink: Callable[[str], None],
+    errors: tuple[type[Exception], ...] = (OutOfMemory,),
+) -> T:
+    """Return what `work` gives; whenever memory runs out for it, `shrink(reason)` makes it smaller and it is repeated.
+
+    `shrink` raises OutOfMemory where nothing can be smaller. Only errors of the types `errors` are caught, and of
+    those only the ones that say that memory ran out.
+    """
+    while True:
+        try:
+            return work()
+        except errors as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)
+        # Outside the handler, whose traceback would keep the tensors of the failed pass alive.
+        shrink(reason)
 
 
 def release_memory(device: torch.device) -> None:

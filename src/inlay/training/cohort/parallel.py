@@ -44,7 +44,7 @@ END = timedelta(days=100)
 class World:
     """The processes that train a cohort together. This one is alone."""
 
-    place = Process()
+    process = Process()
     num_sums = 0
     """How often values went to the other processes: what was computed for one cannot be computed again"""
     _asked = threading.Event()
@@ -52,7 +52,7 @@ class World:
     @property
     def is_first(self) -> bool:
         """Whether this process writes the runs' folders and resume states."""
-        return self.place.is_first
+        return self.process.is_first
 
     def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
         """The rows of a slot's batch that this process computes."""
@@ -112,13 +112,13 @@ class World:
 class Several(World):
     """Processes that train every batch together."""
 
-    def __init__(self, place: Process, links: Links) -> None:
-        self.place, self._links = place, links
+    def __init__(self, process: Process, links: Links) -> None:
+        self.process, self._links = process, links
         self._stops: Tensor | None = None
 
     def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
         # Shifted by the slot: otherwise the rows that are over would all be the first process's.
-        return batch[(self.place.rank + slot) % self.place.size :: self.place.size]
+        return batch[(self.process.rank + slot) % self.process.size :: self.process.size]
 
     def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
         told = torch.cat([losses_S, losses_S.new_full((1,), float(self._asked.is_set()))])
@@ -141,7 +141,7 @@ class Several(World):
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.zeros(sum(sizes))
         answers = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
-        own = range(self.place.rank, len(rows), self.place.size)
+        own = range(self.process.rank, len(rows), self.process.size)
         computed = infer(bank, [rows[index] for index in own], token_budget=token_budget)
         for index, logits in zip(own, computed, strict=True):
             if index not in free:
@@ -177,7 +177,7 @@ class Several(World):
 
     def reseed(self, *words: Any) -> None:
         if not self.is_first:
-            torch.manual_seed(int(digest([*words, self.place.rank])[:12], 16))
+            torch.manual_seed(int(digest([*words, self.process.rank])[:12], 16))
 
     @property
     def is_stopping(self) -> bool:
@@ -194,10 +194,10 @@ def _logits_shape(bank: Bank, row: Row) -> tuple[int, ...]:
 class Links:
     """The connections between the processes: NCCL for what lies on GPUs of their own, gloo for the rest."""
 
-    def __init__(self, place: Process) -> None:
+    def __init__(self, process: Process) -> None:
         import torch.distributed as dist
 
-        self._dist, self._size = dist, place.size
+        self._dist, self._size = dist, process.size
         with _noticing():
             self._for_words = dist.new_group(backend="gloo", timeout=ANSWER)
             self._for_the_end = dist.new_group(backend="gloo", timeout=END)
@@ -237,16 +237,16 @@ class Part:
 @contextmanager
 def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[Part]:
     """This process's part of training `runs`, which all processes were given alike; at the end it waits for all."""
-    place = current_process()
-    if place.size == 1:
+    process = current_process()
+    if process.size == 1:
         yield Part(runs, World())
         return
-    is_together = _is_together(runs, spread, place.size)
-    with _joined(place, device):
-        links = Links(place)
-        everyone = Several(place, links)
+    is_together = _is_together(runs, spread, process.size)
+    with _joined(process, device):
+        links = Links(process)
+        everyone = Several(process, links)
         everyone.agree([run.id for run in runs], "runs")
-        yield Part(runs, everyone) if is_together else Part(deal(runs, place), World())
+        yield Part(runs, everyone) if is_together else Part(deal(runs, process), World())
         links.wait_for_all()
 
 
@@ -261,17 +261,17 @@ def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> boo
     return spread == "rows" or (spread == "auto" and len(runs) < num_processes and not has_batch_norm)
 
 
-def deal(runs: Sequence[AnyRun], place: Process) -> list[AnyRun]:
+def deal(runs: Sequence[AnyRun], process: Process) -> list[AnyRun]:
     """The runs that a process trains: the longest first, each to the process that has least to do so far.
 
     It does not depend on what is finished, so that a process finds its own cohorts again after a kill.
     """
-    loads = [0] * place.size
+    loads = [0] * process.size
     own = set()
     for run in sorted(runs, key=_cost, reverse=True):  # stable: the same for all processes
         rank = loads.index(min(loads))
         loads[rank] += _cost(run)
-        if rank == place.rank:
+        if rank == process.rank:
             own.add(run.id)
     return [run for run in runs if run.id in own]
 
@@ -281,7 +281,7 @@ def _cost(run: AnyRun) -> int:
 
 
 @contextmanager
-def _joined(place: Process, device: torch.device) -> Iterator[None]:
+def _joined(process: Process, device: torch.device) -> Iterator[None]:
     """Connect the processes for the time of the block."""
     import torch.distributed as dist
 
@@ -291,7 +291,7 @@ def _joined(place: Process, device: torch.device) -> Iterator[None]:
     backend, has_ended = _choose_backend(device), False
     with _noticing():
         store = dist.PrefixStore(f"inlay-{next(_NUM_JOINED)}", _meeting_place())
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=ANSWER)
+        dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.size, timeout=ANSWER)
     try:
         yield
         has_ended = True

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.errors import BadConfig, InlayError, Missing, UnknownName
+from inlay.errors import BadConfig, InlayError, Missing, UnknownName, Unsupported
 from inlay.settings.presets import PRESETS, apply_preset
 from inlay.settings.run_config import RunConfig, overlay
 from inlay.settings.trees import read_tree, split_list
@@ -79,6 +79,12 @@ TextOption = Annotated[
 ConfidenceOption = Annotated[
     float | None,
     typer.Option("--min-confidence", metavar="P", help="give no answer less sure than this probability, from 0 to 1"),
+]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision", metavar="auto|int8", help="int8 answers faster on a CPU and drifts; how far is measured and said"
+    ),
 ]
 
 
@@ -249,10 +255,18 @@ def config_help(key: str, default: Any = None) -> str:
     return f"{text}  [default: {default:g}]" if isinstance(default, float) else f"{text}  [default: {default}]"
 
 
-def check_confidence(value: float | None) -> None:
-    """Refuse a `--min-confidence` that is no probability."""
-    if value is not None and not 0 <= value <= 1:
-        raise BadConfig(f"`--min-confidence` is `{value:g}`", "give a probability, between 0 and 1")
+def check_precision(precision: str, device: str) -> str:
+    """Return the device that a precision needs; refuse a precision that is not available there."""
+    if precision not in ("auto", "int8"):
+        raise BadConfig(f"no precision named `{precision}`", "use auto or int8")
+    if precision == "auto":
+        return device
+    if device.startswith("cuda"):
+        raise Unsupported("int8 on a GPU", "int8 is for answering on a CPU: use `--device cpu`, or leave it out")
+    from inlay.model.backbone.int8 import check_int8
+
+    check_int8("cpu")
+    return "cpu"
 
 
 def open_store(folder: Path | None) -> Store:

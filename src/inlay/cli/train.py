@@ -14,14 +14,15 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.fit_flags import MEMORY, fit_options
 from inlay.cli.flags import (
+    MEMORY,
     DeviceOption,
     JsonOption,
+    RunFlags,
     RunOptions,
     StoreOption,
+    command_options,
     open_store,
-    run_options,
 )
 from inlay.errors import Diverged, UnknownName
 from inlay.settings.fit_settings import FitSettings
@@ -81,8 +82,7 @@ class Prepared:
         return self.own_folder or self.store.run_folder(self.run.id).parent
 
 
-@run_options()
-@fit_options(*MEMORY, "spread")
+@command_options(RunFlags(), fit=(*MEMORY, "spread"))
 def train(
     run: RunOptions,
     effort: FitSettings,

@@ -55,10 +55,10 @@ def test_unknown_format_is_refused_with_the_known_ones(inlay: Inlay, mail: Mail)
 
 
 def test_formats_of_the_command_are_those_of_the_exchange_room() -> None:
-    from inlay.cli import exchange as carry
+    from inlay.cli.export import FORMATS as KNOWN
     from inlay.exchange import FORMATS
 
-    assert ("inlay", *FORMATS, "onnx") == carry.FORMATS
+    assert ("inlay", *FORMATS, "onnx") == KNOWN
 
 
 def test_options_of_folders_are_refused_for_files(inlay: Inlay, mail: Mail) -> None:

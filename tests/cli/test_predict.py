@@ -86,7 +86,7 @@ def test_predict_gives_the_same_labels_in_every_format(inlay: Inlay, mixed: Path
 def test_columns_that_come_late_are_kept_in_json_lines_and_named_where_a_table_drops_them(
     inlay: Inlay, mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inlay.cli.answers.WINDOW_ROWS", 512)
+    monkeypatch.setattr("inlay.cli.predict.WINDOW_ROWS", 512)
     lines = ['{"text": "now"}'] * 600 + ['{"text": "now", "colour": "red"}', "{broken"]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     ended = inlay("predict", "mail", "--input", "in.jsonl", "--output", "out.csv")

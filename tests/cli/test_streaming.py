@@ -18,8 +18,8 @@ WORDS = "free prize see you home late now cat".split()
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inlay.cli.answers.CHUNK_ROWS", 16)
-    monkeypatch.setattr("inlay.cli.answers.WINDOW_ROWS", 32)
+    monkeypatch.setattr("inlay.cli.predict.CHUNK_ROWS", 16)
+    monkeypatch.setattr("inlay.cli.predict.WINDOW_ROWS", 32)
 
 
 def write_rows(path: Path, num_rows: int, tasks: tuple[str, ...] = ("mail",)) -> Path:
@@ -68,12 +68,12 @@ def test_a_file_is_answered_in_constant_memory(
 
 
 def test_long_rows_make_small_windows(mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inlay.cli.answers import Asked
+    from inlay.cli.predict import PredictInput
 
-    monkeypatch.setattr("inlay.cli.answers.CHUNK_ROWS", 4)
-    monkeypatch.setattr("inlay.cli.answers.WINDOW_LETTERS", 1000)
+    monkeypatch.setattr("inlay.cli.predict.CHUNK_ROWS", 4)
+    monkeypatch.setattr("inlay.cli.predict.WINDOW_LETTERS", 1000)
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "x" * 400}) + "\n" for _ in range(10)))
-    windows = Asked("mail", file=tmp_path / "in.jsonl").read(has_pairs=False)
+    windows = PredictInput("mail", file=tmp_path / "in.jsonl").read(has_pairs=False)
     assert [len(window) for window in windows] == [4, 4, 2]
 
 
@@ -166,16 +166,16 @@ def test_a_long_file_is_captured_and_says_what_is_compiled_and_goes_on_so_with_m
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, num_windows: int) -> None:
     """Ctrl-C while the window after so many is answered."""
-    from inlay.cli.answers import Engines
+    from inlay.serving.pool import EnginePool
 
-    plain, calls = Engines.answer, iter(range(num_windows))
+    plain, calls = EnginePool.answer, iter(range(num_windows))
 
-    def answer(self: Engines, rows: Any) -> Any:
+    def answer(self: EnginePool, rows: Any) -> Any:
         if next(calls, None) is None:
             raise KeyboardInterrupt
         return plain(self, rows)
 
-    monkeypatch.setattr(Engines, "answer", answer)
+    monkeypatch.setattr(EnginePool, "answer", answer)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])

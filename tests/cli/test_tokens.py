@@ -139,9 +139,9 @@ def test_unsure_answers_are_withheld_on_the_screen_and_in_files(inlay: Inlay, ma
     ],
 )
 def test_an_answer_that_says_nothing_says_why(about: dict[str, object], said: str) -> None:
-    from inlay.cli.output import say_answer
+    from inlay.serving.answers import answer_words
 
-    assert say_answer(about) == said
+    assert answer_words(about) == said
 
 
 def test_evaluate_reports_coverage_and_scores_of_the_answered_rows(inlay: Inlay, mail: Mail) -> None:

@@ -14,7 +14,7 @@ from inlay.model.bank.methods import METHODS
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Engine, Request
-from inlay.serving.verify import verify
+from inlay.serving.verification import verify
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 

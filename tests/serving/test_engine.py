@@ -15,7 +15,7 @@ from inlay.errors import WrongBackbone
 from inlay.model import SlotSpec, load_backbone
 from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Engine, Request
-from inlay.serving.verify import _difference, verify
+from inlay.serving.verification import _difference, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish

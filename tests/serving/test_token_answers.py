@@ -7,7 +7,7 @@ import torch
 
 from inlay.errors import BadConfig, Unsupported
 from inlay.serving import Engine, Request
-from inlay.serving.verify import verify
+from inlay.serving.verification import verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish

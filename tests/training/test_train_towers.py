@@ -14,7 +14,7 @@ from inlay.errors import BadConfig
 from inlay.model.batch.route import Row, make_rows
 from inlay.model.heads.inference import infer
 from inlay.serving.engine import Engine, Request
-from inlay.serving.verify import verify
+from inlay.serving.verification import verify
 from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, settled
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish

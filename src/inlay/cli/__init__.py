@@ -41,16 +41,16 @@ COMMANDS = {
     "predict": Command("Use", "predict", "predict", "Answer texts, lines from stdin, or a file of any length."),
     "evaluate": Command("Use", "evaluate", "evaluate", "Judge a task on labelled rows."),
     "tasks": Command("Keep", "tasks", "tasks", "List the tasks and the parameters each adds."),
-    "show": Command("Keep", "tasks", "show", "Show all there is to know of a version."),
+    "show": Command("Keep", "show", "show", "Show all there is to know of a version."),
     "verify": Command("Keep", "verify", "verify", "Prove that published versions still stand."),
     "export": Command(
-        "Keep", "exchange", "export", "Write a version as a file for another store, or a folder for another library."
+        "Keep", "export", "export", "Write a version as a file for another store, or a folder for another library."
     ),
     "import": Command(
-        "Keep", "exchange", "import_", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."
+        "Keep", "import_", "import_", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."
     ),
-    "remove": Command("Keep", "tasks", "remove", "Drop a version, or a task with all its versions."),
-    "gc": Command("Keep", "tasks", "gc", "Delete the bytes that no version needs."),
+    "remove": Command("Keep", "remove", "remove", "Drop a version, or a task with all its versions."),
+    "gc": Command("Keep", "gc", "gc", "Delete the bytes that no version needs."),
     "backbone": Command("Set up", "backbone", "app", "List, fetch and describe backbones."),
     "doctor": Command("Set up", "doctor", "doctor", "Check the environment, the backbones and the store."),
 }

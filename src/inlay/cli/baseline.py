@@ -8,7 +8,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, run_options
+from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, command_options
 from inlay.cli.label_errors import put_label_errors
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task, put_metrics
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inlay.training.recipe.probe import Probe
 
 
-@run_options(panels=("Data",), shared=("data", "task", "backbone", "config", "set_"))
+@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
 def baseline(
     run: RunOptions,
     chars: Annotated[bool, typer.Option("--chars", help="count n-grams of 3 to 5 letters too, not only words")] = False,

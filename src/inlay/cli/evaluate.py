@@ -1,10 +1,10 @@
-"""`inlay evaluate`: a published version judged on labelled rows, and the rows it got wrong."""
+"""`inlay evaluate`: scores of a published version on labelled rows, and the rows it got wrong."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,17 @@ from inlay.cli.flags import (
     ConfidenceOption,
     DeviceOption,
     JsonOption,
+    PrecisionOption,
     StoreOption,
     TextOption,
-    check_confidence,
+    check_precision,
     config_help,
     open_store,
 )
-from inlay.cli.output import open_rows, show_entities
-from inlay.cli.precision import PrecisionOption, check_int8_task, check_precision, compare, put_change
+from inlay.cli.output import open_rows
 from inlay.cli.screen import Column, Rate
+from inlay.errors import BadConfig, BadData, NotFinite
+from inlay.serving.answers import check_confidence, entities_cell
 
 if TYPE_CHECKING:
     from inlay.data import Split
@@ -45,8 +47,8 @@ LabelOption = Annotated[str | None, typer.Option("--label", metavar="COLUMN", he
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A version's outputs on labelled rows, and what they are worth."""
+class Evaluation:
+    """The outputs of a version on labelled rows, and the scores they get."""
 
     version: Version
     manifest: Manifest
@@ -55,10 +57,6 @@ class Judged:
     report: Report
     found: Found
     rate: Rate
-    frozen: Backbone
-    """the backbone it was judged on"""
-    plain: Judged | None = None
-    """the same in the backbone's own precision, where this is another"""
 
 
 def evaluate(
@@ -95,9 +93,7 @@ def evaluate(
     the probabilities are. With --min-confidence, the share of rows that are answered, and all this on those alone. With
     --precision int8, the scores in float32 and in int8 side by side, and how many answers changed.
     """
-    from inlay.data import read_split
-    from inlay.settings.run_config import DataConfig
-
+    # 1. refuse what cannot be, before anything is loaded
     check_device_name(device)
     check_confidence(min_confidence)
     device = check_precision(precision, device)
@@ -105,7 +101,11 @@ def evaluate(
     version = kept.resolve(task)
     manifest = kept.manifest(version)
     if precision == "int8":
-        check_int8_task(manifest)
+        _check_int8_task(manifest)
+    # 2. read the rows
+    from inlay.data import read_split
+    from inlay.settings.run_config import DataConfig
+
     merge = merge_labels or bool(manifest.extra.get("merge_labels"))
     config = DataConfig(
         text=text, pair=pair, label=label, split=split, on_bad_row=on_bad_row, root=data_root, merge_labels=merge
@@ -114,37 +114,47 @@ def evaluate(
     _check_pairs(manifest, rows, version)
     for note in rows.notes:
         screen.detail(note)
-    if min_confidence is not None:
-        from inlay.serving import engine
-
-        engine.check_confidence(manifest.kind, min_confidence)
-    judged = _judge(kept, version, rows, open_backbone(backbone or manifest.backbone["name"], device))
-    if judged.found.num_lost:
-        lost = screen.count(judged.found.num_lost, "word")
-        screen.detail(f"{lost} beyond {manifest.max_length} tokens, taken as outside")
-    screen.log(judged.rate.describe())
+    check_confidence(min_confidence, manifest.kind)
+    # 3. score them, in int8 too if that is asked for
+    frozen = open_backbone(backbone or manifest.backbone["name"], device)
+    found = _evaluate(kept, version, manifest, rows, frozen)
+    if found.found.num_lost:
+        lost = screen.count(found.found.num_lost, "word")
+        screen.detail(f"{lost} beyond {manifest.max_length} tokens count as tagged O")
+    screen.log(found.rate.describe())
+    change = None
     if precision == "int8":
-        judged = _judge_int8(kept, judged)
-        screen.log(f"int8: {judged.rate.describe()}")
-    change = None if judged.plain is None else compare(judged.plain, judged)
+        from inlay.model.backbone.int8 import quantize
+
+        plain, found = found, _evaluate(kept, version, manifest, rows, quantize(frozen))
+        screen.log(f"int8: {found.rate.describe()}")
+        change = _compare(plain, found)
+    # 4. tell
     if min_confidence is not None:
-        judged = _leave_out_unsure(judged, min_confidence)
+        found = _leave_out_unsure(found, min_confidence)
     if errors is not None:
-        num_wrong = _write_mistakes(judged, errors)
+        num_wrong = _write_mistakes(found, errors)
         screen.log(f"wrote {screen.count(num_wrong, 'mistake')} to {errors}")
     if json:
         about = {"task": version.name, "version": version.reference, "metric": manifest.metric}
-        about |= judged.rate.to_json() | ({} if change is None else {"int8": change})
-        screen.emit_json({**about, **judged.report.to_json(), "notes": list(rows.notes)})
+        about |= found.rate.to_json() | ({} if change is None else {"int8": change})
+        screen.emit_json({**about, **found.report.to_json(), "notes": list(rows.notes)})
     else:
-        _put_report(judged)
+        _put_report(found)
         if change is not None:
-            put_change(change)
+            _put_change(change)
+
+
+def _check_int8_task(manifest: Manifest) -> None:
+    """Refuse a task that int8 cannot answer, before its rows are read."""
+    from inlay.model import SlotSpec
+    from inlay.model.backbone.int8 import check_spec
+
+    check_spec(SlotSpec.from_stored(manifest.method, manifest.head))
 
 
 def _check_pairs(manifest: Manifest, rows: Split, version: Version) -> None:
-    from inlay.errors import BadData
-
+    """Refuse single texts for a task that reads pairs, and pairs for a task that reads single texts."""
     wants = bool(manifest.extra.get("pairs"))
     if wants != (rows.pairs is not None):
         has, needs = ("single texts", "pairs") if wants else ("pairs", "single texts")
@@ -152,19 +162,20 @@ def _check_pairs(manifest: Manifest, rows: Split, version: Version) -> None:
         raise BadData(f"the rows are {has}, but `{version.reference}` reads {needs}", hint, path=rows.path)
 
 
-def _judge(store: Store, version: Version, rows: Split, frozen: Backbone) -> Judged:
+def _evaluate(store: Store, version: Version, manifest: Manifest, rows: Split, frozen: Backbone) -> Evaluation:
+    """Score a version on rows, on a backbone of any precision."""
     from inlay.model import SlotSpec
     from inlay.model.backbone.int8 import check_slot
     from inlay.model.heads.heads import find_head
     from inlay.serving.engine import check_backbone, find_reading
     from inlay.training.evaluate import judge_split
 
-    loaded = store.load(version)
-    manifest = loaded.manifest
     check_backbone(version, manifest, frozen)
+    tensors = store.load(version, manifest=manifest).tensors
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
     check_slot(spec, frozen)
-    done, began = 0, time.perf_counter()
+    done = 0
+    began = time.perf_counter()
     with screen.Meter("evaluating", len(rows)) as meter:
 
         def on_batch(num_rows: int) -> None:
@@ -172,19 +183,17 @@ def _judge(store: Store, version: Version, rows: Split, frozen: Backbone) -> Jud
             done += num_rows
             meter.update(min(done, len(rows)), f"{done / (time.perf_counter() - began):,.0f} rows/s")
 
-        found = judge_split(spec, loaded.tensors, frozen, rows, find_reading(manifest), on_batch)
+        found = judge_split(spec, tensors, frozen, rows, find_reading(manifest), on_batch)
     _check_finite(version, found, rows)
     rate = Rate(len(rows), found.num_tokens, time.perf_counter() - began)
     answer = find_head(manifest.kind).answer
     outcomes = [answer(output, spec.head, manifest.labels) for output in found.outputs]
     report = _report(manifest, rows, found.predictions(manifest.labels))
-    return Judged(version, manifest, rows, outcomes, dataclasses.replace(report, ece=found.ece), found, rate, frozen)
+    return Evaluation(version, manifest, rows, outcomes, dataclasses.replace(report, ece=found.ece), found, rate)
 
 
 def _check_finite(version: Version, found: Found, rows: Split) -> None:
-    """Refuse to judge by rows whose outputs are NaN or infinite."""
-    from inlay.errors import NotFinite
-
+    """Refuse to score outputs that are NaN or infinite."""
     lost = [row for row, output in enumerate(found.outputs) if not output.is_finite]
     if lost:
         raise NotFinite(
@@ -194,14 +203,6 @@ def _check_finite(version: Version, found: Found, rows: Split) -> None:
         )
 
 
-def _judge_int8(store: Store, plain: Judged) -> Judged:
-    """The same version and rows in int8, beside what they were."""
-    from inlay.model.backbone.int8 import quantize
-
-    judged = _judge(store, plain.version, plain.split, quantize(plain.frozen))
-    return dataclasses.replace(judged, plain=plain)
-
-
 def _report(manifest: Manifest, rows: Split, predictions: Any) -> Report:
     from inlay.data.metrics import evaluate_report
 
@@ -209,23 +210,56 @@ def _report(manifest: Manifest, rows: Split, predictions: Any) -> Report:
     return evaluate_report(manifest.kind, manifest.labels, rows.targets, predictions, unseen=rows.unseen)
 
 
-def _leave_out_unsure(judged: Judged, min_confidence: float) -> Judged:
-    """The same on the rows that are sure enough to be answered, with their share."""
-    from inlay.errors import BadConfig
+def _leave_out_unsure(found: Evaluation, min_confidence: float) -> Evaluation:
+    """Return the evaluation of the rows that are sure enough to be answered, with their share."""
     from inlay.model.heads.heads import find_head
 
-    head = find_head(judged.manifest.kind)
-    outcomes = [head.abstain(outcome, min_confidence) for outcome in judged.outcomes]
-    kept = [row for row, outcome in enumerate(outcomes) if not outcome.abstained]
-    if not kept:
+    head = find_head(found.manifest.kind)
+    outcomes = [head.abstain(outcome, min_confidence) for outcome in found.outcomes]
+    sure = [row for row, outcome in enumerate(outcomes) if not outcome.abstained]
+    if not sure:
         raise BadConfig(f"no row is as sure as {min_confidence:g}", "give a smaller `--min-confidence`")
-    rows, found = judged.split.take(kept), judged.found.take(kept)
-    report = _report(judged.manifest, rows, found.predictions(judged.manifest.labels))
-    report = dataclasses.replace(report, ece=judged.report.ece, coverage=len(kept) / len(outcomes))
-    return dataclasses.replace(judged, split=rows, outcomes=[outcomes[row] for row in kept], report=report, found=found)
+    rows = found.split.take(sure)
+    outputs = found.found.take(sure)
+    report = _report(found.manifest, rows, outputs.predictions(found.manifest.labels))
+    report = dataclasses.replace(report, ece=found.report.ece, coverage=len(sure) / len(outcomes))
+    answered = [outcomes[row] for row in sure]
+    return dataclasses.replace(found, split=rows, outcomes=answered, report=report, found=outputs)
 
 
-def _put_report(judged: Judged) -> None:
+def _compare(plain: Evaluation, int8: Evaluation) -> dict[str, Any]:
+    """Return what int8 changed: every metric before and after, the number of changed answers, the seconds."""
+    from inlay.serving.precision import is_changed
+
+    metrics = {}
+    for name, before in plain.report.metrics.items():
+        after = int8.report.metrics[name].value
+        metrics[name] = {"float32": before.value, "int8": after, "difference": after - before.value}
+    outputs = zip(plain.found.outputs, int8.found.outputs, strict=True)
+    return {
+        "metrics": metrics,
+        "num_changed": sum(map(is_changed, plain.outcomes, int8.outcomes)),
+        "num_rows": len(plain.outcomes),
+        "largest_logit_change": max(float((a.flat - b.flat).abs().max()) for a, b in outputs),
+        "seconds": {"float32": plain.rate.seconds, "int8": int8.rate.seconds},
+    }
+
+
+def _put_change(change: Mapping[str, Any]) -> None:
+    """Print what int8 changed, as a table and a line."""
+    screen.emit()
+    columns = [Column("precision"), *(Column(title, is_number=True) for title in ("float32", "int8", "difference"))]
+    rows = [
+        [name, screen.score(found["float32"]), screen.score(found["int8"]), f"{found['difference']:+.4f}"]
+        for name, found in change["metrics"].items()
+    ]
+    screen.emit_table(columns, rows)
+    changed = f"{change['num_changed']:,} of {screen.count(change['num_rows'], 'row')} changed their answer"
+    screen.emit(f"{changed}; the largest change of a logit is {change['largest_logit_change']:.2g}")
+
+
+def _put_report(judged: Evaluation) -> None:
+    """Print the metrics, then the scores of every label and the confusion matrix, where there are any."""
     report = judged.report
     screen.log()
     names = sorted(report.metrics, key=lambda name: name != judged.manifest.metric)
@@ -251,7 +285,7 @@ def _put_report(judged: Judged) -> None:
 
 
 def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: tuple[tuple[int, ...], ...]) -> None:
-    """A row for every true label; labels that training never saw have no column, since nothing predicts them."""
+    """Print a row for every true label; labels that training never saw have no column, since nothing predicts them."""
     screen.emit()
     if len(labels) > _MOST_LABELS:
         screen.emit(f"the confusion matrix of {len(labels)} labels is in the output of --json")
@@ -263,11 +297,12 @@ def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: 
     screen.emit_table(heads, rows)
 
 
-def _write_mistakes(judged: Judged, path: Path) -> int:
-    """The rows the version got wrong, in their order; of a regression every row, the worst first."""
+def _write_mistakes(judged: Evaluation, path: Path) -> int:
+    """Write the rows the version got wrong, in their order; for numbers every row, the worst first."""
     from inlay.data.squad import has_unanswerable
 
-    describe, rows = _MISTAKES[judged.manifest.kind], judged.split
+    describe = _MISTAKES[judged.manifest.kind]
+    rows = judged.split
     labels = (*judged.manifest.labels, *rows.unseen)
     assert rows.targets is not None
     if judged.manifest.kind == "span":  # which of SQuAD's rules holds is said by all rows together
@@ -312,8 +347,8 @@ def _mistake_of_tags(outcome: Outcome, target: Any, labels: tuple[str, ...], tex
     if [word.tag for word in words] == [word.tag for word in true]:
         return None
     wrong = [f"{a.text}: {a.tag}, not {b.tag}" for a, b in zip(words, true, strict=True) if a.tag != b.tag]
-    expected = show_entities([vars(entity) for entity in join_entities(true, text)])
-    predicted = show_entities([vars(entity) for entity in join_entities(words, text)])
+    expected = entities_cell([vars(entity) for entity in join_entities(true, text)])
+    predicted = entities_cell([vars(entity) for entity in join_entities(words, text)])
     return {"label": expected, "predicted": predicted, "words": "; ".join(wrong)}
 
 

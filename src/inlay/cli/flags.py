@@ -11,16 +11,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
-from inlay.errors import BadConfig, InlayError, Missing, UnknownName
+from inlay.errors import BadConfig, InlayError, Missing, UnknownName, Unsupported
+from inlay.processes import check_shared
+from inlay.settings.fit_settings import FitSettings
 from inlay.settings.presets import PRESETS, apply_preset
 from inlay.settings.run_config import RunConfig, overlay
 from inlay.settings.trees import read_tree, split_list
@@ -60,6 +62,64 @@ _FLAGS = {"train.start": "--from", "joint.start": "--from-run"}  # others are ca
 _MORE_HELP = {"method.size": "; not for ia3, bitfit, norms, head, full, top"}
 _METAVARS = {"data.labels": "A,B,…", "data.dev": "FILE", "data.test": "FILE", "train.start": "TASK[,TASK…]"}
 
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZES = {"prefix_bytes": "--reuse-memory", "prefix_file_bytes": "--reuse-disk"}
+
+
+def _option(kind: Any, *words: str, **settings: Any) -> Any:
+    return Annotated[kind, typer.Option(*words, **settings)]
+
+
+# Field of FitSettings -> its flag; the defaults are the fields' own.
+_FIT_FLAGS: dict[str, Any] = {
+    "max_cohort": _option(
+        int | None,
+        "--max-cohort",
+        metavar="N",
+        min=1,
+        help="runs trained at a time; default: what fits in memory, 32 at most",
+    ),
+    "token_budget": _option(
+        int | None, "--token-budget", metavar="N", min=1, help="tokens of a forward pass; default: what fits in memory"
+    ),
+    "reuse_prefix": _option(
+        bool, "--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep that"
+    ),
+    "prefix_bytes": _option(
+        str | None,
+        _SIZES["prefix_bytes"],
+        metavar="SIZE",
+        help="memory for what --reuse keeps, on a GPU as much of the host's too, such as 2GB; default: a quarter of "
+        "what is free",
+    ),
+    "prefix_file_bytes": _option(
+        str | None,
+        _SIZES["prefix_file_bytes"],
+        metavar="SIZE",
+        help="disk for what exceeds that, in a file that is gone at the end; 0: none; default: half of what is free",
+    ),
+    "checkpointing": _option(
+        bool,
+        "--checkpointing",
+        help="compute activations again in the backward pass: far less memory, but slower, and steps are not compiled",
+    ),
+    "threads": _option(
+        int | None,
+        "--threads",
+        metavar="N",
+        min=1,
+        help="threads that compute on a CPU; default: $OMP_NUM_THREADS, or as many as other processes leave cores",
+    ),
+    "spread": _option(
+        str,
+        "--spread",
+        metavar="auto|cohorts|rows",
+        help="what the processes of torchrun share: whole runs, or rows of every batch; auto: rows if runs are too few",
+    ),
+}
+REUSE = ("reuse_prefix", *_SIZES)
+MEMORY = ("token_budget", *REUSE, "checkpointing", "threads")
+
 StoreOption = Annotated[
     Path | None,
     typer.Option("--store", metavar="DIR", help="folder of the store; default: $INLAY_HOME, or ~/.inlay"),
@@ -79,6 +139,12 @@ TextOption = Annotated[
 ConfidenceOption = Annotated[
     float | None,
     typer.Option("--min-confidence", metavar="P", help="give no answer less sure than this probability, from 0 to 1"),
+]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision", metavar="auto|int8", help="int8 answers faster on a CPU and drifts; how far is measured and said"
+    ),
 ]
 
 
@@ -196,34 +262,70 @@ def _read_config(path: Path, config: RunConfig, *, has_own: bool = False) -> Run
     return overlay(config if preset is None else apply_preset(str(preset), config), tree)
 
 
-def run_options(
-    *,
-    without: Sequence[str] = (),
-    panels: Sequence[str] = USUAL,
-    shared: Sequence[str] = SHARED,
-    defaults: Mapping[str, str] = MappingProxyType({}),
+@dataclass(frozen=True)
+class RunFlags:
+    """The options of a run that a command takes."""
+
+    panels: Sequence[str] = USUAL
+    """the panels of `FLAGS` whose flags it has"""
+    without: Sequence[str] = ()
+    """the flags of these panels that it does not have"""
+    shared: Sequence[str] = SHARED
+    """the options that do not belong to a panel"""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """config key -> the default to show, where the command's is not the config's"""
+
+    def keys(self) -> dict[str, str]:
+        """Return the config key of each flag, by the name of its parameter."""
+        keys = {flag_name(key): key for panel in self.panels for key in FLAGS[panel]}
+        return {name: key for name, key in keys.items() if name not in self.without}
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return the parameters that typer reads."""
+        keys = self.keys().values()
+        general = [item for item in _shared_parameters() if item.name in self.shared]
+        return general + [
+            _flag_parameter(key, panel, self.defaults.get(key))
+            for panel in self.panels
+            for key in FLAGS[panel]
+            if key in keys
+        ]
+
+    def take(self, values: dict[str, Any]) -> RunOptions:
+        """Take the values of these options out of what typer read."""
+        flags = {key: _read_flag(key, values.pop(name)) for name, key in self.keys().items()}
+        given = {key: value for key, value in flags.items() if value is not None}
+        general = {_FIELDS[name]: values.pop(name) for name in SHARED if name in self.shared}
+        return RunOptions(**general, flags=given)
+
+
+def command_options(
+    run: RunFlags | None = None, fit: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a run, as its first parameter `run`: the flags of `panels` except those in
-    `without`, and the options in `shared`. `defaults` are shown where the command has others than the config."""
+    """Give a command the options of a run, as its parameter `run`, and flags of `FitSettings`, as its `effort`.
+
+    The command's own parameters follow those of the run; the flags of `fit` come before `--device` and what follows it,
+    which come last in most commands. Settings that cannot be are refused before the command is called.
+    """
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        own = [item for item in inspect.signature(command, eval_str=True).parameters.values() if item.name != "run"]
-        keys = {flag_name(key): key for panel in panels for key in FLAGS[panel] if flag_name(key) not in without}
-        general = {item.name: item for item in _shared_parameters() if item.name in shared}
+        named = inspect.signature(command, eval_str=True).parameters.values()
+        own = [item for item in named if item.name not in ("run", "effort")]
+        place = next((index for index, item in enumerate(own) if item.name == "device"), len(own))
+        fit_parameters = [_parameter(name, _FIT_FLAGS[name], getattr(FitSettings, name)) for name in fit]
+        run_parameters = [] if run is None else run.parameters()
 
         @functools.wraps(command)
         def call(**values: Any) -> None:
-            flags = {key: _read(key, values.pop(name)) for name, key in keys.items()}
-            given = {key: value for key, value in flags.items() if value is not None}
-            command(run=RunOptions(**{_FIELDS[name]: values.pop(name) for name in general}, flags=given), **values)
+            made: dict[str, Any] = {}
+            if fit:
+                made["effort"] = _read_fit({name: values.pop(name) for name in fit}, command.__name__)
+            if run is not None:
+                made["run"] = run.take(values)
+            command(**made, **values)
 
-        made = [
-            _flag_parameter(key, panel, defaults.get(key))
-            for panel in panels
-            for key in FLAGS[panel]
-            if key in keys.values()
-        ]
-        call.__signature__ = inspect.Signature([*general.values(), *made, *own])  # type: ignore[attr-defined]
+        parameters = [*run_parameters, *own[:place], *fit_parameters, *own[place:]]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {}  # typer would read the command's own instead of the signature's
         return call
 
@@ -249,10 +351,18 @@ def config_help(key: str, default: Any = None) -> str:
     return f"{text}  [default: {default:g}]" if isinstance(default, float) else f"{text}  [default: {default}]"
 
 
-def check_confidence(value: float | None) -> None:
-    """Refuse a `--min-confidence` that is no probability."""
-    if value is not None and not 0 <= value <= 1:
-        raise BadConfig(f"`--min-confidence` is `{value:g}`", "give a probability, between 0 and 1")
+def check_precision(precision: str, device: str) -> str:
+    """Return the device that a precision needs; refuse a precision that is not available there."""
+    if precision not in ("auto", "int8"):
+        raise BadConfig(f"no precision named `{precision}`", "use auto or int8")
+    if precision == "auto":
+        return device
+    if device.startswith("cuda"):
+        raise Unsupported("int8 on a GPU", "int8 is for answering on a CPU: use `--device cpu`, or leave it out")
+    from inlay.model.backbone.int8 import check_int8
+
+    check_int8("cpu")
+    return "cpu"
 
 
 def open_store(folder: Path | None) -> Store:
@@ -320,7 +430,7 @@ def _plain_type(key: str) -> type[Any]:
     return options[0]
 
 
-def _read(key: str, value: Any) -> Any:
+def _read_flag(key: str, value: Any) -> Any:
     section, _, name = key.partition(".")
     is_list = typing.get_origin(_section_hints(section)[name]) is tuple
     return split_list(value) if is_list and value is not None else value
@@ -330,3 +440,28 @@ def name_of(source: str) -> str:
     """What a task is called when nobody named it: `mail` for `data/Mail.csv`, `cola` for `glue/cola`."""
     last = source.removeprefix("hub:").rstrip("/").rpartition("/")[2]
     return Store.legal_name(Path(last).stem)
+
+
+def _read_fit(given: dict[str, Any], command: str) -> FitSettings:
+    for name, option in _SIZES.items():
+        if given.get(name) is not None:
+            if not given["reuse_prefix"]:
+                raise BadConfig(f"`{option} {given[name]}` with `--no-reuse`, which keeps nothing", "leave out one")
+            given[name] = parse_size(given[name], option)
+    settings = FitSettings(**given)
+    check_shared(settings.spread, command)
+    return settings
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of `2GB`, `500m`, `1.5GiB`, or of a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise BadConfig(f"`{option} {text}` is no size", f"write `{option} 2GB`, `500MB`, or 0 for nothing")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def changes(settings: FitSettings) -> dict[str, Any]:
+    """The fields that are not as they are by default."""
+    values = {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
+    return {name: value for name, value in values.items() if value != getattr(FitSettings, name)}

@@ -12,8 +12,17 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.fit_flags import MEMORY, fit_options
-from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, name_of, open_store, run_options
+from inlay.cli.flags import (
+    MEMORY,
+    DeviceOption,
+    JsonOption,
+    RunFlags,
+    RunOptions,
+    StoreOption,
+    command_options,
+    name_of,
+    open_store,
+)
 from inlay.cli.plan import describe_times, describe_totals
 from inlay.cli.screen import Column
 from inlay.cli.train import PublishOption, ResumeOption, fit_runs, load_task
@@ -37,13 +46,15 @@ _OF_ONE_TASK = {"dev": "FILE", "test": "FILE", "labels": "A,B"}
 _DRY = typer.Option("--dry-run", help="tell what it would take, and train nothing")
 
 
-@run_options(
-    panels=("Rows", "Method", "Tasks", "Training"),
-    without=("start",),
-    shared=("backbone", "preset", "config", "set_"),
-    defaults={"method.name": _METHOD},
+@command_options(
+    RunFlags(
+        panels=("Rows", "Method", "Tasks", "Training"),
+        without=("start",),
+        shared=("backbone", "preset", "config", "set_"),
+        defaults={"method.name": _METHOD},
+    ),
+    fit=("max_cohort", *MEMORY, "spread"),
 )
-@fit_options("max_cohort", *MEMORY, "spread")
 def multitask(
     run: RunOptions,
     effort: FitSettings,

@@ -1,9 +1,8 @@
 """Answers as rows of a file: the input's own columns, then what the task says. CSV, TSV or JSONL by suffix.
 
-A file is written to a draft beside it and gets its name when it is whole; stopped by hand, its whole windows stay under
-a name that says so. In a table one column holds the label, the
-labels (joined with `|`), the number, the entities or the answer, whatever the task gives; JSONL keeps them apart and
-has every probability.
+A file is written to a draft beside it and gets its name when it is whole. If the user stops the program, the windows
+that were written whole stay, under a name that says so. In a table, one column holds what the task found: the label,
+the labels (joined with `|`), the number, the entities or the text. JSONL keeps these apart and has every probability.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from inlay.errors import BadConfig, InlayError
-
-if TYPE_CHECKING:
-    from inlay.serving import Answer
+from inlay.serving.answers import Answer, answer_cell, describe_answer
 
 Record = Mapping[str, Any]
 _ADDED = ("label", "probability", "error")
@@ -79,46 +76,6 @@ class Writer:
             csv.writer(self._stream, lineterminator="\n").writerow(cells)
         else:  # a TSV is raw, as GLUE's are: it has no quotes, so a cell cannot hold a tab or a line end
             self._stream.write("\t".join(" ".join(cell.splitlines()).replace("\t", " ") for cell in cells) + "\n")
-
-
-def describe_answer(answer: Answer) -> dict[str, Any]:
-    """An answer as JSON data, with the probability of its label, or of the label it would have given."""
-    about = answer.to_json()
-    if "label" in about:
-        label = about["label"]
-        about["probability"] = max(about["probabilities"].values()) if label is None else about["probabilities"][label]
-    return about
-
-
-def show_answer(about: Record) -> str:
-    """What an answer says, in one cell; nothing where it says nothing."""
-    field = next(name for name in _SHOWN if name in about)
-    return "" if about[field] is None else _SHOWN[field](about[field])
-
-
-def say_answer(about: Record) -> str:
-    """What an answer says, for people: one that says nothing says that. A tagger may withhold some and say the rest."""
-    said = show_answer(about)
-    if about.get("abstained"):
-        return f"{said} (abstained)".lstrip()
-    return said or next(silence for name, silence in _SILENCES.items() if name in about)
-
-
-def show_entities(entities: Sequence[Record]) -> str:
-    """Entities in one cell: `Oslo (LOC)|Ada Lovelace (PER)`."""
-    return "|".join(f"{entity['text']} ({entity['label']})" for entity in entities)
-
-
-# The field an answer has -> how it looks in one cell.
-_SHOWN: dict[str, Callable[[Any], str]] = {
-    "labels": "|".join,
-    "value": lambda value: f"{value:.6g}",
-    "entities": show_entities,
-    "answer": str,
-    "label": str,
-}
-# The field an answer has -> what it means that nothing is in it.
-_SILENCES = {"labels": "(no labels)", "entities": "(no entities)", "answer": "(no answer)", "label": "(no label)"}
 
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
@@ -184,7 +141,7 @@ def _cells(answer: Answer) -> list[str]:
         return ["", "", str(answer.error.message), ""]
     about = describe_answer(answer)
     probability = f"{about['probability']:.6f}" if "probability" in about else ""
-    return [show_answer(about), probability, "", str(bool(about.get("abstained"))).lower()]
+    return [answer_cell(about), probability, "", str(bool(about.get("abstained"))).lower()]
 
 
 def _cell(value: Any) -> str:

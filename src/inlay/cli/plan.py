@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.fit_flags import fit_options
-from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
+from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
 from inlay.cli.screen import Column
 from inlay.cli.train import describe_run, prepare
 from inlay.settings.fit_settings import FitSettings
@@ -23,8 +22,7 @@ MeasureOption = Annotated[
 ]
 
 
-@run_options()
-@fit_options("checkpointing")
+@command_options(RunFlags(), fit=("checkpointing",))
 def plan(
     run: RunOptions,
     effort: FitSettings,

@@ -1,30 +1,47 @@
-"""`inlay predict`: published versions answering texts, lines and files."""
+"""`inlay predict`: published versions answer texts, lines and files."""
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inlay.cli import screen
-from inlay.cli.answers import Asked, Engines, Tally, Windows
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import (
     BackboneOption,
     ConfidenceOption,
     DeviceOption,
     JsonOption,
+    PrecisionOption,
     StoreOption,
     TextOption,
-    check_confidence,
+    check_precision,
     open_store,
 )
-from inlay.cli.output import Writer, describe_answer, open_rows, say_answer, standard_rows
-from inlay.cli.precision import PrecisionOption, check_precision, say_drift
 from inlay.cli.screen import Rate
+from inlay.errors import BadConfig, BadData, InlayError
+from inlay.serving.answers import Answer, answer_words, check_confidence, describe_answer
+from inlay.serving.pool import EnginePool
+
+if TYPE_CHECKING:
+    from inlay.cli.output import Writer
+    from inlay.data import InputRow
+    from inlay.serving.precision import Drift
+
+CHUNK_ROWS = 512
+WINDOW_ROWS = 4096
+"""rows of a file in memory at a time: enough to fill batches with rows of one length"""
+WINDOW_LETTERS = 4_000_000
+"""letters of a file in memory at a time, where rows are long"""
+Windows = Iterator[list["InputRow"]]
 
 
 def predict(
@@ -62,42 +79,166 @@ def predict(
     """Answer texts, lines from stdin, or a file of any length.
 
     A file with a `task` column is answered in mixed batches, each row by its own task; TASK is for rows that name none.
-    It is read and written a few thousand rows at a time, and an output file gets its name when it is whole. A row that
-    cannot be answered says so in its `error` column; one that is less sure than --min-confidence gets no label. A task
-    that finds answers reads the question as TEXT and its context as --pair. On a GPU a long input is compiled for on
-    the way, which is said, takes some seconds and is kept for next time. With --json, a line of JSON for every text.
+    The file is read and written a few thousand rows at a time, and an output file gets its name when it is whole. A row
+    that cannot be answered says so in its `error` column; a row less sure than --min-confidence gets no label. A task
+    that finds answers in a context reads the question as TEXT and the context as --pair. On a GPU a long input is
+    compiled for on the way: that is announced, takes some seconds, and is kept for the next time. With --json, a line
+    of JSON for every text.
     """
+    # 1. refuse what cannot be answered, before anything is loaded
     check_device_name(device)
     check_confidence(min_confidence)
-    asked = Asked(task, texts or [], pair or [], file, text)
+    asked = PredictInput(task, texts or [], pair or [], file, text)
     asked.check()
     device = check_precision(precision, device)
-    kept = open_store(store)
-    manifest = None if task is None else kept.manifest(kept.resolve(task))
-    engines = Engines(kept, task, lambda name: open_backbone(backbone or name, device), file if asked.is_file else None)
-    engines.min_confidence, engines.precision = min_confidence, precision
-    windows = asked.read(has_pairs=manifest is not None and bool(manifest.extra.get("pairs")))
+    # 2. find the task's version: it says whether lines of stdin are pairs
+    pool = EnginePool(
+        open_store(store),
+        lambda name: open_backbone(backbone or name, device),
+        task=task,
+        file=file if asked.is_file else None,
+        min_confidence=min_confidence,
+        precision=precision,
+        on_compile=screen.log_above,
+    )
+    has_pairs = task is not None and bool(pool.find_version(task).manifest.extra.get("pairs"))
+    windows = asked.read(has_pairs=has_pairs)
+    # 3. answer window by window, to the screen or to a file
     to_file = output is not None and str(output) != "-"
     try:
         if json or asked.is_file or output is not None:
+            from inlay.cli.output import open_rows, standard_rows
+
             abstains = min_confidence is not None
             target = open_rows(Path(str(output)), abstains=abstains) if to_file else standard_rows()
-            tally = _write_answers(windows, engines, target)
+            tally = _write_answers(windows, pool, target)
         else:
-            tally = _show_answers(windows, engines)
-    finally:  # whoever stops half-way has half of the answers, and must know too
-        if engines.num_tokens and precision == "int8":
-            say_drift(engines.drifts)
-    if to_file:
-        screen.emit_json({**tally.to_json(), "output": str(output)}) if json else screen.emit(f"wrote {output}")
-    tally.settle(strict=strict)
+            tally = _show_answers(windows, pool)
+    finally:  # a user who stops half-way has half of the answers, and must know their drift too
+        if pool.num_tokens and precision == "int8":
+            _log_drift(pool.drifts)
+    if to_file and json:
+        screen.emit_json({**tally.to_json(), "output": str(output)})
+    elif to_file:
+        screen.emit(f"wrote {output}")
+    tally.check(strict=strict)
 
 
-def _show_answers(windows: Windows, engines: Engines) -> Tally:
-    """A line for every text: what it is, how sure, and the text."""
+@dataclass(frozen=True)
+class PredictInput:
+    """The rows a user wants answered: texts, a file with its columns, or the lines of stdin."""
+
+    task: str | None
+    texts: Sequence[str] = ()
+    pairs: Sequence[str] = ()
+    file: Path | None = None
+    text_column: str | None = None
+
+    @property
+    def is_file(self) -> bool:
+        return self.file is not None and str(self.file) != "-"
+
+    def check(self) -> None:
+        """Refuse what cannot be answered, before anything is loaded."""
+        if self.file is not None and self.texts:
+            raise BadConfig("texts and `--input` exclude each other", "give one of them")
+        if self.is_file:
+            return
+        if self.task is None:
+            raise BadConfig("no task to ask", "name one: `inlay predict TASK TEXT`; `inlay tasks` lists them")
+        if self.pairs and not self.texts:
+            raise BadConfig("`--pair` without a text", "on stdin, write both into a line: text<TAB>pair")
+        if self.pairs and len(self.pairs) != len(self.texts):
+            counts = f"{len(self.texts)} texts, but {len(self.pairs)} second texts"
+            raise BadConfig(counts, "give `--pair` once per text")
+        if not self.texts and self.file is None and sys.stdin.isatty():
+            hint = f'write `inlay predict {self.task} "a text"`, pipe lines in, or use `--input FILE`'
+            raise BadConfig("no text to answer", hint)
+
+    def read(self, *, has_pairs: bool) -> Windows:
+        """Read the rows a window at a time. `has_pairs`: a line of stdin is two texts with a tab between them."""
+        if self.is_file:
+            from inlay.data import stream_rows
+            from inlay.settings.run_config import DataConfig
+
+            columns = DataConfig(text=self.text_column, pair=self.pairs[0] if self.pairs else None)
+            chunks = stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True)
+            return _join_chunks(chunks)
+        rows = _read_texts(self.texts, self.pairs) if self.texts else _read_lines(has_pairs=has_pairs)
+        return iter(lambda: list(itertools.islice(rows, CHUNK_ROWS)), [])
+
+
+def _read_texts(texts: Sequence[str], pairs: Sequence[str]) -> Iterator[InputRow]:
+    from inlay.data import InputRow
+
+    for line, (text, pair) in enumerate(itertools.zip_longest(texts, pairs), start=1):
+        record = {"text": text} if pair is None else {"text": text, "pair": pair}
+        yield InputRow(line, text, pair, record=record)
+
+
+def _read_lines(*, has_pairs: bool) -> Iterator[InputRow]:
+    from inlay.data import InputRow
+
+    for number, line in enumerate(sys.stdin, start=1):
+        line = line.rstrip("\r\n")
+        if not line.strip():
+            continue
+        text, tab, pair = line.partition("\t") if has_pairs else (line, "", "")
+        record = {"text": text, "pair": pair} if tab else {"text": text}
+        yield InputRow(number, text, pair if tab else None, record=record)
+
+
+def _join_chunks(chunks: Iterator[list[InputRow]]) -> Windows:
+    """Join chunks to windows, which are as large as their rows allow."""
+    window: list[InputRow] = []
+    num_letters = 0
+    for chunk in chunks:
+        window += chunk
+        num_letters += sum(len(row.text) + len(row.pair or "") for row in chunk)
+        if len(window) >= WINDOW_ROWS or num_letters >= WINDOW_LETTERS:
+            yield window
+            window = []
+            num_letters = 0
+    if window:
+        yield window
+
+
+@dataclass
+class Tally:
+    """The number of rows read and failed, and the first failure."""
+
+    num_rows: int = 0
+    num_failed: int = 0
+    first: InlayError | None = None
+    rate: Rate | None = None
+    """how fast they were answered, where that was measured"""
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        """Count a window."""
+        errors = [answer.error for answer in answers if answer.error is not None]
+        self.num_rows += len(answers)
+        self.num_failed += len(errors)
+        self.first = self.first or next(iter(errors), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as data."""
+        rate = {} if self.rate is None else self.rate.to_json()
+        return {"num_rows": self.num_rows, "num_failed": self.num_failed, **rate}
+
+    def check(self, *, strict: bool) -> None:
+        """Raise if every row failed; with `strict`, if any did."""
+        if self.first is None or (self.num_failed < self.num_rows and not strict):
+            return
+        if self.num_rows == 1:
+            raise self.first
+        raise BadData(f"{self.num_failed} of {self.num_rows} rows failed, first: {self.first.message}", self.first.hint)
+
+
+def _show_answers(windows: Windows, pool: EnginePool) -> Tally:
+    """Print a line for every text: the answer, its probability, and the text."""
     tally = Tally()
     for rows in windows:
-        answers = engines.answer(rows)
+        answers = pool.answer(rows)
         tally.add(answers)
         for row, answer in zip(rows, answers, strict=True):
             if answer.error is not None:
@@ -105,19 +246,20 @@ def _show_answers(windows: Windows, engines: Engines) -> Tally:
                 continue
             about = describe_answer(answer)
             sure = f"  {about['probability']:.4f}" if "probability" in about else ""
-            screen.emit(f"{say_answer(about)}{sure}  {screen.shorten(row.text, 60)}")
+            screen.emit(f"{answer_words(about)}{sure}  {screen.shorten(row.text, 60)}")
     return tally
 
 
-def _write_answers(windows: Windows, engines: Engines, target: AbstractContextManager[Writer]) -> Tally:
-    """All rows with their answers to one place, window by window, with the rate at the end."""
-    tally, began = Tally(), time.perf_counter()
+def _write_answers(windows: Windows, pool: EnginePool, target: AbstractContextManager[Writer]) -> Tally:
+    """Write all rows with their answers, window by window, and log the rate at the end."""
+    tally = Tally()
+    began = time.perf_counter()
     with target as writer, screen.Meter("predicting") as meter:
         for rows in windows:
-            answers = engines.answer(rows)
+            answers = pool.answer(rows)
             tally.add(answers)
             writer.write([row.record or {} for row in rows], answers)
-            tally.rate = Rate(tally.num_rows, engines.num_tokens, time.perf_counter() - began - engines.loading_s)
+            tally.rate = Rate(tally.num_rows, pool.num_tokens, time.perf_counter() - began - pool.loading_s)
             meter.update(tally.num_rows, str(tally.rate))
     failed = f", {tally.num_failed:,} failed" if tally.num_failed else ""
     if tally.rate is not None:
@@ -128,3 +270,16 @@ def _write_answers(windows: Windows, engines: Engines, target: AbstractContextMa
     if tally.first is not None:
         screen.log(f"first failure: {tally.first.message}", "yellow")
     return tally
+
+
+def _log_drift(drifts: Mapping[str, Drift]) -> None:
+    """Log what int8 changed, measured on the probes that every version keeps."""
+    from inlay.serving.precision import Drift
+
+    found = Drift.total(drifts.values())
+    if not found.num_probes:
+        screen.log("int8: no version has probes to measure its drift on; use `inlay evaluate --precision int8`")
+        return
+    of = f"{screen.count(found.num_probes, 'probe')} of {screen.count(len(drifts), 'version')}"
+    changed = f"{screen.share(found.num_changed, found.num_probes)} changed their answer"
+    screen.log(f"int8: of {of}, {changed}; the largest change of a logit is {found.largest:.2g}")

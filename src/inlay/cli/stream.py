@@ -11,8 +11,16 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.fit_flags import MEMORY, fit_options
-from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, config_help, open_store
+from inlay.cli.flags import (
+    MEMORY,
+    DeviceOption,
+    JsonOption,
+    RunOptions,
+    StoreOption,
+    command_options,
+    config_help,
+    open_store,
+)
 from inlay.errors import BadConfig, Missing
 from inlay.settings.fit_settings import FitSettings
 
@@ -31,7 +39,7 @@ def parse_duration(text: str, option: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-@fit_options("max_cohort", *MEMORY)
+@command_options(fit=("max_cohort", *MEMORY))
 def stream(
     effort: FitSettings,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder to watch for data files")],

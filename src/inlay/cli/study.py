@@ -16,8 +16,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.fit_flags import REUSE, changes, fit_options
-from inlay.cli.flags import DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.flags import REUSE, DeviceOption, JsonOption, StoreOption, changes, command_options, open_store
 from inlay.cli.screen import Column
 from inlay.cli.study_dry_run import describe, describe_others, forecast
 from inlay.cli.study_report import draw, put_report
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-@fit_options(*REUSE, "checkpointing", "threads")
+@command_options(fit=(*REUSE, "checkpointing", "threads"))
 def study(
     effort: FitSettings,
     names: Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import DeviceOption, JsonOption, RunOptions, StoreOption, open_store, run_options
+from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task
 from inlay.errors import Missing
@@ -23,7 +23,7 @@ _FEW_ROWS = 50
 """below which a score on rows not seen is mostly chance"""
 
 
-@run_options(panels=("Data",), shared=("data", "task", "backbone", "config", "set_"))
+@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
 def suggest(
     run: RunOptions,
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=8, help="rows of the data to look at, at most")] = 256,

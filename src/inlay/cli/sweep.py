@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.fit_flags import MEMORY, fit_options
 from inlay.cli.flags import (
+    MEMORY,
     DeviceOption,
     JsonOption,
+    RunFlags,
     RunOptions,
     StoreOption,
+    command_options,
     config_help,
     flag_name,
     open_store,
-    run_options,
 )
 from inlay.cli.screen import Column
 from inlay.cli.train import (
@@ -42,8 +43,7 @@ def _grid(flag: str, key: str) -> Any:
     return typer.Option(flag, metavar="A,B,…", rich_help_panel="Grid", help=config_help(key))
 
 
-@run_options(without=_AXES)
-@fit_options("max_cohort", *MEMORY, "spread")
+@command_options(RunFlags(without=_AXES), fit=("max_cohort", *MEMORY, "spread"))
 def sweep(
     run: RunOptions,
     effort: FitSettings,

@@ -13,14 +13,15 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.fit_flags import MEMORY, fit_options
 from inlay.cli.flags import (
+    MEMORY,
     DeviceOption,
     JsonOption,
+    RunFlags,
     RunOptions,
     StoreOption,
+    command_options,
     open_store,
-    run_options,
 )
 from inlay.settings.fit_settings import FitSettings
 from inlay.store import Store
@@ -55,8 +56,7 @@ BudgetOption = Annotated[
 ]
 
 
-@run_options()
-@fit_options(*MEMORY, "spread")
+@command_options(RunFlags(), fit=(*MEMORY, "spread"))
 def train(
     run: RunOptions,
     effort: FitSettings,

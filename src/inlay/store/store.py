@@ -158,14 +158,18 @@ class Store:
         except StoreDamaged as error:
             raise StoreDamaged(error.message, "delete the file: the version stands without it") from None
 
-    def load(self, version: Version, *, check: bool = True) -> Loaded:
-        """A version's manifest and tensors. `check=False` skips comparing the bytes with the digest."""
+    def load(self, version: Version, *, check: bool = True, manifest: Manifest | None = None) -> Loaded:
+        """Return a version's manifest and tensors.
+
+        `check=False` skips comparing the bytes with the digest; a `manifest` that was read before is not parsed again.
+        """
         path = self._object_path(version.digest)
         with self._explained(version):
             content = path.read_bytes()
             if check:
                 _check_digest(hashlib.sha256(content).hexdigest(), version.digest, path)
-            manifest = form.read_manifest(io.BytesIO(content), len(content), str(path))
+            if manifest is None:
+                manifest = form.read_manifest(io.BytesIO(content), len(content), str(path))
             return Loaded(manifest, form.decode_tensors(content, str(path)))
 
     def check(self, version: Version) -> None:

@@ -21,7 +21,8 @@ from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import make_rows
 from inlay.model.heads.heads import collect_outputs
 from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
-from inlay.serving.engine import Engine, Request, check_backbone, find_reading
+from inlay.serving.answers import Request
+from inlay.serving.engine import Engine, check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
 
 CANONICAL_TOLERANCE = 1e-4

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inlay.cli.fit_flags import changes, parse_size
+from inlay.cli.flags import changes, parse_size
 from inlay.errors import BadConfig
 from inlay.settings.fit_settings import FitSettings
 

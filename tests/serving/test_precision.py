@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inlay.model.heads.heads import HeadSpec, Outcome, Output
-from inlay.serving.drift import Drift, is_changed, measure_drift
+from inlay.serving.precision import Drift, is_changed, measure_drift
 from inlay.store import Probe
 
 

@@ -1,7 +1,9 @@
-"""`inlay export` and `import`: versions leave the store and come into it, as Inlay's own file or in other formats."""
+"""`inlay export`: versions leave the store, as Inlay's own file or in the format of another library."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,10 +11,8 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import open_backbone
-from inlay.cli.export_onnx import export_graph
 from inlay.cli.flags import BackboneOption, JsonOption, StoreOption, open_store
 from inlay.errors import BadConfig, UnknownName
-from inlay.settings.trees import split_list
 
 if TYPE_CHECKING:
     from inlay.store import Store, Version
@@ -49,7 +49,7 @@ def export(
         raise BadConfig(f"`--format {format}` writes one version", "export one at a time, or use `--format onnx`")
     kept = open_store(store)
     if format == "onnx":
-        about, said = export_graph(kept, references, output, backbone)
+        about, said = _export_graph(kept, references, output, backbone)
     elif format == "inlay":
         about, said = _export_file(kept, references[0], output)
     else:
@@ -84,44 +84,19 @@ def _export_folder(
     return about, f"{version.reference} is in {target}; how to load it is in {target / 'README.md'}"
 
 
-def import_(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="a file that `inlay export` wrote, or a folder of AdapterHub or PEFT")
-    ],
-    name: Annotated[str | None, typer.Option("--name", help="call the task this; default: its own name")] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option("--backbone", metavar="NAME", help="what a folder was trained on; default: the one it names"),
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option("--labels", metavar="A,B", help="a folder's labels in order; default: its own")
-    ] = None,
-    kind: Annotated[
-        str | None, typer.Option("--kind", help="a folder's kind of task: classify, multilabel, regress")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", min=4, help="tokens a text is cut to; default: 128")
-    ] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Add an exported file, or a folder of AdapterHub or PEFT, to the store."""
-    kept = open_store(store)
-    if not path.is_dir():
-        for option, value in (("--backbone", backbone), ("--labels", labels), ("--kind", kind)):
-            if value is not None:
-                raise BadConfig(f"`{option}` is for folders; a file says it itself", f"leave `{option}` out")
-        version, notes = kept.import_(path, name), tuple[str, ...]()
-    else:
-        from inlay.exchange import Wishes, import_folder, named_backbone
+def _export_graph(
+    kept: Store, references: Sequence[str], output: Path | None, backbone: str | None
+) -> tuple[dict[str, Any], str]:
+    """Write tasks as one ONNX graph into a new folder; what was written, as data and in words."""
+    if output is None:
+        raise BadConfig("`--format onnx` writes a folder", "name it with `--output DIR`")
+    versions = [kept.resolve(reference) for reference in references]
+    opened = open_backbone(backbone or kept.manifest(versions[0]).backbone["name"], "cpu")
+    with screen.working("tracing and checking the graph"):
+        from inlay.exchange.onnx import export_onnx
 
-        wishes = Wishes(name, None if labels is None else split_list(labels), kind, max_length)
-        opened = open_backbone(backbone or named_backbone(path), "cpu")
-        imported = import_folder(path, opened, kept, wishes)
-        version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
-    if json:
-        screen.emit_json({"version": version.reference, "digest": version.digest, "notes": list(notes)})
-        return
-    for note in notes:
-        screen.log(f"note: {note}", "dim")
-    screen.emit(f"{version.reference} is here; prove it with: inlay verify {version.reference}")
+        made = export_onnx(kept, references, opened, output)
+    names = [version.reference for version in made.versions]
+    report = {**dataclasses.asdict(made), "folder": str(made.folder), "versions": names}
+    checked = f"{screen.count(made.num_probes, 'probe')} answered in onnxruntime, within {made.difference:.0e}"
+    return report, f"{', '.join(names)} in {made.folder} ({screen.size(made.size_bytes)}); {checked}"

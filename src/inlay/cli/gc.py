@@ -1,0 +1,64 @@
+"""`inlay gc`: the bytes that no version needs are deleted, and the caches if asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.flags import JsonOption, StoreOption, open_store
+
+if TYPE_CHECKING:
+    from inlay.caches import CompiledCache
+    from inlay.data.array_cache import ArrayCache
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only tell what would be deleted")] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="empty the caches of tokenised texts and compiled programs too")
+    ] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete the bytes that no version needs.
+
+    Tokenised texts and compiled programs lie outside the store, in caches of $INLAY_CACHE_BYTES each: that of texts
+    keeps within it, that of programs is brought back to it when a process begins to compile. --cache empties them,
+    except of programs used within the hour: a process may still be writing them.
+    """
+    from inlay.caches import open_compiled
+    from inlay.data.token_cache import open_tokens
+
+    caches: dict[str, ArrayCache | CompiledCache]
+    caches = {"tokenised texts": open_tokens(), "compiled programs": open_compiled()}
+    report = open_store(store).gc(dry_run=dry_run)
+    before = {what: each.usage().num_files for what, each in caches.items()}
+    held = {what: each.clear(dry_run=dry_run) if cache else each.usage() for what, each in caches.items()}
+    spared = {what: max(0, before[what] - usage.num_files) for what, usage in held.items()}
+    if json:
+        cached = [
+            {"folder": str(caches[what].folder), **vars(usage), "is_chosen": cache, "num_spared": spared[what]}
+            for what, usage in held.items()
+        ]
+        paths = [str(path) for path in report.paths]
+        screen.emit_json({**dataclasses.asdict(report), "paths": paths, "cache": cached[0], "compiled": cached[1]})
+        return
+    for path in report.paths if dry_run else ():
+        screen.emit(str(path))
+    verb = "would delete" if dry_run else "deleted"
+    many = screen.count(report.num_objects, "object")
+    rest = screen.count(report.num_sidecars + report.num_drafts, "other file")
+    screen.emit(f"{verb} {many} and {rest}: {screen.size(report.freed_bytes)}")
+    for what, usage in held.items():
+        files = screen.count(usage.num_files, "file")
+        about = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
+        if cache:
+            screen.emit(f"{verb} {about}")
+            if spared[what]:
+                many = screen.count(spared[what], "file")
+                screen.log(f"spared {many} of {what} used within the hour: a process may still be writing them", "dim")
+        elif usage.num_files:
+            screen.log(f"kept {about}; delete them with: inlay gc --cache", "dim")

@@ -1,0 +1,57 @@
+"""`inlay import`: a file that `inlay export` wrote, or another library's folder, comes into the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.backbone import open_backbone
+from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.errors import BadConfig
+from inlay.settings.trees import split_list
+
+
+def import_(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="a file that `inlay export` wrote, or a folder of AdapterHub or PEFT")
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="call the task this; default: its own name")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", metavar="NAME", help="what a folder was trained on; default: the one it names"),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="A,B", help="a folder's labels in order; default: its own")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="a folder's kind of task: classify, multilabel, regress")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=4, help="tokens a text is cut to; default: 128")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Add an exported file, or a folder of AdapterHub or PEFT, to the store."""
+    kept = open_store(store)
+    if not path.is_dir():
+        for option, value in (("--backbone", backbone), ("--labels", labels), ("--kind", kind)):
+            if value is not None:
+                raise BadConfig(f"`{option}` is for folders; a file says it itself", f"leave `{option}` out")
+        version, notes = kept.import_(path, name), tuple[str, ...]()
+    else:
+        from inlay.exchange import Wishes, import_folder, named_backbone
+
+        wishes = Wishes(name, None if labels is None else split_list(labels), kind, max_length)
+        opened = open_backbone(backbone or named_backbone(path), "cpu")
+        imported = import_folder(path, opened, kept, wishes)
+        version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
+    if json:
+        screen.emit_json({"version": version.reference, "digest": version.digest, "notes": list(notes)})
+        return
+    for note in notes:
+        screen.log(f"note: {note}", "dim")
+    screen.emit(f"{version.reference} is here; prove it with: inlay verify {version.reference}")

@@ -1,0 +1,160 @@
+"""`inlay show`: everything the store knows of a version."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.screen import Column
+from inlay.settings.run_config import MethodConfig
+from inlay.store import Manifest, Version
+
+if TYPE_CHECKING:
+    from inlay.store.format import VersionInfo
+
+# Kind without labels -> what its answers are instead.
+_ANSWERS = {
+    "regress": "none: it answers with a number",
+    "span": "none: it answers with a passage",
+    "text": "none: it writes its answer",
+}
+# What of a head decides its answers -> the usual.
+_USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
+
+
+def show(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show all there is to know of a version."""
+    kept = open_store(store)
+    version = kept.resolve(task)
+    manifest, sidecar, infos = kept.manifest(version), kept.sidecar(version), kept.versions(version.name)
+    info = next(item for item in infos if item.version == version)
+    if json:
+        about = {"reference": version.reference, "digest": version.digest, "size_bytes": info.size_bytes}
+        versions = [_describe_version(item) for item in infos]
+        content = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(manifest)}
+        content["probes"] = [dataclasses.asdict(probe) for probe in manifest.probes]
+        folder = str(kept.run_folder(manifest.run_id))
+        screen.emit_json({**about, "run_folder": folder, **content, "sidecar": sidecar, "versions": versions})
+        return
+    screen.emit_pairs(_describe_manifest(version, manifest, info) | _describe_sidecar(sidecar or {}))
+    screen.emit()
+    _put_versions(infos, manifest.metric)
+
+
+def _describe_version(info: VersionInfo) -> dict[str, Any]:
+    summary = info.summary
+    about = {"reference": info.version.reference, "digest": info.version.digest, "published_at": info.published_at}
+    scores = {"metric": summary.metric, "score": summary.score(summary.metric), "metrics": summary.metrics}
+    size = {"num_parameters": summary.num_parameters, "size_bytes": info.size_bytes}
+    return {**about, **scores, **size, "method": summary.method, "backbone": summary.backbone["name"]}
+
+
+def _describe_thresholds(labels: Sequence[str], thresholds: Sequence[float] | None) -> str:
+    """Where labels are cut, in words; nothing where they are cut at one half."""
+    if thresholds is None:
+        return ""
+    if len(thresholds) < len(labels):
+        return f"{labels[1]} from a logit {thresholds[0]:+.3g} above that of {labels[0]} on, tuned on dev"
+    cuts = (f"{label} {cut:+.3g}" for label, cut in zip(labels, thresholds, strict=True))
+    return f"logits from {', '.join(cuts)} on, tuned on dev"
+
+
+def _describe_folds(manifest: Manifest) -> dict[str, str]:
+    """What its cross-validation came to: the mean over folds with its error, by every metric, and all rows together."""
+    about, means = manifest.extra.get("folds"), manifest.metrics.get("folds", {})
+    if not about:
+        return {}
+    from inlay.cli.folds import describe_mean, describe_pooled
+
+    names = sorted(means, key=lambda name: name != manifest.metric)
+    scores = "  ".join(describe_mean(about, means, name) for name in names)
+    return {f"{about['num_folds']} folds": scores, "left out": describe_pooled(about, manifest.metric)}
+
+
+def _describe_start(manifest: Manifest) -> dict[str, str]:
+    """The versions it was started from, by reference and the first digits of the digest."""
+    sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
+    return {"started from": ", ".join(sources)} if sources else {}
+
+
+def _describe_origin(manifest: Manifest) -> dict[str, str]:
+    """The run of several tasks that it was one of; the method is what it became."""
+    joint = manifest.extra.get("joint")
+    if not joint:
+        return {}
+    many = screen.count(len(joint["tasks"]), "task")
+    return {"came from": f"a run of {many} with {joint['method']}: {screen.shorten(', '.join(joint['tasks']), 200)}"}
+
+
+def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
+    backbone, config, head = manifest.backbone, manifest.config, manifest.head
+    shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
+    scores = {
+        f"{split} scores": "  ".join(f"{name} {screen.score(value)}" for name, value in values.items())
+        for split, values in manifest.metrics.items()
+        if split != "folds"
+    }
+    part = screen.share(manifest.num_parameters, backbone["num_parameters"])
+    origin = manifest.extra.get("origin") or {}  # of an imported version, which has no settings and no data
+    described = {
+        "version": version.reference,
+        "made by": origin.get("library", ""),
+        "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
+        "labels": screen.shorten(", ".join(manifest.labels), 400) or _ANSWERS.get(manifest.kind, "none"),
+        "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
+        **scores,
+        **_describe_folds(manifest),
+        "method": screen.describe_method(manifest.method, dataclasses.asdict(MethodConfig())),
+        **_describe_origin(manifest),
+        "parameters": f"{screen.count(manifest.num_parameters)}, {part} of the backbone",
+        "backbone": f"{backbone['name']} ({backbone['family']}, {screen.count(backbone['num_parameters'])} parameters)",
+        "fingerprint": backbone["fingerprint"],
+        "pooling": "none: it reads every token" if head.get("pooling") == "tokens" else str(head.get("pooling")),
+        "head": screen.describe_settings(
+            {name: head.get(name, usual) for name, usual in _USUAL_HEAD.items()}, _USUAL_HEAD
+        ),
+        "thresholds": _describe_thresholds(manifest.labels, head.get("thresholds")),
+        "longest row": f"{manifest.max_length} tokens",
+        "settings": ", ".join(f"{title} {config[name]}" for name, title in shown.items() if name in config),
+        **_describe_start(manifest),
+        "run": manifest.run_id,
+        "data": manifest.data_digest,
+        "digest": version.digest,
+        "size": screen.size(info.size_bytes),
+        "probes": screen.count(len(manifest.probes), "row"),
+    }
+    return {title: text for title, text in described.items() if text}
+
+
+def _describe_sidecar(sidecar: dict[str, Any]) -> dict[str, str]:
+    environment = sidecar.get("environment") or {}
+    found = {
+        "published": sidecar.get("published_at"),
+        "on": sidecar.get("host"),
+        "trained in": screen.duration(sidecar["seconds"]) if "seconds" in sidecar else None,
+        "commit": sidecar.get("commit"),
+        "made with": ", ".join(f"{name} {value}" for name, value in environment.items()),
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
+    columns = [Column("version"), Column("published"), Column(f"dev {metric}", True), Column("method")]
+    columns += [Column("parameters", True), Column("size", True), Column("digest")]
+    rows = []
+    for info in infos:
+        summary = info.summary
+        method = screen.name_method(summary.method.get("name"), summary.method.get("size"))
+        when = info.published_at[:10]
+        rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
+        rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]
+    screen.emit_table(columns, rows)

@@ -6,6 +6,7 @@ Commands are run as they are written, in process, on a tiny backbone and a few r
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -20,15 +22,32 @@ import pytest
 import inlay
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+INTERNALS = sorted((ROOT / "docs" / "internals").glob("*.md"))
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *INTERNALS,
+]
 README = DOCUMENTS[0].read_text(encoding="utf8")
-DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf8")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALL = "--limit 64 --epochs 1 --max-length 32".split()  # given last, so they win
 
 
 def blocks(text: str, language: str) -> list[str]:
     return [body for found, body in FENCED.findall(text) if found == language]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf8")
+
+
+def count_words(text: str) -> int:
+    return len(FENCED.sub("", text).split())
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
 
 
 class Command(NamedTuple):
@@ -47,6 +66,12 @@ def read_commands(block: str) -> list[Command]:
         elif words := shlex.split(line, comments=True):
             found.append(Command(words))
     return found
+
+
+def read_tour() -> str:
+    """The README's block of commands that begins by training a second task."""
+    (tour,) = [block for block in blocks(README, "sh") if "inlay train" in block]
+    return tour
 
 
 def make_lines(target: str) -> list[str]:
@@ -95,8 +120,7 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert re.search(r"^test +accuracy [01]\.\d+", printed["quickstart", "train"], re.MULTILINE)
     assert re.findall(r"^(?:spam|ham) ", printed["quickstart", "predict"], re.MULTILINE)
 
-    tour, more, several, studies = [block for block in blocks(README, "sh") if "inlay" in block]
-    for words, content in read_commands(tour):
+    for words, content in read_commands(read_tour()):
         if words[0] == "cat":
             (elsewhere / words[1]).write_text(content)
         else:
@@ -111,7 +135,8 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert [line.split()[0] for line in printed["tour", "tasks"].splitlines()[2:5]] == ["desk", "sms-400", "sms-spam"]
     assert "all 3 versions stand, bit for bit" in printed["tour", "verify"]
 
-    for words, _ in read_commands(more):
+    (training,) = blocks(page("training.md"), "sh")
+    for words, _ in read_commands(training):
         printed["more", words[1]] = run(words)
     commands = [command for part, command in printed if part == "more"]
     assert commands == ["train", "presets", "suggest", "baseline", "predict", "export"]
@@ -120,6 +145,7 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert "sms-spam" in printed["more", "suggest"]
     assert (elsewhere / "graph" / "model.onnx").is_file()
 
+    (several,) = blocks(page("multitask.md"), "sh")
     found = [run(words) for words, _ in read_commands(several)]
     assert all("sms-joint" in each and "desk-joint" in each for each in found[:2])
     assert "about" in found[0]
@@ -127,6 +153,7 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert "sms-few@1" in found[2]
     assert "desk-written@1" in found[3]
 
+    (studies,) = blocks(page("studies.md"), "sh")
     found = [run(words) for words, _ in read_commands(studies)]
     assert all(name in found[0] for name in ("glue", "tradeoff", "stream"))
     assert "report.html" in found[1]
@@ -134,7 +161,7 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
 
 
 def test_python_example_runs_and_is_the_shipped_script(elsewhere, tiny_bert, monkeypatch, capsys):
-    example = blocks(README, "python")[0]
+    (example,) = blocks(README, "python")
     path = ROOT / "examples" / "python_quickstart.py"
     assert example == path.read_text(encoding="utf8")
     assert len(example.splitlines()) < 20
@@ -150,9 +177,9 @@ def test_python_example_runs_and_is_the_shipped_script(elsewhere, tiny_bert, mon
 
 
 def test_python_example_of_several_tasks_runs(elsewhere, tiny_bert, monkeypatch, capsys):
-    _, example = blocks(README, "python")
-    tour = next(block for block in blocks(README, "sh") if "inlay" in block)
-    (elsewhere / "desk.csv").write_text(next(content for words, content in read_commands(tour) if "desk.csv" in words))
+    (example,) = blocks(page("multitask.md"), "python")
+    desk = next(content for words, content in read_commands(read_tour()) if "desk.csv" in words)
+    (elsewhere / "desk.csv").write_text(desk)
     make_joint_run = inlay.make_joint_run
     monkeypatch.setattr(inlay, "load_backbone", lambda name: tiny_bert)
     monkeypatch.setattr(
@@ -160,12 +187,14 @@ def test_python_example_of_several_tasks_runs(elsewhere, tiny_bert, monkeypatch,
         "make_joint_run",
         lambda *given, **settings: make_joint_run(*given, **{**settings, "steps": 2, "max_length": 32, "epochs": 1}),
     )
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example, "docs/multitask.md", "exec"), {})
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["sms-joint@1", "desk-joint@1"]
 
 
 def test_the_two_commands_do_what_the_readme_says():
-    first = read_commands(blocks(README, "sh")[0])
+    install, first = [read_commands(block) for block in blocks(README, "sh")[:2]]
+    assert [command.words[:2] for command in install] == [["pip", "install"], ["pip", "install"], ["inlay", "backbone"]]
+    assert install[0].words[2:] == ["-c", "constraints.txt", "."]
     assert [command.words for command in first] == [["make", "quickstart"], ["make", "test"]]
     quickstart = [line for line in make_lines("quickstart") if line.startswith(".venv/bin/inlay ")]
     assert [shlex.split(line)[1] for line in quickstart] == ["train", "predict", "tasks"]
@@ -173,16 +202,16 @@ def test_the_two_commands_do_what_the_readme_says():
     assert any(".venv/bin/python -m pytest" in line for line in make_lines("test"))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_make_targets_named_in_a_document_exist(document):
     text = document.read_text(encoding="utf8")
-    targets = set(re.findall(r"`make (?!\w+=)([a-z]+)", text))
+    targets = set(re.findall(r"`make (?!\w+=)([a-z-]+)", text))
     targets |= {line.split()[1] for block in blocks(text, "sh") for line in block.splitlines() if line[:5] == "make "}
-    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.MULTILINE))
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf8"), re.MULTILINE))
     assert targets <= known
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_relative_links_lead_to_files_and_headings(document):
     prose = FENCED.sub("", document.read_text(encoding="utf8"))
     for link in re.findall(r"\]\(([^)\s]+)\)", prose):
@@ -197,10 +226,15 @@ def test_relative_links_lead_to_files_and_headings(document):
             assert anchor in slugs, f"{document.name}: {link}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_code_named_in_a_document_exists(document):
-    """Files by path, and tests by path and name."""
+    """Files by path from the root or, in the documents of the code, from `src/inlay`; tests by path and name."""
     text = document.read_text(encoding="utf8")
+    named = re.findall(r"`([a-z_0-9]+/[a-z_0-9./-]+\.(?:py|md|toml))(?=[`:])", text)
+    roots = (ROOT, ROOT / "src" / "inlay")
+    missing = sorted({path for path in named if not any((root / path).is_file() for root in roots)})
+    # The changelog tells what was; what is named there may have moved since.
+    assert document.name == "CHANGELOG.md" or not missing, f"{name_of(document)}: {missing}"
     for path in re.findall(r"`((?:src|tests|docs|examples)/[\w./-]+\.(?:py|md|tsv|svg))(?=[`:])", text):
         assert (ROOT / path).is_file(), f"{document.name}: {path}"
     for path, name in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text):
@@ -209,25 +243,29 @@ def test_code_named_in_a_document_exists(document):
         assert name in names, f"{document.name}: {path}::{name}"
 
 
-def test_every_invariant_of_the_design_names_its_tests():
-    rows = re.findall(r"^\| (\d)\. [^|]+ \| ([^|]+) \|$", DESIGN, re.MULTILINE)
-    assert [number for number, _ in rows] == list("1234567")
+def test_every_invariant_of_the_architecture_names_its_tests():
+    rows = re.findall(r"^\| (\d)\. [^|]+ \| ([^|]+) \|$", ARCHITECTURE, re.MULTILINE)
+    assert [number for number, _ in rows] == list("123456789")
     assert all("::test_" in tests for _, tests in rows)
 
 
+def test_every_mechanism_has_a_short_page_that_the_architecture_links():
+    linked = re.findall(r"^\| \[[\w-]+\.md\]\(internals/([\w-]+\.md)\) \|", ARCHITECTURE, re.MULTILINE)
+    assert sorted(linked) == [path.name for path in INTERNALS]
+    too_long = {path.name: count_words(path.read_text(encoding="utf8")) for path in INTERNALS}
+    assert not {name: words for name, words in too_long.items() if words > 400}
+
+
+def test_readme_is_short():
+    assert count_words(README) <= 900
+
+
 def test_map_names_every_file_of_the_code():
-    (code_map,) = [block for block in blocks(DESIGN, "") if block.startswith("src/inlay/")]
-    named, rooms = set(), [""]
-    for line in code_map.splitlines()[1:]:
-        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
-        del rooms[depth:]
-        if name.endswith("/"):
-            rooms.append(rooms[-1] + name)
-        elif name.endswith(".py"):
-            named.add(rooms[-1] + name)
-    source = ROOT / "src" / "inlay"
-    files = {str(path.relative_to(source)) for path in source.rglob("*.py") if path.name != "__init__.py"}
-    assert named == files
+    map_page = page("map.md")
+    assert map_page == load_script("draw_map").render(), "run `python docs/draw_map.py`"
+    linked = set(re.findall(r"\]\(\.\./(src/inlay/[\w/]+\.py)\)", map_page))
+    files = {name_of(path) for path in (ROOT / "src" / "inlay").rglob("*.py") if path.name != "__init__.py"}
+    assert linked == files
 
 
 def test_families_methods_and_kinds_of_the_readme_are_those_there_are():
@@ -236,7 +274,7 @@ def test_families_methods_and_kinds_of_the_readme_are_those_there_are():
     from inlay.model.heads.heads import HEADS
 
     rows = dict(re.findall(r"^\| (backbones|methods|kinds of task) \| (.+) \|$", README, re.MULTILINE))
-    assert {name for name in re.split(r"[,: ]+", rows["backbones"]) if name in FAMILIES} == FAMILIES.keys()
+    assert {name for name in re.split(r"[,:; ]+", rows["backbones"]) if name in FAMILIES} == FAMILIES.keys()
     assert set(re.findall(r"`([\w+-]+)`", rows["methods"])) == METHODS.keys() | JOINT_METHODS.keys()
     assert set(re.findall(r"`(\w+)`", rows["kinds of task"])) == HEADS.keys()
 
@@ -250,10 +288,11 @@ def test_picture_is_drawn_by_its_script(tmp_path):
 
 
 def test_settings_page_is_what_the_code_says():
-    import importlib.util
+    assert page("settings.md") == load_script("draw_settings").render(), "run `python docs/draw_settings.py`"
 
-    spec = importlib.util.spec_from_file_location("draw_settings", ROOT / "docs" / "draw_settings.py")
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf8")
-    assert page == module.render(), "run `python docs/draw_settings.py`"
+    return module

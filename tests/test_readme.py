@@ -293,6 +293,13 @@ def test_families_methods_and_kinds_of_the_readme_are_those_there_are():
     assert set(re.findall(r"`(\w+)`", rows["kinds of task"])) == HEADS.keys()
 
 
+def test_training_page_names_every_command():
+    from inlay.cli import COMMANDS
+
+    (listed,) = re.findall(r"^All commands: (.+)$", page("training.md"), re.MULTILINE)
+    assert set(re.findall(r"`([a-z]+)`", listed)) == COMMANDS.keys()
+
+
 def test_picture_is_drawn_by_its_script(tmp_path):
     script, drawn = ROOT / "docs" / "draw_picture.py", tmp_path / "picture.svg"
     subprocess.run([sys.executable, str(script), str(drawn)], check=True)

@@ -18,7 +18,7 @@ SECTIONS = {
     "joint": (JointConfig, "How several tasks are trained as one run (`inlay multitask`)."),
     "data": (
         DataConfig,
-        "Where rows are and how they are read. In a run of several tasks these are the settings of all; "
+        "Where rows are and how they are read. In a run of several tasks these are the settings of all tasks; "
         "`--set data.NAME.dev=dev.csv`, or `[data.NAME]` in the file, sets one task's.",
     ),
 }
@@ -29,13 +29,14 @@ def main() -> None:
 
 
 def render() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     lines = [
         "# Settings",
         "",
-        "Every setting of a run, as `--set SECTION.NAME=VALUE` takes it (`--set method.sharing=every-3`), or a TOML "
-        'file with `--config`, or the Python library by name (`make_run(task, backbone, sharing="every-3")`). The page '
-        "is written by `python docs/draw_settings.py` from the code, and a test holds it true.",
+        "Every setting of a run. There are three ways to give one: `--set SECTION.NAME=VALUE`, such as "
+        "`--set method.sharing=every-3`; a TOML file with `--config`; or by name in Python, "
+        '`make_run(task, backbone, sharing="every-3")`. This page is written by `python docs/draw_settings.py` '
+        "from the code, and a test holds it true.",
         "",
     ]
     for section, (kind, about) in SECTIONS.items():
@@ -54,31 +55,36 @@ def render() -> str:
         lines.append("")
     names = ", ".join(f"`{name}`" for name in FAMILIES["bert"].linears)
     lines += [
-        "Some methods have another learning rate on text-to-text backbones (T5), and where nothing is trained but "
-        "what a task has of its own (`joint.trained` `task`): an embedding begins with numbers of size one, and at the "
-        "rate of weights it stays where it was.",
+        "## Notes",
         "",
-        "At the start an adapter adds next to nothing, except where a layer norm stands behind it (`mahabadi`, "
-        "`mahabadi-multi`, `method.inner_norm` `output`). On T5 that norm begins with a scale of one, as published: "
-        "next to its states that is little, too (flan-T5-small's scores of words change by 2%). An encoder's states "
-        "are smaller and would drown in it: there such a norm begins so that MiniLM's last states change by a "
-        "tenth, and so do those that `hyperformer++` writes. `hyperformer` adds hardly anything anywhere.",
+        "Some methods have another learning rate on text-to-text backbones (T5). Some have another where only what a "
+        "task has of its own is trained (`joint.trained` `task`): an embedding begins with numbers of size one, and "
+        "would hardly move at the rate of weights.",
         "",
-        f"`method.layers` is written as Python slices are: `all`, `6:` (from the seventh on), `-3:` (the last three), "
-        f"`2:5`, `0,2,5`. Layers are counted from 0, on T5 those of the encoder and then those of the decoder. "
-        f"`method.linears` names linear layers of a block: {names} "
-        "(`project` ends the attention, `expand` and `contract` are the feed-forward layers).",
+        "At the start an adapter adds next to nothing. The exception is a layer norm behind it (`mahabadi`, "
+        "`mahabadi-multi`, `method.inner_norm` `output`). On T5 that norm begins with a scale of one, as published. "
+        "Next to T5's states that is little: flan-T5-small's scores of words change by 2%.",
         "",
-        "On T5 a number (`regress`) is written in steps of 0.2, as published for STS-B, of 0.02 where all targets lie "
-        "within 2, and so on. In a run of several tasks `train.beams` and `train.max_answer` are of those whose "
-        "answers are free texts.",
+        "An encoder's states are smaller, and a scale of one would drown them. There such a norm begins so that "
+        "MiniLM's last states change by a tenth. So do those that `hyperformer++` writes. `hyperformer` adds hardly "
+        "anything anywhere.",
+        "",
+        "`method.layers` is written as Python slices are: `all`, `6:` (from the seventh on), `-3:` (the last three), "
+        "`2:5`, `0,2,5`. Layers are counted from 0; on T5, those of the encoder and then those of the decoder.",
+        "",
+        f"`method.linears` names linear layers of a block: {names}. `project` ends the attention; `expand` and "
+        "`contract` are the feed-forward layers.",
+        "",
+        "On T5 a number (`regress`) is written in steps of 0.2, as published for STS-B. Where all targets lie within 2 "
+        "the step is 0.02, and so on. In a run of several tasks `train.beams` and `train.max_answer` belong to those "
+        "whose answers are free texts.",
         "",
     ]
     return "\n".join(lines)
 
 
 def show_lr(method: Method) -> str:
-    """The default learning rate, and where it is another."""
+    """Return the default learning rate, and where another one holds."""
     others = {"T5": method.lr_writing, "`trained=task`": method.lr_alone}
     given = [f"{where}: {lr:g}" for where, lr in others.items() if lr is not None]
     return f"{method.lr:g}" + (f" ({', '.join(given)})" if given else "")

@@ -243,6 +243,20 @@ def test_code_named_in_a_document_exists(document):
         assert name in names, f"{document.name}: {path}::{name}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_a_document_cites_no_file_outside_the_repository(document):
+    text = document.read_text(encoding="utf8")
+    assert not re.findall(r"SEMANTICS|DESIGN\.md|HOUSE\.md|STYLE\.md|PUBLISHED\.md|\.\./shared", text)
+
+
+def test_documents_that_the_code_cites_exist():
+    for folder in ("src", "tests", "bench"):
+        for path in (ROOT / folder).rglob("*.py"):
+            cited = set(re.findall(r"(?<![\w/])docs/[\w/-]+\.md", path.read_text(encoding="utf8")))
+            missing = [name for name in cited if not (ROOT / name).is_file()]
+            assert not missing, f"{name_of(path)}: {missing}"
+
+
 def test_every_invariant_of_the_architecture_names_its_tests():
     rows = re.findall(r"^\| (\d)\. [^|]+ \| ([^|]+) \|$", ARCHITECTURE, re.MULTILINE)
     assert [number for number, _ in rows] == list("123456789")
@@ -277,6 +291,13 @@ def test_families_methods_and_kinds_of_the_readme_are_those_there_are():
     assert {name for name in re.split(r"[,:; ]+", rows["backbones"]) if name in FAMILIES} == FAMILIES.keys()
     assert set(re.findall(r"`([\w+-]+)`", rows["methods"])) == METHODS.keys() | JOINT_METHODS.keys()
     assert set(re.findall(r"`(\w+)`", rows["kinds of task"])) == HEADS.keys()
+
+
+def test_training_page_names_every_command():
+    from inlay.cli import COMMANDS
+
+    (listed,) = re.findall(r"^All commands: (.+)$", page("training.md"), re.MULTILINE)
+    assert set(re.findall(r"`([a-z]+)`", listed)) == COMMANDS.keys()
 
 
 def test_picture_is_drawn_by_its_script(tmp_path):

@@ -238,7 +238,7 @@ def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, toy_tags
     ]
     ours, plain = (Cohort(runs, gpu, CohortSettings(65536, torch.get_num_threads(), 100)) for _ in range(2))
     assert isinstance(ours.stepper, CompiledStepper)
-    plain.stepper = Stepper(plain.bank, plain.mover, 65536)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, 65536)
     for cohort in (ours, plain):
         with cohort.training():
             for _ in range(5):

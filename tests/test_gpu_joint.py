@@ -54,7 +54,7 @@ def test_compiled_and_captured_steps_equal_launched_ones(backbone_folder, toy_ta
     ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
     assert isinstance(ours.stepper, CompiledStepper)
     ours.stepper.on_notice = pytest.fail  # such as that steps could not be captured
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     for cohort in (ours, plain):
         take_steps(cohort, 14)
     assert_alike(ours, plain, 2e-3)
@@ -98,7 +98,7 @@ def test_captured_steps_in_bf16_attend_to_packed_rows_and_equal_launched_ones(
     runs = [make_joint(gpu, toy_task, method, 0, {"batches": "mixed", "steps": 16}, lr=3e-4, epochs=4)]
     ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
     ours.stepper.on_notice = pytest.fail
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     calls = []
     flash = fused_attention._flash
 
@@ -128,7 +128,7 @@ def test_captured_steps_of_one_task_that_is_written_equal_launched_ones(backbone
     ours, plain = (Cohort(runs, gpu, SETTINGS) for _ in range(2))
     assert isinstance(ours.stepper, CompiledStepper)
     ours.stepper.on_notice = pytest.fail
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     for cohort in (ours, plain):
         take_steps(cohort, 14)
     assert_alike(ours, plain, 2e-3 if dtype == torch.float32 else 3e-2)

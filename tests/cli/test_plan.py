@@ -18,7 +18,7 @@ def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **settings: object) -> None:
         raise AssertionError("measured")
 
-    for name in ("Cohort", "measure_pace", "_timed"):
+    for name in ("Cohort", "measure_step_cost", "_timed"):
         monkeypatch.setattr(f"inlay.training.run.plan.{name}", refuse)
     monkeypatch.setattr("inlay.data.token_cache.encode_cached", refuse)
 
@@ -61,7 +61,7 @@ def test_counts_stand_on_the_screen_before_anything_is_measured(
 
     make, seen = plan.make_plan, []
 
-    def watched(*arguments: object, **settings: object) -> plan.Plan:
+    def watched(*arguments: object, **settings: object) -> plan.RunPlan:
         seen.append(sys.stdout.getvalue())  # type: ignore[attr-defined]
         return make(*arguments, **settings)  # type: ignore[arg-type]
 

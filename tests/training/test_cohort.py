@@ -183,7 +183,7 @@ def test_balanced_class_weights_are_the_weighted_mean_loss(tiny_bert, toy_task):
     counts = np.bincount(task.train.targets, minlength=3)
     weights = torch.tensor(30 / (3 * counts), dtype=torch.float32)
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(task.train.targets[indices]), weight=weights)
-    targets, counts = map(torch.from_numpy, member.lesson(indices.tolist(), indices, 3))
+    targets, counts = map(torch.from_numpy, member.targets_and_weights(indices.tolist(), indices, 3))
     torch.testing.assert_close((member.row_losses(logits, targets) * counts).sum(), expected)
 
 

@@ -18,7 +18,7 @@ from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.run.run import make_run
 from inlay.training.step import compiled
 from inlay.training.step.eager import Stepper
-from inlay.training.step.updates import JointMover
+from inlay.training.step.updates import JointUpdate
 from joint_runs import make_joint
 
 pytestmark = pytest.mark.triton
@@ -65,7 +65,7 @@ def test_a_compiled_step_equals_the_definition_and_one_compilation_serves_every_
     runs = make_runs(backbone, toy_task, pooling="mean")[:3]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
     assert isinstance(ours.stepper, compiled.CompiledStepper)
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     counts = []
     for step in range(3):
         if step == 2:  # a run that left: another mix of the same size
@@ -88,7 +88,7 @@ def test_runs_beyond_the_token_budget_are_stepped_by_several_programs_and_equal_
     runs = make_runs(backbone, toy_task, pooling="mean", batch_size=16)[:3]
     small = dataclasses.replace(SETTINGS, token_budget=256)
     ours, plain = Cohort(runs, backbone, small), Cohort(runs, backbone, SETTINGS)
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     losses = take(ours, 2), take(plain, 2)
     assert ours.stepper.num_moved > 2
     assert {program.rung.capacity.num_tokens for program in ours.stepper._programs.values()} == {256}
@@ -112,7 +112,7 @@ def test_heads_that_read_tokens_and_several_ways_of_pooling_are_one_program_and_
         for task, own in tasks
     ]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     losses = take(ours, 2), take(plain, 2)
     assert ours.stepper.num_moved == 2
     assert {program.mix.kinds for program in ours.stepper._programs.values()} == {
@@ -139,7 +139,7 @@ def test_heads_with_a_layer_before_their_last_are_in_the_program_of_those_withou
     ]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
     assert isinstance(ours.stepper, compiled.CompiledStepper)
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     losses = take(ours, 2), take(plain, 2)
     assert ours.stepper.num_moved == 2, "no step was left to the definition"
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)
@@ -182,7 +182,7 @@ def make_joint_cohorts(backbone, runs):
     """One that is compiled, and the definition."""
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
     assert isinstance(ours.stepper, compiled.CompiledStepper)
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     return ours, plain
 
 
@@ -253,7 +253,7 @@ def test_compiled_steps_of_several_tasks_keep_a_run_whole_and_leave_what_is_froz
     backbone, usual = backbone_of("bert"), {"max_length": 8, "batch_size": 4, "lr": 3e-4}
     runs = [make_joint(backbone, toy_task, seed=seed, joint={"batches": "mixed"}, **usual) for seed in range(2)]
     # As with `joint.trained` `task`, which wants a run to start from.
-    monkeypatch.setattr(JointMover, "_frozen", lambda self, active: {1} & {self._run_of(each.slot) for each in active})
+    monkeypatch.setattr(JointUpdate, "_frozen", lambda self, active: {1} & {self._run_of(each.slot) for each in active})
     # As with a token budget that holds one run; the least there is holds both of these.
     monkeypatch.setattr(compiled.CompiledStepper, "_holds", lambda self, tokens, runs: len(list(runs)) == 1)
     ours, plain = make_joint_cohorts(backbone, runs)
@@ -290,7 +290,7 @@ def test_a_compiled_step_begins_above_the_frozen_layers(backbone_of, toy_task, t
         for run in make_runs(backbone, toy_task)[:2]
     ]
     ours, plain = Cohort(runs, backbone, SETTINGS), Cohort(runs, backbone, SETTINGS)
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     ours.reuse(FrozenCache(backbone, tmp_path))
     below = []
     handle = backbone._blocks[int(layers[0]) - 1].inner.register_forward_hook(lambda *_: below.append(1))
@@ -313,7 +313,7 @@ def test_nothing_is_compiled_again_for_a_run_that_enters_a_freed_slot(backbone_o
     for is_plain in (False, True):
         cohort = Cohort(runs, backbone, settings)
         if is_plain:
-            cohort.stepper = Stepper(cohort.bank, cohort.mover, SETTINGS.token_budget)
+            cohort.stepper = Stepper(cohort.bank, cohort.slot_update, SETTINGS.token_budget)
         for _ in range(2):
             take(cohort, 1)
             counts.append(len(compilations))
@@ -335,7 +335,7 @@ def test_fine_tuning_compiled_equals_the_definition(backbone_of, toy_task, compi
     )
     run = make_run(toy_task("two", num_labels=2, num_rows=22), config, backbone)
     ours, plain = Cohort([run], backbone, SETTINGS), Cohort([run], backbone, SETTINGS)
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     assert isinstance(ours.stepper, compiled.CompiledStepper)
     losses = take(ours, 2), take(plain, 2)
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), atol=2e-5, rtol=1e-4)

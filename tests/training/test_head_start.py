@@ -25,8 +25,7 @@ from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.loop import Interrupted
 from inlay.training.evaluate import Verdict, encode_rows, predict_split
 from inlay.training.recipe import head_start
-from inlay.training.recipe.contrast import lose_contrast
-from inlay.training.recipe.head_start import draw_rows, fit_honest
+from inlay.training.recipe.head_start import contrast_losses, draw_rows, fit_honest
 from inlay.training.recipe.linear import fit_raw
 from inlay.training.recipe.probe import compare_readings, fit_probe
 from inlay.training.recipe.recipe import choose_blend
@@ -168,9 +167,9 @@ def test_pulled_together_and_pushed_apart_as_the_formula_says():
             if i != j:
                 gap = (unit[i] @ unit[j] - (labels[i] == labels[j])) ** 2
                 (same if labels[i] == labels[j] else other).append(gap)
-    losses = lose_contrast(torch.from_numpy(vectors), torch.from_numpy(labels))
+    losses = contrast_losses(torch.from_numpy(vectors), torch.from_numpy(labels))
     assert float(losses.mean()) == pytest.approx((np.mean(same) + np.mean(other)) / 2, rel=1e-5)
-    alone = lose_contrast(torch.from_numpy(vectors[:1]), torch.from_numpy(labels[:1]))
+    alone = contrast_losses(torch.from_numpy(vectors[:1]), torch.from_numpy(labels[:1]))
     assert alone.tolist() == [0.0]
 
 
@@ -200,7 +199,7 @@ def test_a_contrastive_start_is_an_epoch_of_its_own_and_gathers_the_rows_of_a_la
 
     def gap():
         vectors = torch.from_numpy(infer_vectors(cohort.bank, member.rows(range(40))))
-        return float(lose_contrast(vectors, torch.from_numpy(task.train.targets)).mean())
+        return float(contrast_losses(vectors, torch.from_numpy(task.train.targets)).mean())
 
     cohort.finish_epochs()
     before = gap()

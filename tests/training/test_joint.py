@@ -390,5 +390,5 @@ def test_a_task_counts_by_its_weight_and_its_share_of_the_rows(tiny_bert, toy_ta
         expected = expected + counted
     cohort.stepper.drop_grads()
     expected.backward()
-    torch.testing.assert_close(cohort.mover.take_grads(), own, atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(cohort.slot_update.take_grads(), own, atol=1e-6, rtol=1e-3)
     torch.testing.assert_close(cohort.shared.bank.take_grads(), shared, atol=1e-6, rtol=1e-3)

@@ -62,7 +62,7 @@ def small_memory(monkeypatch):
         def differentiate(self, active, batches):
             if self.token_budget > tokens or self._bank.num_slots > slots:
                 torch.rand(7)  # a pass that fails has drawn for its dropout
-                for stack in self._mover._own.bank.stacks:
+                for stack in self._slot_update._own.bank.stacks:
                     stack.grad = torch.full_like(stack, 3.0)
                 failures.append((self._bank.num_slots, self.token_budget))
                 raise error("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 9 GiB. Process 7 …\nmore")

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from hooks import Hooks
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import FitSettings, fit, make_run
-from inlay.training.cohort.cohort import Cohort, CohortSettings
-from inlay.training.cohort.queue import Queue, longest_first
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Queue, longest_first
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32}

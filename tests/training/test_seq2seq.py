@@ -88,7 +88,7 @@ def take(cohort, num_steps):
 def compare(backbone, runs, num_steps=2):
     ours, plain = (Cohort(runs, backbone, SETTINGS) for _ in range(2))
     assert isinstance(ours.stepper, Seq2SeqStepper)
-    plain.stepper = Stepper(plain.bank, plain.mover, SETTINGS.token_budget)
+    plain.stepper = Stepper(plain.bank, plain.slot_update, SETTINGS.token_budget)
     torch.testing.assert_close(take(ours, num_steps), take(plain, num_steps), atol=2e-5, rtol=1e-4)
     assert ours.stepper.num_moved == num_steps, "no step was left to the definition"
     for one, other in ((ours.optimizer, plain.optimizer), (ours.shared, plain.shared)):

@@ -18,7 +18,7 @@ from inlay.settings.run_config import RunConfig
 if TYPE_CHECKING:
     from inlay.data.tasks import Task
     from inlay.explore.baseline import Baseline
-    from inlay.training.recipe.probe import Probe
+    from inlay.training.recipe.probe import ProbeResult
 
 
 @command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
@@ -62,7 +62,7 @@ def baseline(
             put_label_errors(probed.label_errors, "the linear model (on rows it was not fitted to)")
 
 
-def _fit_probe(task: Task, config: RunConfig, device: str) -> Probe:
+def _fit_probe(task: Task, config: RunConfig, device: str) -> ProbeResult:
     backbone = open_backbone(config.backbone, device)
     from inlay.training.recipe.probe import fit_probe
 
@@ -77,7 +77,7 @@ def _fit_probe(task: Task, config: RunConfig, device: str) -> Probe:
         return fit_probe(task, backbone, max_length=config.train.max_length, on_rows=on_rows)
 
 
-def _put_probe(found: Probe) -> None:
+def _put_probe(found: ProbeResult) -> None:
     screen.emit()
     screen.emit(f"a linear model on `{found.backbone}`'s frozen vectors")
     put_metrics(found.metrics, found.metric)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Validated:
+class CrossValidated:
     """A cross-validation that was done."""
 
     planned: FoldRuns
@@ -45,7 +45,7 @@ class Validated:
             put_label_errors(self.label_errors, "the fold that left the row out", file)
 
 
-def cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> Validated | None:
+def cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> CrossValidated | None:
     """Train a run for every fold, together, and score what each left out; None in all processes but the first."""
     from inlay.training.recipe.cross_validation import judge_folds, make_fold_runs
 
@@ -64,7 +64,7 @@ def cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) ->
         return None
     with screen.working("answering the rows that folds left out"):
         scores = judge_folds(planned, results, ready.backbone)
-    return Validated(planned, scores, _find_label_errors(planned, scores))
+    return CrossValidated(planned, scores, _find_label_errors(planned, scores))
 
 
 def _find_label_errors(planned: FoldRuns, scores: FoldScores) -> LabelErrors | None:

@@ -15,7 +15,7 @@ from inlay.settings.fit_settings import FitSettings
 if TYPE_CHECKING:
     from inlay.training import Run
     from inlay.training.run.counts import Totals
-    from inlay.training.run.plan import Cost, Plan
+    from inlay.training.run.plan import Cost, RunPlan
 
 MeasureOption = Annotated[
     bool, typer.Option("--measure/--no-measure", help="time a few steps, or only count, which takes a moment")
@@ -59,7 +59,7 @@ def plan(
         _put_measured(made, ready.run)
 
 
-def _put_counts(made: Plan, run: Run, num_tasks: int) -> None:
+def _put_counts(made: RunPlan, run: Run, num_tasks: int) -> None:
     """Put what shapes tell."""
     from inlay.data.windows import LAYOUTS
 
@@ -108,7 +108,7 @@ def describe_times(totals: Totals) -> dict[str, str]:
     return {screen.count(totals.num_tasks, "task"): f"{totals.times_backbone:.2f}× the backbone, {each}; {full}"}
 
 
-def _put_measured(made: Plan, run: Run) -> None:
+def _put_measured(made: RunPlan, run: Run) -> None:
     """Put what steps tell, if any were measured."""
     screen.emit()
     costs = _name_costs(made, run)
@@ -130,5 +130,5 @@ def _put_measured(made: Plan, run: Run) -> None:
     )
 
 
-def _name_costs(made: Plan, run: Run) -> dict[str, Cost]:
+def _name_costs(made: RunPlan, run: Run) -> dict[str, Cost]:
     return {run.config.method.name: made.inlay, "full fine-tuning": made.full}

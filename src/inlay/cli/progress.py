@@ -11,7 +11,7 @@ from typing import Any
 
 from inlay.cli import screen
 from inlay.training.cohort.cohort import Cohort
-from inlay.training.cohort.member import CONTRAST, PROBE, Member
+from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember, Member
 from inlay.training.events import (
     CacheFull,
     CohortStarted,
@@ -27,7 +27,6 @@ from inlay.training.events import (
     StatesCached,
     StepTaken,
 )
-from inlay.training.run.joint import AnyMember
 from inlay.training.run.run import DIVERGED, STOPPED_EARLY
 
 _STAGES = {PROBE: "linear probe", CONTRAST: " of the contrastive start"}

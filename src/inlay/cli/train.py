@@ -27,15 +27,15 @@ from inlay.settings.fit_settings import FitSettings
 from inlay.store import Store
 
 if TYPE_CHECKING:
-    from inlay.cli.folds import Validated
+    from inlay.cli.folds import CrossValidated
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.settings.run_config import RunConfig
     from inlay.training import Result, Run
     from inlay.training.recipe.cross_validation import FoldScores
     from inlay.training.recipe.halving import Referee
-    from inlay.training.run.joint import AnyRun
     from inlay.training.run.pipeline import PreparedRun
+    from inlay.training.run.run import AnyRun
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
@@ -170,7 +170,7 @@ def describe_run(run: Run, backbone: Backbone) -> None:
     screen.detail(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
 
 
-def _cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> Validated | None:
+def _cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> CrossValidated | None:
     from inlay.cli.folds import cross_validate  # which stands on this module
 
     return cross_validate(ready, num_folds, settings)

@@ -8,7 +8,7 @@ from typing import Any
 
 from inlay.store import write_atomically
 from inlay.training.cohort.member import PROBE, Progress
-from inlay.training.run.joint import AnyRun
+from inlay.training.run.run import AnyRun
 
 
 def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:

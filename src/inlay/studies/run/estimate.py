@@ -12,13 +12,14 @@ from inlay.studies.run.agenda import Unit
 from inlay.studies.spec.planning import Item, Plan
 from inlay.training import make_run
 from inlay.training.cohort.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes
-from inlay.training.run.joint import AnyRun, JointRun
-from inlay.training.run.plan import Pace, measure_pace
+from inlay.training.run.joint import JointRun
+from inlay.training.run.plan import StepCost, measure_step_cost
+from inlay.training.run.run import AnyRun
 
 # Runs together -> times the rows per second of one run alone, as measured on an H200 (DESIGN.md); a CPU gains nothing.
 _GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
 _CHARACTERS = 4  # of a token, as `Item.cost` has it
-_STILL = Pace(0.0, 0.0, 0)
+_STILL = StepCost(0.0, 0.0, 0)
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ class _Measure:
             other = self._cheapest.setdefault(self._kind(item), item)
             if item.cost < other.cost:
                 self._cheapest[self._kind(item)] = item
-        self._known: dict[tuple[str, bool, bool], Pace] = {}
+        self._known: dict[tuple[str, bool, bool], StepCost] = {}
 
     def _kind(self, item: Item) -> tuple[str, bool, bool]:
         return (self._plans[item.study].backbone.fingerprint, isinstance(item.run, JointRun), item.is_finetuned)
 
-    def of(self, item: Item) -> Pace:
+    def of(self, item: Item) -> StepCost:
         """What an item takes; nothing where no run like it is trained."""
         kind = self._kind(item)
         if kind not in self._known and kind in self._cheapest:
@@ -90,5 +91,5 @@ class _Measure:
             run = _find_run(self._cheapest[kind], plan)
             assert run is not None
             is_checkpointed = plan.study.fit.get("checkpointing", False)
-            self._known[kind] = measure_pace(run, plan.backbone, checkpointing=is_checkpointed)
+            self._known[kind] = measure_step_cost(run, plan.backbone, checkpointing=is_checkpointed)
         return self._known.get(kind, _STILL)

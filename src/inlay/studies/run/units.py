@@ -21,11 +21,12 @@ from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.planning import Item, Plan
 from inlay.training import FitSettings, Result, fit
 from inlay.training.cohort.loop import Interrupted
+from inlay.training.cohort.member import AnyMember
 from inlay.training.cohort.resume import drop_rows
 from inlay.training.events import Emit, Event, RunEnded, emit_to
-from inlay.training.run.joint import AnyMember, AnyRun, JointRun
+from inlay.training.run.joint import JointRun
 from inlay.training.run.materialize import start_from
-from inlay.training.run.run import is_finished, read_result
+from inlay.training.run.run import AnyRun, is_finished, read_result
 
 _SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each epoch's end it costs more than the epoch
 

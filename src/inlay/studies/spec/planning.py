@@ -24,8 +24,9 @@ from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.study import Arm, Point, Study, shorten
 from inlay.studies.spec.toy import make_toy_task
 from inlay.training import make_run
-from inlay.training.run.joint import AnyRun, JointRun, make_joint_run
+from inlay.training.run.joint import JointRun, make_joint_run
 from inlay.training.run.plan import ANSWERED
+from inlay.training.run.run import AnyRun
 from inlay.training.run.start import Start
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from the last state and, on a CPU with as many threads as before, ends with the 
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,24 +27,22 @@ from inlay.model.batch.route import CacheDepth
 from inlay.model.heads.inference import TOKEN_BUDGET
 from inlay.model.kernels.cuda_graphs import is_out_of_memory
 from inlay.settings.run_config import digest
-from inlay.training.cohort.encoder import Encoder
 from inlay.training.cohort.epochs import close_epoch, has_diverged, loss_limit, rate_of
 from inlay.training.cohort.frozen_cache import FrozenCache
-from inlay.training.cohort.member import CONTRAST, PROBE, Member
+from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember, Encoder, JointMember, Member, Progress
 from inlay.training.cohort.memory import first_line, release_memory
 from inlay.training.cohort.parallel import World
-from inlay.training.cohort.queue import Parked, Queue
 from inlay.training.evaluate import Verdict, score_dev
 from inlay.training.events import Emit, ignore
 from inlay.training.recipe.head_start import fit_head, keep_part
 from inlay.training.recipe.recipe import choose_blend
-from inlay.training.run.joint import AnyMember, AnyRun, JointMember, JointRun
-from inlay.training.run.run import Run
+from inlay.training.run.joint import JointRun
+from inlay.training.run.run import AnyRun, Run
 from inlay.training.step.compiled import CompiledStepper, can_compile
 from inlay.training.step.eager import Rows, Stepper
 from inlay.training.step.optimizer import SlotOptimizer
 from inlay.training.step.seq2seq import Seq2SeqStepper
-from inlay.training.step.updates import JointMover, SlotUpdate
+from inlay.training.step.updates import JointUpdate, SlotUpdate
 
 _ANSWERED = 4  # times the tokens of a training pass are a pass over dev rows: it keeps nothing for a backward pass
 
@@ -63,6 +61,51 @@ class CohortSettings:
     """runs in training at a time; None: all of them"""
     checkpointing: bool = False
     """blocks are computed again in the backward pass instead of keeping their activations"""
+
+
+def longest_first(runs: Iterable[AnyRun]) -> list[AnyRun]:
+    """Runs in the order they get slots; of equally long ones the order given."""
+    return sorted(runs, key=lambda run: -run.num_steps)
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A run that has begun, taken out of its slot: what a resume state has of it."""
+
+    run: AnyRun
+    progress: Progress
+    num_steps: list[int]
+    """that its optimizer counts, for every slot and for what they share"""
+    rows: dict[str, Tensor]
+    """its row of the bank's values and of both moments, by name"""
+    best_tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Queue:
+    """Who enters next. `num_begun` of the runs have had a slot; those of them that lost it are parked."""
+
+    def __init__(self, runs: Sequence[AnyRun]) -> None:
+        self.runs = list(runs)
+        self.num_begun = 0
+        self.parked: list[Parked] = []
+        self.passed: set[str] = set()
+        """ids of runs that were trained elsewhere: if they have not begun here, they do not"""
+
+    @property
+    def waiting(self) -> list[AnyRun]:
+        """The runs without a slot that have not ended, in the order they will get one."""
+        fresh = [run for run in self.runs[self.num_begun :] if run.id not in self.passed]
+        return [parked.run for parked in self.parked] + fresh
+
+    def take(self) -> AnyRun | Parked | None:
+        """The next to enter a slot, or None."""
+        if self.parked:
+            return self.parked.pop(0)
+        while self.num_begun < len(self.runs):
+            self.num_begun += 1
+            if self.runs[self.num_begun - 1].id not in self.passed:
+                return self.runs[self.num_begun - 1]
+        return None
 
 
 class Cohort:
@@ -99,8 +142,8 @@ class Cohort:
         """of what the slots of each run share"""
         if self.bank.has_shared:
             self.shared = SlotOptimizer(self.bank.flatten(shared=True), [run.config.train for run in runs[:num_seats]])
-        self.mover = (
-            SlotUpdate(self.optimizer) if self.shared is None else JointMover(self.optimizer, self.shared, self._world)
+        self.slot_update = (
+            SlotUpdate(self.optimizer) if self.shared is None else JointUpdate(self.optimizer, self.shared, self._world)
         )
         self.num_steps = 0
         self.seconds = 0.0
@@ -119,9 +162,9 @@ class Cohort:
         is_compiled = can_compile(self.bank, members) and not settings.checkpointing
         # A program has the optimizer inside: nothing can be exchanged before it.
         if not is_compiled or self._world.process.size > 1:
-            return Stepper(self.bank, self.mover, settings.token_budget, self._world)
+            return Stepper(self.bank, self.slot_update, settings.token_budget, self._world)
         kind = Seq2SeqStepper if self.backbone.is_seq2seq else CompiledStepper
-        stepper = kind(self.bank, self.mover, settings.token_budget)
+        stepper = kind(self.bank, self.slot_update, settings.token_budget)
         stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
         return stepper
 

@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 from inlay.data.metrics import is_better
-from inlay.training.cohort.member import CONTRAST, PROBE
+from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember
 from inlay.training.evaluate import Verdict
-from inlay.training.run.joint import AnyMember
 from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY
 from inlay.training.step.optimizer import learning_rate
-from inlay.training.step.updates import Seen
+from inlay.training.step.updates import StepStats
 
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 
@@ -84,7 +83,7 @@ def loss_limit(member: AnyMember) -> float:
     return math.inf if first is None else _EXPLODED * max(1.0, first)
 
 
-def has_diverged(member: AnyMember, seen: Seen, limit: float) -> bool:
+def has_diverged(member: AnyMember, seen: StepStats, limit: float) -> bool:
     """Whether a step ended its run: its loss or gradient is not finite, or its loss is above the limit."""
     progress = member.progress
     if progress.first_loss is None and math.isfinite(seen.loss):

@@ -18,7 +18,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.methods import first_layer
 from inlay.settings.fit_settings import FitSettings
 from inlay.threads import Threads, own_threads
-from inlay.training.cohort.cohort import Cohort, CohortSettings, seed_for
+from inlay.training.cohort.cohort import Cohort, CohortSettings, longest_first, seed_for
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.cohort.loop import CohortFiles, FitContext, Interrupted, train
 from inlay.training.cohort.memory import (
@@ -33,12 +33,10 @@ from inlay.training.cohort.memory import (
     retry_smaller,
 )
 from inlay.training.cohort.parallel import spread_over
-from inlay.training.cohort.queue import longest_first
 from inlay.training.cohort.resume import cohort_id, drop_state, find_stopped, has_state, load_state
 from inlay.training.events import Emit, Notice, ignore
 from inlay.training.recipe.halving import Referee, refuse_several
-from inlay.training.run.joint import AnyRun
-from inlay.training.run.run import Result, is_finished, read_result
+from inlay.training.run.run import AnyRun, Result, is_finished, read_result
 from inlay.training.step.compiled import has_programs
 from inlay.training.step.losses import has_batched_loss
 

@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(eq=False)
-class _Shelf:
+class _Buffer:
     """A kind of memory with a limit."""
 
     limit_bytes: int
@@ -68,28 +68,29 @@ class _Shelf:
 
 @dataclass(eq=False)
 class _Chunk:
-    """States of texts end to end on a shelf."""
+    """States of texts end to end on a buffer."""
 
-    shelf: _Shelf
+    buffer: _Buffer
     states_ND: Tensor
     keys: list[Key] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
 
-class Kept:
+class CachedTexts:
     """The states of one text set's windows."""
 
     def __init__(
-        self, cache: FrozenCache, reach: CacheDepth, encoded: Encoded, places: list[tuple[_Chunk, int] | None]
+        self, cache: FrozenCache, reach: CacheDepth, encoded: Encoded, stored: list[tuple[_Chunk, int] | None]
     ) -> None:
-        self._cache, self._reach, self._encoded, self._places = cache, reach, encoded, places
-        self.chunks = {place[0] for place in places if place is not None}
+        self._cache, self._reach, self._encoded, self._stored = cache, reach, encoded, stored
+        self.chunks = {item[0] for item in stored if item is not None}
 
     def find(self, window: int) -> CachedStates | None:
         """What is kept of a window."""
-        if (place := self._places[window]) is None:
+        stored = self._stored[window]
+        if stored is None:
             return None
-        chunk, start = place
+        chunk, start = stored
         return CachedStates(self._reach, chunk.states_ND[start : start + int(self._encoded.lengths[window])])
 
     def take(self, windows: Sequence[int]) -> list[CachedStates]:
@@ -108,8 +109,8 @@ class FrozenCache:
         self._backbone, self._bank, self._emit = backbone, Bank(backbone, 1), emit
         self._folder, self._limits = folder, limits
         self._chunks: list[_Chunk] = []
-        self._places: dict[Key, tuple[_Chunk, int]] = {}
-        self._users: weakref.WeakSet[Kept] = weakref.WeakSet()
+        self._index: dict[Key, tuple[_Chunk, int]] = {}
+        self._users: weakref.WeakSet[CachedTexts] = weakref.WeakSet()
         self._has_told = False
 
     @property
@@ -125,35 +126,35 @@ class FrozenCache:
         return free_bytes - (free_bytes // _MEMORY_SHARE if limit is None else min(limit, free_bytes))
 
     @cached_property
-    def _shelves(self) -> list[_Shelf]:
-        return _make_shelves(self._backbone.device, self._folder, self._limits)
+    def _buffers(self) -> list[_Buffer]:
+        return _make_buffers(self._backbone.device, self._folder, self._limits)
 
-    def keep(self, reach: CacheDepth, encoded: Encoded) -> Kept:
+    def keep(self, reach: CacheDepth, encoded: Encoded) -> CachedTexts:
         """The states of a text set at a layer; those that are not there yet are computed."""
         keys = [_digest(reach, row) for row in _rows(encoded, range(len(encoded)))]
         new, width = self._find_new(keys), self._backbone.hidden_size * (1 + reach.with_attention)
         token_bytes = width * self._backbone.dtype.itemsize
-        if encoded.lengths[new].sum() * token_bytes > self._shelves[0].room_bytes:
+        if encoded.lengths[new].sum() * token_bytes > self._buffers[0].room_bytes:
             self._drop_unused()  # perhaps some of these very texts
             new = self._find_new(keys)
         # Longest first, as they go through the backbone.
         left = new[np.argsort(-encoded.lengths[new], kind="stable")]
-        for shelf in self._shelves:
+        for buffer in self._buffers:
             sizes = np.cumsum(encoded.lengths[left]) * token_bytes
-            fitting = left[: np.searchsorted(sizes, shelf.room_bytes, side="right")]
-            chunk = self._reserve(shelf, int(encoded.lengths[fitting].sum()), width)
+            fitting = left[: np.searchsorted(sizes, buffer.room_bytes, side="right")]
+            chunk = self._reserve(buffer, int(encoded.lengths[fitting].sum()), width)
             if chunk is not None:
                 for num_done in self._fill(chunk, reach, encoded, fitting):
                     self._emit(StatesCached(len(new) - len(left) + num_done, len(new)))
                 chunk.keys = [keys[window] for window in fitting]
-                self._places |= {key: (chunk, start) for key, start in zip(chunk.keys, chunk.starts, strict=True)}
+                self._index |= {key: (chunk, start) for key, start in zip(chunk.keys, chunk.starts, strict=True)}
                 left = left[len(fitting) :]
         if len(left) and not self._has_told:
             self._has_told = True
             self._emit(CacheFull(len(left), len(encoded)))
-        kept = Kept(self, reach, encoded, [self._places.get(key) for key in keys])
-        self._users.add(kept)
-        return kept
+        texts = CachedTexts(self, reach, encoded, [self._index.get(key) for key in keys])
+        self._users.add(texts)
+        return texts
 
     def _fill(self, chunk: _Chunk, reach: CacheDepth, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
         """Compute the states of some windows into a chunk with room for them; tells now and then how many are done."""
@@ -187,23 +188,23 @@ class FrozenCache:
         for chunk in self._chunks:
             chunk.states_ND = chunk.states_ND.new_empty(0)
         self._chunks.clear()
-        self._places.clear()
+        self._index.clear()
 
     def _find_new(self, keys: Sequence[Key]) -> np.ndarray:
         """The windows whose states are not there, each text once."""
-        new = {key: window for window, key in enumerate(keys) if key not in self._places}
+        new = {key: window for window, key in enumerate(keys) if key not in self._index}
         return np.array(list(new.values()), dtype=np.int64)
 
-    def _reserve(self, shelf: _Shelf, num_tokens: int, width: int) -> _Chunk | None:
+    def _reserve(self, buffer: _Buffer, num_tokens: int, width: int) -> _Chunk | None:
         if not num_tokens:
             return None
         try:
-            memory = shelf.reserve(num_tokens * width * self._backbone.dtype.itemsize)
+            memory = buffer.reserve(num_tokens * width * self._backbone.dtype.itemsize)
         except (OSError, RuntimeError):  # somebody else took what was free when the limit was set
-            shelf.limit_bytes = shelf.used_bytes
+            buffer.limit_bytes = buffer.used_bytes
             return None
-        chunk = _Chunk(shelf, memory.view(self._backbone.dtype).view(num_tokens, width))
-        shelf.used_bytes += memory.nbytes
+        chunk = _Chunk(buffer, memory.view(self._backbone.dtype).view(num_tokens, width))
+        buffer.used_bytes += memory.nbytes
         self._chunks.append(chunk)
         return chunk
 
@@ -212,8 +213,8 @@ class FrozenCache:
         used = {chunk for user in self._users for chunk in user.chunks}
         for chunk in [chunk for chunk in self._chunks if chunk not in used]:
             for key in chunk.keys:
-                del self._places[key]
-            chunk.shelf.used_bytes -= chunk.states_ND.nbytes
+                del self._index[key]
+            chunk.buffer.used_bytes -= chunk.states_ND.nbytes
             self._chunks.remove(chunk)
 
 
@@ -236,12 +237,12 @@ def _states_of_row(states: Tensor, batch: Batch, index: int, length: int) -> Ten
     return states[0, start : start + length]
 
 
-def _make_shelves(device: torch.device, folder: Path, limits: Limits) -> list[_Shelf]:
+def _make_buffers(device: torch.device, folder: Path, limits: Limits) -> list[_Buffer]:
     """Where states are kept, the fastest first."""
     host, is_cuda = torch.device("cpu"), device.type == "cuda"
     reserved = {device: {"device": device}, host: {"pin_memory": is_cuda}}
     memories = [
-        _Shelf(
+        _Buffer(
             (available_bytes(kind) or 0) // _MEMORY_SHARE if limits.memory_bytes is None else limits.memory_bytes,
             partial(torch.empty, dtype=torch.uint8, **options),  # type: ignore[arg-type]
         )
@@ -249,7 +250,7 @@ def _make_shelves(device: torch.device, folder: Path, limits: Limits) -> list[_S
     ]
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free // _DISK_SHARE
-    return [*memories, _Shelf(free if limits.file_bytes is None else limits.file_bytes, partial(_map_file, folder))]
+    return [*memories, _Buffer(free if limits.file_bytes is None else limits.file_bytes, partial(_map_file, folder))]
 
 
 def _map_file(folder: Path, num_bytes: int) -> Tensor:

@@ -22,7 +22,7 @@ from inlay.settings.fit_settings import FitSettings
 from inlay.threads import Threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache
-from inlay.training.cohort.member import PROBE
+from inlay.training.cohort.member import PROBE, AnyMember
 from inlay.training.cohort.memory import retry_smaller
 from inlay.training.cohort.parallel import World
 from inlay.training.cohort.resume import cohort_id, drop_state, save_state, write_membership
@@ -41,9 +41,9 @@ from inlay.training.events import (
     ignore,
 )
 from inlay.training.recipe.halving import Referee
-from inlay.training.run.joint import AnyMember, AnyRun
 from inlay.training.run.run import (
     PROBE_HEAD,
+    AnyRun,
     Result,
     is_finished,
     write_history,

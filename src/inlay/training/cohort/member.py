@@ -1,4 +1,7 @@
-"""A member of a cohort: a run in its slot, with its encoded rows, its targets and how far it has come."""
+"""Members of a cohort: runs in their slots, with their encoded rows, their targets and how far they have come.
+
+A `Member` is a run of one task, a `JointMember` one of several. `Encoder` tokenises what several members read once.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,23 @@ import numpy as np
 from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
-from inlay.data.metrics import METRICS
-from inlay.data.sampling import draw_by_label
+from inlay.data.metrics import MEAN, METRICS
+from inlay.data.sampling import TaskSampler, draw_by_label
+from inlay.data.tasks import Split
+from inlay.data.token_cache import encode_cached
+from inlay.data.windows import Reading
+from inlay.model.backbone.backbone import Backbone
 from inlay.model.batch.route import CacheDepth, CachedStates, Row
 from inlay.model.heads.heads import find_head, text_losses
-from inlay.training.evaluate import Targets, Verdict
-from inlay.training.recipe.contrast import lose_contrast
+from inlay.training.evaluate import Targets, Verdict, find_texts
+from inlay.training.events import Emit, RowsEncoded
+from inlay.training.recipe.head_start import contrast_losses
+from inlay.training.run.joint import JointRun, count_joint_steps
 from inlay.training.run.run import Run, count_steps
 
 if TYPE_CHECKING:
     from inlay.model.bank.bank import Bank
-    from inlay.training.cohort.frozen_cache import FrozenCache, Kept
+    from inlay.training.cohort.frozen_cache import CachedTexts, FrozenCache
 
 
 _MOST_CONTRASTED = 4096  # tokens of a step of a contrastive start, with padding
@@ -91,7 +100,7 @@ class Member:
         self._targets = Targets(run.task.train, rows.train, run.spec.head, answers)
         self._numbers = self._targets.numbers
         self._row_weights = _class_weights(run) * self._targets.weights.numpy()
-        self._kept: dict[str, Kept] = {}
+        self._cached: dict[str, CachedTexts] = {}
 
     @property
     def parts(self) -> list[Member]:
@@ -240,15 +249,15 @@ class Member:
         """Compute all up to `reach` once and keep it, unless the head reads those layers too, or texts apart."""
         head = self.run.spec.head
         if reach.layer > 0 and head.features == "last" and not head.has_towers:
-            self._kept = {"train": cache.keep(reach, self.train), "dev": cache.keep(reach, self.dev)}
+            self._cached = {"train": cache.keep(reach, self.train), "dev": cache.keep(reach, self.dev)}
 
     @property
     def is_reusing(self) -> bool:
-        return bool(self._kept)
+        return bool(self._cached)
 
     def prefixes(self, windows: Iterable[int]) -> list[CachedStates]:
         """What is known of the lower layers of the rows of a step; nothing, if they are not reused."""
-        return self._kept["train"].take(list(map(int, windows))) if self._kept else []
+        return self._cached["train"].take(list(map(int, windows))) if self._cached else []
 
     def rows(self, windows: Sequence[int] | np.ndarray) -> list[Row]:
         """The rows of a step, with their prefixes where these are reused."""
@@ -263,16 +272,18 @@ class Member:
 
     def dev_rows(self) -> list[Row]:
         """All dev rows, with the prefixes that are kept."""
-        kept = self._kept.get("dev")
+        cached = self._cached.get("dev")
         return [
-            Row(ids, self.slot, segments, None if kept is None else kept.find(window), other=other)
+            Row(ids, self.slot, segments, None if cached is None else cached.find(window), other=other)
             for window, (ids, segments, other) in enumerate(self.dev)
         ]
 
-    def lesson(self, windows: Sequence[int], batch: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """The targets of some rows of `batch`, those of tokens padded to `width`, and what each row counts of its mean.
+    def targets_and_weights(
+        self, windows: Sequence[int], batch: np.ndarray, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the targets of some rows of `batch`, and the weight of each row in the batch's mean loss.
 
-        Where no row has a labelled token there is nothing to learn: all count 0.
+        Targets of tokens are padded to `width`. Where no row has a labelled token all weights are 0.
         """
         if self.progress.stage == CONTRAST:
             return self.targets_of(np.asarray(windows)), np.full(len(windows), 1 / len(batch), dtype=np.float32)
@@ -284,8 +295,10 @@ class Member:
         return float(self._row_weights[batch].sum()) or 1.0
 
     def row_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each row, from its logits; while rows are contrasted, from the vectors that the head reads."""
-        return lose_contrast(logits, targets) if self.progress.stage == CONTRAST else self._row_losses(logits, targets)
+        """Return the loss of each row from its logits; in a contrastive start, from the vectors that the head reads."""
+        if self.progress.stage == CONTRAST:
+            return contrast_losses(logits, targets)
+        return self._row_losses(logits, targets)
 
 
 def _class_weights(run: Run) -> np.ndarray:
@@ -296,3 +309,168 @@ def _class_weights(run: Run) -> np.ndarray:
     assert labels is not None
     counts = np.bincount(labels, minlength=len(run.task.labels))
     return (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels].astype(np.float32)
+
+
+class JointMember:
+    """A run of several tasks in its slots: a member for each task, which share their progress."""
+
+    def __init__(self, run: JointRun, parts: list[Member]) -> None:
+        self.run, self.parts = run, parts
+        self.progress = Progress()
+        self.best_tensors: dict[str, Tensor] = {}
+
+    @property
+    def slot(self) -> int:
+        """The first of its slots."""
+        return self.parts[0].slot
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come."""
+        return self._progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self._progress = progress
+        for part in self.parts:
+            part.progress = progress
+
+    @property
+    def is_active(self) -> bool:
+        return not self.progress.status
+
+    @property
+    def num_stages(self) -> int:
+        """Its epochs."""
+        return self.run.config.train.num_epochs
+
+    @property
+    def steps_left(self) -> int:
+        """That it will take at most."""
+        return self.num_steps - self.progress.step
+
+    @property
+    def steps_taken(self) -> int:
+        """So far."""
+        return self.progress.step
+
+    @property
+    def leeway(self) -> float:
+        """The best epoch is the one with the best mean."""
+        return 0.0
+
+    @property
+    def num_steps(self) -> int:
+        return count_joint_steps(sum(len(part.train) for part in self.parts), self.run.config)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_steps // self.run.config.train.num_epochs)
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Of the epoch it is in: the last one may be shorter."""
+        before = self.progress.step - self.progress.cursor
+        return min(self.steps_per_epoch, self.num_steps - before)
+
+    @property
+    def fewest_tokens(self) -> int:
+        """Of a forward pass that its rows fit in."""
+        return max(part.fewest_tokens for part in self.parts)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one step, with padding."""
+        return max(part.most_tokens for part in self.parts)
+
+    @cached_property
+    def _sampler(self) -> TaskSampler:
+        train = self.run.config.train
+        sizes = tuple(len(part.train) for part in self.parts)
+        return TaskSampler(
+            sizes, self.run.config.joint, train.batch_size, self.steps_per_epoch, train.num_epochs, train.seed
+        )
+
+    def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
+        """Row numbers of the step to come, or of one so many later in its epoch, by slots of tasks that have any."""
+        found = self._sampler.rows(self.progress.epoch, self.progress.cursor + ahead)
+        return {self.parts[task].slot: rows for task, rows in found.items()}
+
+    def read(self, bank: Bank) -> dict[str, Tensor]:
+        """All that it has trained: what its tasks share, and `task/name` for what each has of its own."""
+        found = {}
+        for part in self.parts:
+            shared = {item.name for item in part.run.spec.layout(bank.anatomy) if item.is_shared}
+            for name, tensor in bank.read(part.slot).items():
+                found[name if name in shared else f"{part.run.name}/{name}"] = tensor
+        return found
+
+    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
+        """The mean over the tasks, each once by its own metric, and every score of each as `task/metric`."""
+        names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
+        mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
+        scores = {MEAN: mean}
+        for name, verdict in zip(names, verdicts, strict=True):
+            scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}
+        loss = float(np.mean([verdict.loss for verdict in verdicts]))
+        fitted = {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)}
+        untuned = {
+            f"{name}/{metric}": value
+            for name, verdict in zip(names, verdicts, strict=True)
+            for metric, value in verdict.untuned.items()
+        }
+        return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
+
+    def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
+        """Compute all up to `reach` once and keep it."""
+        for part in self.parts:
+            part.reuse(cache, reach)
+
+
+AnyMember = Member | JointMember
+
+
+class Encoder:
+    """Tokenises each (task, split, length) once, however many runs share it."""
+
+    def __init__(self, backbone: Backbone, emit: Emit) -> None:
+        self._backbone, self._emit = backbone, emit
+        self._known: dict[tuple[str, str, Reading], Encoded] = {}
+
+    def encode(self, run: Run, split: str) -> Encoded:
+        """The rows of a split as a run reads them."""
+        key = (run.task.digest, split, run.reading)
+        if key not in self._known:
+            rows = run.task.train if split == "train" else run.task.dev
+            number = len(rows)
+            self._known[key] = encode_cached(
+                self._backbone.tokenizer, rows, run.reading, lambda num_done: self._emit(RowsEncoded(num_done, number))
+            )
+        return self._known[key]
+
+    def rows_of(self, run: Run) -> MemberRows:
+        """All rows that a run trains and is judged on."""
+        written = self._write(run)
+        return MemberRows(self.encode(run, "train"), self.encode(run, "dev"), written, self._count_unwritable(written))
+
+    def _write(self, run: Run) -> Encoded | None:
+        """The tokens of the answers to a run's training rows, where they are written."""
+        head, targets = run.spec.head, run.task.train.targets
+        if not head.is_written:
+            return None
+        assert targets is not None
+        chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
+        max_length = max(head.max_answer, *(len(self._backbone.tokenizer(text)["input_ids"]) for text in head.texts), 1)
+        return encode_cached(self._backbone.tokenizer, Split(chosen, None, None, []), Reading("text", max_length))
+
+    def _count_unwritable(self, written: Encoded | None) -> int:
+        """Answers with a token that stands for whatever has none."""
+        unknown = self._backbone.tokenizer.unk_token_id
+        if written is None or unknown is None:
+            return 0
+        return len(np.unique(np.searchsorted(written.offsets, np.flatnonzero(written.flat_ids == unknown), "right")))
+
+    def keep(self, runs: Sequence[Run]) -> None:
+        """Forget the rows that none of these runs reads."""
+        read = {(run.task.digest, run.reading) for run in runs}
+        self._known = {key: rows for key, rows in self._known.items() if (key[0], key[2]) in read}

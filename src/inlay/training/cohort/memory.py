@@ -24,7 +24,7 @@ from inlay.model.backbone import folders
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.kernels.cuda_graphs import is_out_of_memory
 from inlay.processes import count_sharers
-from inlay.training.run.joint import AnyRun
+from inlay.training.run.run import AnyRun
 from inlay.training.step.eager import Stepper
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def measure_token_bytes(cohort: Cohort) -> float:
     costs = []
     with cohort.rehearsing():
         for count in counts:
-            stepper = Stepper(cohort.bank, cohort.mover, count * length)
+            stepper = Stepper(cohort.bank, cohort.slot_update, count * length)
             stepper.may_narrow = False  # what is on its way is estimated from blocks that are whole
             batches = {member.slot: np.full(count, row)}
             costs.append(_measure(cohort, lambda: stepper.differentiate([member], batches)))  # noqa: B023 - called here

@@ -33,7 +33,7 @@ from inlay.processes import Process, current_process
 from inlay.settings.run_config import digest
 
 if TYPE_CHECKING:
-    from inlay.training.run.joint import AnyRun
+    from inlay.training.run.run import AnyRun
 
 ANSWER = timedelta(minutes=10)
 """How long a process waits for the others within a step before it takes them for dead"""

@@ -21,10 +21,9 @@ from torch import Tensor
 from inlay.errors import StoreDamaged
 from inlay.settings.run_config import digest
 from inlay.store import write_atomically
-from inlay.training.cohort.cohort import Cohort, CohortSettings
-from inlay.training.cohort.member import Progress
-from inlay.training.cohort.queue import Parked
-from inlay.training.run.joint import AnyMember, AnyRun
+from inlay.training.cohort.cohort import Cohort, CohortSettings, Parked
+from inlay.training.cohort.member import AnyMember, Progress
+from inlay.training.run.run import AnyRun
 
 _STATE, _MEMBERSHIP = "state.safetensors", "cohort.json"
 

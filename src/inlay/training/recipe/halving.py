@@ -25,7 +25,7 @@ from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY, read_resul
 
 if TYPE_CHECKING:
     from inlay.training.cohort.cohort import Cohort
-    from inlay.training.run.joint import AnyMember
+    from inlay.training.cohort.member import AnyMember
 
 SPENT = "the budget is spent"
 _HALVED = "halved away"

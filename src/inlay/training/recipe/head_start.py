@@ -7,7 +7,9 @@ no answer.
 
 The same is done after a contrastive start. Few rows are soon learnt by heart, so of what it changed a part is kept, and
 the head fitted to what that gives: weights between the start and the end generalise better than either (Wortsman et al.
-2022), and where labels are noise little is lost.
+2022), and where labels are noise little is lost. The contrastive start is SetFit's (Tunstall et al. 2022): rows of one
+label are pulled together, others pushed apart. There a whole copy of the backbone is trained for each task, on pairs
+drawn one by one; here it is a slot on a frozen backbone, and a batch of n rows gives all n·(n−1)/2 of its pairs.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -29,8 +32,10 @@ from inlay.data.metrics import is_better
 from inlay.data.tasks import Task
 from inlay.model.bank.bank import Bank
 from inlay.model.heads.inference import infer_vectors
-from inlay.training.cohort.member import Member
 from inlay.training.recipe.linear import Linear, Validated, choose_strength, cross_validate, fit_raw
+
+if TYPE_CHECKING:
+    from inlay.training.cohort.member import Member
 
 _MOST_NUMBERS = 40_000_000  # that a head is fitted to: of more rows some, drawn by chance
 _CHUNK = 4_096
@@ -149,3 +154,17 @@ def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) 
     weights = np.zeros_like(model.weights)
     weights[:, -1:] = found.weights
     return Linear(weights, found.bias)
+
+
+def contrast_losses(vectors_nD: Tensor, labels_n: Tensor) -> Tensor:
+    """Return for each row how far its cosines with the other rows are from 1 (same label) and 0 (others), squared.
+
+    Pairs of one label count as much together as all others, of whichever there are more. The mean over rows is the mean
+    of both.
+    """
+    unit_nD = F.normalize(vectors_nD.float(), dim=-1)
+    is_same_nn = labels_n.unsqueeze(0) == labels_n.unsqueeze(1)
+    is_self_nn = torch.eye(len(labels_n), dtype=torch.bool, device=labels_n.device)
+    squares_nn = (unit_nD @ unit_nD.T - is_same_nn.float()).square()
+    sides = [side.float() / side.sum().clamp(min=1) for side in (is_same_nn & ~is_self_nn, ~is_same_nn)]
+    return len(labels_n) * (squares_nn * (sides[0] + sides[1]) / 2).sum(1)

@@ -35,7 +35,7 @@ _SINGLE, _JOINED, _TOWERS = "single", "joined", "towers"
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeResult:
     """What a linear model on frozen vectors came to."""
 
     task: str
@@ -65,7 +65,7 @@ class Probe:
 
 def fit_probe(
     task: Task, backbone: Backbone, *, max_length: int | None = None, on_rows: Callable[[int], object] = lambda _: None
-) -> Probe:
+) -> ProbeResult:
     """Fit the probe of a task, and score it on dev and test. `on_rows` hears how many texts have just been read."""
     if task.kind not in KINDS:
         raise Unsupported(f"a linear probe for a `{task.kind}` task", f"it knows: {', '.join(KINDS)}")
@@ -94,7 +94,7 @@ def fit_probe(
     model = fit_raw(task.kind, chosen["train"], targets, strength, num_labels)
     outputs = {side: model.outputs(rows) for side, rows in chosen.items() if side != "train"}
     names = list_metrics(task.kind, len(task.labels))
-    return Probe(
+    return ProbeResult(
         task=task.name,
         kind=task.kind,
         metric=task.metric,

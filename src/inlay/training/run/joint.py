@@ -1,7 +1,7 @@
 """Runs of several tasks: a slot for each, parameters that they share, one schedule, one choice of the best epoch.
 
-A `JointRun` is to `fit` what a `Run` is; each of its `parts` is an ordinary run's task with its own rows and head. A
-`JointMember` is such a run in its slots. An epoch is as many steps as the rows of all tasks need, or the part of
+A `JointRun` is to `fit` what a `Run` is; each of its `parts` is an ordinary run's task with its own rows and head. An
+epoch is as many steps as the rows of all tasks need, or the part of
 `joint.steps` between two scores; which tasks and rows a step sees follows from seed and step (`data/sampling.py`).
 
 What always holds: a task's own parameters move only in steps that have rows of it, and dev rows are never trained on.
@@ -13,13 +13,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from torch import Tensor
+from typing import Any
 
 from inlay.data.metrics import MEAN, METRICS
-from inlay.data.sampling import TaskSampler
 from inlay.data.sources import keep_places
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, WrongBackbone
@@ -29,15 +25,8 @@ from inlay.model.bank.methods import JOINT_METHODS, find_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.parts.tensors import TensorSpec
 from inlay.settings.run_config import DataConfig, JointConfig, RunConfig, TrainConfig, digest, settled
-from inlay.training.cohort.member import Member, Progress
-from inlay.training.evaluate import Verdict
 from inlay.training.run.run import Run, make_part
 from inlay.training.run.start import Start
-
-if TYPE_CHECKING:
-    from inlay.model.bank.bank import Bank
-    from inlay.model.batch.route import CacheDepth
-    from inlay.training.cohort.frozen_cache import FrozenCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,123 +183,3 @@ def _check_backbone(start: Start, backbone: Backbone) -> None:
             f"({known}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
             f"use `--backbone {start.backbone}`, or start from a run on `{backbone.name}`",
         )
-
-
-class JointMember:
-    """A run of several tasks in its slots: a member for each task, which share their progress."""
-
-    def __init__(self, run: JointRun, parts: list[Member]) -> None:
-        self.run, self.parts = run, parts
-        self.progress = Progress()
-        self.best_tensors: dict[str, Tensor] = {}
-
-    @property
-    def slot(self) -> int:
-        """The first of its slots."""
-        return self.parts[0].slot
-
-    @property
-    def progress(self) -> Progress:
-        """How far it has come."""
-        return self._progress
-
-    @progress.setter
-    def progress(self, progress: Progress) -> None:
-        self._progress = progress
-        for part in self.parts:
-            part.progress = progress
-
-    @property
-    def is_active(self) -> bool:
-        return not self.progress.status
-
-    @property
-    def num_stages(self) -> int:
-        """Its epochs."""
-        return self.run.config.train.num_epochs
-
-    @property
-    def steps_left(self) -> int:
-        """That it will take at most."""
-        return self.num_steps - self.progress.step
-
-    @property
-    def steps_taken(self) -> int:
-        """So far."""
-        return self.progress.step
-
-    @property
-    def leeway(self) -> float:
-        """The best epoch is the one with the best mean."""
-        return 0.0
-
-    @property
-    def num_steps(self) -> int:
-        return count_joint_steps(sum(len(part.train) for part in self.parts), self.run.config)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.num_steps // self.run.config.train.num_epochs)
-
-    @property
-    def steps_of_epoch(self) -> int:
-        """Of the epoch it is in: the last one may be shorter."""
-        before = self.progress.step - self.progress.cursor
-        return min(self.steps_per_epoch, self.num_steps - before)
-
-    @property
-    def fewest_tokens(self) -> int:
-        """Of a forward pass that its rows fit in."""
-        return max(part.fewest_tokens for part in self.parts)
-
-    @property
-    def most_tokens(self) -> int:
-        """Of one step, with padding."""
-        return max(part.most_tokens for part in self.parts)
-
-    @cached_property
-    def _sampler(self) -> TaskSampler:
-        train = self.run.config.train
-        sizes = tuple(len(part.train) for part in self.parts)
-        return TaskSampler(
-            sizes, self.run.config.joint, train.batch_size, self.steps_per_epoch, train.num_epochs, train.seed
-        )
-
-    def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
-        """Row numbers of the step to come, or of one so many later in its epoch, by slots of tasks that have any."""
-        found = self._sampler.rows(self.progress.epoch, self.progress.cursor + ahead)
-        return {self.parts[task].slot: rows for task, rows in found.items()}
-
-    def read(self, bank: Bank) -> dict[str, Tensor]:
-        """All that it has trained: what its tasks share, and `task/name` for what each has of its own."""
-        found = {}
-        for part in self.parts:
-            shared = {item.name for item in part.run.spec.layout(bank.anatomy) if item.is_shared}
-            for name, tensor in bank.read(part.slot).items():
-                found[name if name in shared else f"{part.run.name}/{name}"] = tensor
-        return found
-
-    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """The mean over the tasks, each once by its own metric, and every score of each as `task/metric`."""
-        names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
-        mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
-        scores = {MEAN: mean}
-        for name, verdict in zip(names, verdicts, strict=True):
-            scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}
-        loss = float(np.mean([verdict.loss for verdict in verdicts]))
-        fitted = {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)}
-        untuned = {
-            f"{name}/{metric}": value
-            for name, verdict in zip(names, verdicts, strict=True)
-            for metric, value in verdict.untuned.items()
-        }
-        return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
-
-    def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
-        """Compute all up to `reach` once and keep it."""
-        for part in self.parts:
-            part.reuse(cache, reach)
-
-
-AnyRun = Run | JointRun
-AnyMember = Member | JointMember

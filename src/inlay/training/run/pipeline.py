@@ -7,11 +7,13 @@ call its steps: `prepare_run`, `fit`, `publish_result`, `report_run`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inlay.data.metrics import METRICS
 from inlay.data.tasks import Task, load_task
 from inlay.errors import Diverged, UnknownName
 from inlay.model.backbone.backbone import Backbone
@@ -22,9 +24,12 @@ from inlay.training.cohort.member import PROBE
 from inlay.training.evaluate import score_probe, score_split
 from inlay.training.events import Emit, RunPublished, ignore
 from inlay.training.recipe.cross_validation import FoldScores
-from inlay.training.recipe.rising import find_rising
 from inlay.training.run.publish import publish
 from inlay.training.run.run import DIVERGED, Result, Run, Trained, is_finished, make_run, read_probe_head
+
+_TWICE = 2
+_LAST = 3  # epochs at the end that are held against as many before them
+_LEAST = 0.005  # a gain that is worth the time
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,33 @@ def _find_best(store: Store, version: Version) -> str | None:
         return store.resolve(f"{version.name}@best").reference
     except UnknownName:
         return None
+
+
+@dataclass(frozen=True)
+class Rising:
+    """What more epochs would take, for a run that was still getting better when it ended."""
+
+    epochs: int
+    """to ask for: twice as many"""
+    seconds: float
+    """that a run of so many would take"""
+
+
+def find_rising(history: Sequence[Mapping[str, Any]], metric: str, num_dev: int) -> Rising | None:
+    """Return what more epochs would take, if the dev score rose over the last ones by more than chance; else None."""
+    trained = [line for line in history if not line.get("stage")]
+    scores = [line["dev"][metric] for line in trained]
+    if len(scores) < _TWICE * _LAST or not all(map(math.isfinite, scores)):
+        return None
+    sign = 1 if METRICS[metric].higher_is_better else -1
+    late, early = (sum(part) / _LAST for part in (scores[-_LAST:], scores[-_TWICE * _LAST : -_LAST]))
+    is_number = not 0 <= max(scores, key=abs) <= 1  # an error on the targets' own scale
+    least = _LEAST * abs(early) if is_number else max(_LEAST, 0.5 / math.sqrt(num_dev) / math.sqrt(_LAST))
+    # The rate falls to nothing at the end: who still gains there has more to gain.
+    if sign * (late - early) <= least:
+        return None
+    began = history[0]["seconds"] if history[0].get("stage") else 0.0
+    return Rising(_TWICE * len(trained), began + _TWICE * (trained[-1]["seconds"] - began))
 
 
 def report_task(item: Trained, backbone: Backbone, store: Store, *, publishes: bool) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from inlay.training.cohort.memory import (
     find_budget,
 )
 from inlay.training.run.counts import Totals, count_totals
-from inlay.training.run.joint import AnyRun, JointRun
-from inlay.training.run.run import Run
+from inlay.training.run.joint import JointRun
+from inlay.training.run.run import AnyRun, Run
 from inlay.training.run.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -60,7 +60,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run's cost beside that of fine-tuning the whole backbone for the same task.
 
     What needs more than shapes is None until it is measured.
@@ -98,7 +98,7 @@ class Plan:
         }
 
 
-def count_plan(run: Run, backbone: Backbone) -> Plan:
+def count_plan(run: Run, backbone: Backbone) -> RunPlan:
     """Count what needs shapes only: no step is taken and no text is tokenised."""
     items = run.spec.layout(backbone.anatomy)
     by_part: dict[str, int] = {}
@@ -106,7 +106,7 @@ def count_plan(run: Run, backbone: Backbone) -> Plan:
         by_part[item.part] = by_part.get(item.part, 0) + item.num_parameters
     in_full = backbone.num_parameters + by_part.get("head", 0)
     num_slots = choose_slots(MAX_COHORT, count_slot_bytes([run], backbone), available_bytes(backbone.device))
-    return Plan(
+    return RunPlan(
         run_id=run.id,
         parameters_by_part=by_part,
         backbone_parameters=backbone.num_parameters,
@@ -121,7 +121,7 @@ def count_plan(run: Run, backbone: Backbone) -> Plan:
     )
 
 
-def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Plan:
+def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> RunPlan:
     """Count, take a few steps on throw-away slots, and estimate. The backbone is as before afterwards."""
     counted = count_plan(run, backbone)
     with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
@@ -213,7 +213,7 @@ def _count_threads(backbone: Backbone) -> int:
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepCost:
     """What steps of a run take: seconds for each, and for each character of its texts; memory at most."""
 
     seconds_a_step: float
@@ -221,8 +221,8 @@ class Pace:
     peak_memory_bytes: int
 
 
-def measure_pace(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False) -> Pace:
-    """The pace of a run's steps, from one or two over a few of its rows.
+def measure_step_cost(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False) -> StepCost:
+    """The cost of a run's steps, from one or two over a few of its rows.
 
     Only those rows are read, so that it takes a moment for any run. On a CPU time goes with tokens, and beside them
     with the parameters that a step updates: two small steps tell both apart. A GPU is shown a batch.
@@ -236,7 +236,7 @@ def measure_pace(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False
     slope = (seconds - less) / (characters - fewer) if characters > fewer else 0.0
     if slope <= 0:  # one size, or noise: in proportion
         slope = seconds / max(characters, 1.0)
-    return Pace(max(0.0, seconds - slope * characters), slope, peak_memory_bytes(backbone.device))
+    return StepCost(max(0.0, seconds - slope * characters), slope, peak_memory_bytes(backbone.device))
 
 
 @dataclass(frozen=True)
@@ -316,14 +316,14 @@ def _drawn_shares(run: JointRun) -> list[float]:
 def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False) -> JointPlan:
     """Count, measure a step or two, and estimate. The backbone is as before afterwards."""
     counted, epochs = count_joint(run, backbone), run.config.train.num_epochs
-    pace = measure_pace(run, backbone, checkpointing=checkpointing)
+    cost = measure_step_cost(run, backbone, checkpointing=checkpointing)
     lengths = [_count_characters(part) / part.num_rows for part in run.parts]
     shares = [task.drawn_share for task in counted.tasks]
     step_characters = counted.batch_size * float(np.dot(shares, lengths))
     dev_characters = sum(len(part.task.dev) * length for part, length in zip(run.parts, lengths, strict=True))
-    seconds = run.num_steps * (pace.seconds_a_step + step_characters * pace.seconds_a_character)
-    seconds += epochs * dev_characters * pace.seconds_a_character * ANSWERED
-    memory_bytes = count_slot_bytes([run], backbone) + pace.peak_memory_bytes
+    seconds = run.num_steps * (cost.seconds_a_step + step_characters * cost.seconds_a_character)
+    seconds += epochs * dev_characters * cost.seconds_a_character * ANSWERED
+    memory_bytes = count_slot_bytes([run], backbone) + cost.peak_memory_bytes
     return dataclasses.replace(counted, seconds=seconds, memory_bytes=memory_bytes)
 
 

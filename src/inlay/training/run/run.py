@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -39,10 +39,12 @@ from inlay.settings.trees import write_toml
 from inlay.store import Store, write_atomically
 from inlay.training.recipe.probe import compare_readings
 from inlay.training.recipe.recipe import find_recipe
-from inlay.training.run.start import Source, Start, load_sources, make_start
+from inlay.training.run.start import Start, StartSource, load_sources, make_start
 
 if TYPE_CHECKING:
     from inlay.training.run.joint import JointRun
+
+AnyRun: TypeAlias = "Run | JointRun"
 
 FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
 JOINT_TASKS = "tasks"
@@ -228,7 +230,7 @@ def _resolve_pairs(
     task: Task,
     config: RunConfig,
     backbone: Backbone,
-    sources: Sequence[Source],
+    sources: Sequence[StartSource],
     train: TrainConfig,
     *,
     is_trained: bool,
@@ -405,7 +407,7 @@ def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -
         yield f"it goes on reading a pooler that is noise: {noise}"
 
 
-def write_start(folder: Path, run: Run | JointRun) -> None:
+def write_start(folder: Path, run: AnyRun) -> None:
     """Put a run's settings in its folder, before its first step; of several tasks, those of each too."""
     folder.mkdir(parents=True, exist_ok=True)
     if run.parts != (run,):

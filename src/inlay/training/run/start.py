@@ -37,7 +37,7 @@ _INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of
 
 
 @dataclass(frozen=True)
-class Source:
+class StartSource:
     """A stored version that a run starts from."""
 
     version: Version
@@ -81,18 +81,20 @@ def inherit(start: Sequence[str], store: Store) -> RunConfig:
     return RunConfig(method=spec.method, train=TrainConfig(**reading))
 
 
-def load_sources(start: Sequence[str], store: Store | None, backbone: Backbone, method: MethodConfig) -> list[Source]:
+def load_sources(
+    start: Sequence[str], store: Store | None, backbone: Backbone, method: MethodConfig
+) -> list[StartSource]:
     """The versions named in `start`, read and checked: on this backbone, with `method`, alike, none of them twice."""
     if start and store is None:
         raise BadConfig(f"`train.start` is `{', '.join(start)}`, but there is no store", "give one: `store=Store()`")
-    sources: list[Source] = []
+    sources: list[StartSource] = []
     for name in start:
         assert store is not None
         version = _resolve(name, store)
         if any(version.digest == source.version.digest for source in sources):
             raise BadConfig(f"`train.start` has `{version.reference}` twice", "name every task once")
         loaded = store.load(version)
-        source = Source(version, loaded.manifest, _read_spec(loaded.manifest), loaded.tensors)
+        source = StartSource(version, loaded.manifest, _read_spec(loaded.manifest), loaded.tensors)
         _check_backbone(source, backbone)
         if sources:
             _check_alike(sources[0], source)
@@ -108,7 +110,7 @@ def check_method(method: MethodConfig, its: MethodConfig, reference: str) -> Non
         raise _unlike("name", method.name, its.name, reference)
 
 
-def make_start(sources: Sequence[Source], spec: SlotSpec, task: Task, backbone: Backbone) -> Start:
+def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backbone: Backbone) -> Start:
     """What a slot of `spec` begins with: the sources' mean, with or without their heads. Refuses another layout."""
     if not sources:
         return Start()
@@ -175,7 +177,7 @@ def _resolve(name: str, store: Store) -> Version:
     return version
 
 
-def _check_backbone(source: Source, backbone: Backbone) -> None:
+def _check_backbone(source: StartSource, backbone: Backbone) -> None:
     trained_on = source.manifest.backbone
     if trained_on["fingerprint"] != backbone.fingerprint:
         raise WrongBackbone(
@@ -185,7 +187,7 @@ def _check_backbone(source: Source, backbone: Backbone) -> None:
         )
 
 
-def _check_alike(first: Source, other: Source) -> None:
+def _check_alike(first: StartSource, other: StartSource) -> None:
     """A mean has a sense only where the same numbers stand for the same things."""
     unlike = _differences(first.spec.method, other.spec.method, ignored=_FREE)
     if unlike:
@@ -210,7 +212,7 @@ def _differences(first: MethodConfig, second: MethodConfig, ignored: Sequence[st
     return [(name, mine, its) for name, mine, its in pairs if mine != its]
 
 
-def _why_fresh_head(source: Source, head: HeadSpec, task: Task) -> str | None:
+def _why_fresh_head(source: StartSource, head: HeadSpec, task: Task) -> str | None:
     """Why the source's head would mean something else here, or None."""
     manifest, reference = source.manifest, source.version.reference
     if manifest.kind != task.kind:
@@ -223,7 +225,7 @@ def _why_fresh_head(source: Source, head: HeadSpec, task: Task) -> str | None:
     return None
 
 
-def _rescaled(source: Source, head: HeadSpec) -> dict[str, Tensor]:
+def _rescaled(source: StartSource, head: HeadSpec) -> dict[str, Tensor]:
     """The source's tensors, its head giving numbers on this task's scale: the same answers as before."""
     own, tensors = source.spec.head, dict(source.tensors)
     if own.kind == "regress" and head.kind == "regress" and not head.is_written:
@@ -234,7 +236,7 @@ def _rescaled(source: Source, head: HeadSpec) -> dict[str, Tensor]:
     return tensors
 
 
-def _describe(sources: Sequence[Source], reason: str | None) -> str:
+def _describe(sources: Sequence[StartSource], reason: str | None) -> str:
     names = " and ".join(f"`{source.version.reference}`" for source in sources)
     whole = f"starts from {'the mean of ' if len(sources) > 1 else ''}{names}"
     return f"{whole}; its head starts fresh: {reason}" if reason else f"{whole}, head included"

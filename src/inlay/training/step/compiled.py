@@ -49,7 +49,7 @@ from inlay.training.step.losses import (
     batched_token_losses,
     has_batched_loss,
 )
-from inlay.training.step.updates import Seen, SlotUpdate
+from inlay.training.step.updates import SlotUpdate, StepStats
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
@@ -148,13 +148,13 @@ class CompiledStepper(Stepper):
     doing = "compiling"
     """what takes its time when a rung occurs first"""
 
-    def __init__(self, bank: Bank, mover: SlotUpdate, token_budget: int) -> None:
-        super().__init__(bank, mover, token_budget)
+    def __init__(self, bank: Bank, slot_update: SlotUpdate, token_budget: int) -> None:
+        super().__init__(bank, slot_update, token_budget)
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._dealt: tuple[Any, list[list[Member]]] = ((), [])
         """who is stepped together in the step that was laid out early, by its key and the token budget then"""
-        self._formula = torch.compile(mover.formula, backend=BACKEND, dynamic=False)
+        self._formula = torch.compile(slot_update.formula, backend=BACKEND, dynamic=False)
         self._is_captured = bank.backbone.device.type == "cuda"
         self._recorder = Recorder()
         self._longest = 0
@@ -177,7 +177,7 @@ class CompiledStepper(Stepper):
         rates: Mapping[int, float],
         limits: Mapping[int, float],
         look_ahead: LookAhead = lambda: None,
-    ) -> dict[int, Seen]:
+    ) -> dict[int, StepStats]:
         """As `Stepper.step`, in one program, or in several where the token budget does not hold all runs."""
         self._shrink()
         is_dealt = self._dealt[0] == (_key(active), self.token_budget)
@@ -186,7 +186,7 @@ class CompiledStepper(Stepper):
             groups = self._group(active, batches)
         if not groups:
             return super().step(active, batches, rates, limits, look_ahead)
-        seen: dict[int, Seen] = {}
+        seen: dict[int, StepStats] = {}
         for index, group in enumerate(groups):
             ready, self._next = self._next, None
             if ready is None or ready.key != _key(group):
@@ -199,8 +199,8 @@ class CompiledStepper(Stepper):
             else:
                 self._prepare_ahead(look_ahead())
             losses, norms = ready.program.seen_2S.tolist()  # waits for the step
-            seen |= {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in group}
-        self._mover.undo_count({slot for slot, found in seen.items() if not found.is_finite(limits[slot])})
+            seen |= {member.slot: StepStats(losses[member.slot], norms[member.slot]) for member in group}
+        self._slot_update.undo_count({slot for slot, found in seen.items() if not found.is_finite(limits[slot])})
         return seen
 
     def _shrink(self) -> None:
@@ -270,12 +270,12 @@ class CompiledStepper(Stepper):
                 targets[start:stop] = own
             else:
                 labels[start:stop, : own.shape[1]] = own
-            weights[start:stop] = member.weights_of(batch) * self._mover.share(member, batches)
+            weights[start:stop] = member.weights_of(batch) * self._slot_update.share(member, batches)
             start, first = stop, last
         return np.concatenate([targets, weights, labels.ravel(), marks.ravel()])
 
     def _by_slot(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        columns = self._mover.columns(active, rates, limits)
+        columns = self._slot_update.columns(active, rates, limits)
         known = np.concatenate([columns, np.zeros((_NUM_BY_SLOT, self._bank.num_slots), np.float32)])
         for member in active:
             known[-_NUM_BY_SLOT:, member.slot] = self._of_head(member)
@@ -321,7 +321,7 @@ class CompiledStepper(Stepper):
         return self._longest, self._most_rows, self._mix
 
     def _make_program(self, rung: BucketBuffers, prefix: CachedStates | None) -> Program:
-        return Program(rung, prefix, self._mix, self._num_labels, self._mover.num_columns)
+        return Program(rung, prefix, self._mix, self._num_labels, self._slot_update.num_columns)
 
     def _launch(self, program: Program) -> None:
         """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
@@ -373,7 +373,7 @@ class CompiledStepper(Stepper):
         with self._bank.routed(program.batch.route):
             losses_S = self._losses(program)
             losses_S.sum().backward()
-        seen = self._mover.advance(self._formula, losses_S.detach(), program.columns_CS)
+        seen = self._slot_update.advance(self._formula, losses_S.detach(), program.columns_CS)
         program.seen_2S.copy_(torch.stack(seen))
 
     def _losses(self, program: Program) -> Tensor:

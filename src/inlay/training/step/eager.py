@@ -22,7 +22,7 @@ from inlay.model.kernels import launch
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.parallel import World
 from inlay.training.events import Emit, ignore
-from inlay.training.step.updates import Seen, SlotUpdate
+from inlay.training.step.updates import SlotUpdate, StepStats
 
 Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
 """who has rows in a step, and their numbers by slot"""
@@ -33,8 +33,8 @@ LookAhead = Callable[[], Rows | None]
 class Stepper:
     """Forward and backward passes of a training bank, and its optimizer's steps."""
 
-    def __init__(self, bank: Bank, mover: SlotUpdate, token_budget: int, world: World | None = None) -> None:
-        self._bank, self._mover, self._world = bank, mover, world or World()
+    def __init__(self, bank: Bank, slot_update: SlotUpdate, token_budget: int, world: World | None = None) -> None:
+        self._bank, self._slot_update, self._world = bank, slot_update, world or World()
         self.token_budget = token_budget
         self.may_narrow = True
         """whether the last block leaves out tokens that no head reads"""
@@ -49,13 +49,13 @@ class Stepper:
         rates: Mapping[int, float],
         limits: Mapping[int, float],
         look_ahead: LookAhead = lambda: None,
-    ) -> dict[int, Seen]:
+    ) -> dict[int, StepStats]:
         """One step of every active run at its rate; a loss above its limit moves nothing.
 
         `look_ahead` says what the step after it will be, for whoever can make something of that early.
         """
         losses_S, grads_SP = self.differentiate(active, batches)
-        return self._mover.move(active, losses_S, grads_SP, rates, limits)
+        return self._slot_update.apply(active, losses_S, grads_SP, rates, limits)
 
     def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
         """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot.
@@ -65,28 +65,30 @@ class Stepper:
         self.drop_grads()
         backbone = self._bank.backbone
         members = {member.slot: member for member in active}
-        shares = {member.slot: self._share(member, batches[member.slot]) for member in active}
-        picks = [(member.slot, int(index)) for member in active for index in shares[member.slot]]
-        rows = [row for member in active for row in member.rows(shares[member.slot])]
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
+        contrasted = frozenset(member.slot for member in active if member.progress.stage == CONTRAST)
         losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
+        # 1. Lay the batches of all runs end to end: the rows of this process, and which window each one is.
+        rows: list[Row] = []
+        windows: list[int] = []
+        for member in active:
+            share = self._share(member, batches[member.slot])
+            rows += member.rows(share)
+            windows += map(int, share)
+        # 2. Pass over them, forward and backward, as many at a time as the token budget holds.
         is_narrow = self._reads_first_tokens(active)
-        vectors = frozenset(member.slot for member in active if member.progress.stage == CONTRAST)
         for chunk in self._chunks(rows, is_whole=any(member.is_whole for member in active)):
             batch = backbone.collate([rows[position] for position in chunk])
-            batch = batch.narrowed() if is_narrow and self._has_last_block(batch) else batch
+            if is_narrow and self._has_last_block(batch):
+                batch = batch.narrowed()
             with self._bank.routed(batch.route):
-                logits = self._bank.logits(batch, dropout=rates, as_vectors=vectors)
-                lessons = []
-                for (slot, start, stop), own in zip(batch.rows, logits, strict=True):
-                    windows = [picks[chunk[position]][1] for position in batch.order[start:stop]]
-                    targets, counts = members[slot].lesson(windows, batches[slot], own.shape[1])
-                    share = self._mover.share(members[slot], batches)
-                    lessons.append((targets, (counts * share).astype(np.float32), np.full(len(windows), slot)))
-                losses_B, slots_B = self._lose(lessons, logits, [members[slot] for slot, *_ in batch.rows])
+                logits = self._bank.logits(batch, dropout=rates, as_vectors=contrasted)
+                own_windows = [windows[chunk[position]] for position in batch.order]
+                losses_B, slots_B = self._row_losses(batch, logits, own_windows, members, batches)
                 losses_S.index_add_(0, slots_B, losses_B.detach())
                 losses_B.sum().backward()
-        grads_SP = self._mover.take_grads()
+        # 3. Add up what all processes have.
+        grads_SP = self._slot_update.take_grads()
         self._world.add_up(losses_S, grads_SP)
         return losses_S, grads_SP
 
@@ -98,16 +100,34 @@ class Stepper:
 
     def drop_grads(self) -> None:
         """Forget the gradients."""
-        self._mover.drop_grads()
+        self._slot_update.drop_grads()
 
-    def _lose(
-        self, lessons: Sequence[tuple[np.ndarray, ...]], logits: Sequence[Tensor], members: Sequence[Member]
+    def _row_losses(
+        self,
+        batch: Batch,
+        logits: Sequence[Tensor],
+        windows: Sequence[int],
+        members: Mapping[int, Member],
+        batches: Mapping[int, np.ndarray],
     ) -> tuple[Tensor, Tensor]:
-        """What every row adds to the loss of its run, and its slot; all that is needed goes to the device at once."""
-        targets, counts, slots = zip(*lessons, strict=True)
-        sent = send([*targets, np.concatenate(counts), np.concatenate(slots)], logits[0].device)
-        losses = [member.row_losses(own, target) for member, own, target in zip(members, logits, sent, strict=False)]
-        return torch.cat(losses) * sent[-2], sent[-1]
+        """Return what every row adds to its run's loss [B], and its slot [B]; `windows` are the batch's, in its order.
+
+        A row adds its loss times its weight in its batch and its task's share in the run.
+        """
+        targets, weights = [], []
+        for (slot, start, stop), own in zip(batch.rows, logits, strict=True):
+            found = members[slot].targets_and_weights(windows[start:stop], batches[slot], own.shape[1])
+            share = self._slot_update.share(members[slot], batches)
+            targets.append(found[0])
+            weights.append((found[1] * share).astype(np.float32))
+        slots = np.repeat([slot for slot, *_ in batch.rows], [len(own) for own in weights])
+        # One copy to the device for all of it.
+        *sent, weights_B, slots_B = send([*targets, np.concatenate(weights), slots], logits[0].device)
+        losses = [
+            members[slot].row_losses(own, target)
+            for (slot, *_), own, target in zip(batch.rows, logits, sent, strict=True)
+        ]
+        return torch.cat(losses) * weights_B, slots_B
 
     def _reads_first_tokens(self, active: Sequence[Member]) -> bool:
         """Whether the last block may leave out all tokens but the first of each row, and every result stay the same."""

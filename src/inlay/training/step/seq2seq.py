@@ -52,8 +52,8 @@ class Seq2SeqStepper(CompiledStepper):
 
     doing = "preparing"
 
-    def __init__(self, bank: Bank, mover: SlotUpdate, token_budget: int) -> None:
-        super().__init__(bank, mover, token_budget)
+    def __init__(self, bank: Bank, slot_update: SlotUpdate, token_budget: int) -> None:
+        super().__init__(bank, slot_update, token_budget)
         self._may_launch = True
         self._widest = 0
 
@@ -69,7 +69,9 @@ class Seq2SeqStepper(CompiledStepper):
 
     def _numbers(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], program: Program) -> np.ndarray:
         targets, weights = np.zeros((2, program.rung.capacity.all_rows), np.float32)
-        found = [member.weights_of(batches[member.slot]) * self._mover.share(member, batches) for member in active]
+        found = [
+            member.weights_of(batches[member.slot]) * self._slot_update.share(member, batches) for member in active
+        ]
         weights[: sum(map(len, found))] = np.concatenate(found)
         return np.concatenate([targets, weights])
 
@@ -89,7 +91,7 @@ class Seq2SeqStepper(CompiledStepper):
         super()._shrink()
 
     def _make_program(self, rung: BucketBuffers, prefix: CachedStates | None) -> Program:
-        return WrittenProgram(rung, prefix, self._widest, self._mover.num_columns)
+        return WrittenProgram(rung, prefix, self._widest, self._slot_update.num_columns)
 
     def _compiled(self) -> AbstractContextManager[None]:
         return self._bank.backbone.compiled(compiled.BACKEND, with_blocks=False)

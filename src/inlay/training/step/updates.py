@@ -1,7 +1,7 @@
 """How the gradients of a step move the runs of a cohort: clipped, by Adam, and not at all where they are not sound.
 
-`SlotUpdate` is for runs of one slot each, `JointMover` for runs whose slots share parameters. Each has the definition,
-`move`, and the same of tensors alone for programs: `columns` says what these read, `advance` is what they do.
+`SlotUpdate` is for runs of one slot each, `JointUpdate` for runs whose slots share parameters. Each has the definition,
+`apply`, and the same of tensors alone for programs: `columns` says what these read, `advance` is what they do.
 
 Shape letters: S slots, P parameters of a slot, G runs, C columns.
 """
@@ -23,7 +23,7 @@ from inlay.training.step.optimizer import COLUMNS, SlotOptimizer, advance, advan
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepStats:
     """What a step saw of one run."""
 
     loss: float
@@ -58,18 +58,18 @@ class SlotUpdate:
         """What a task's loss counts in its run: all, where it is the only one."""
         return 1.0
 
-    def move(
+    def apply(
         self,
         active: Sequence[Member],
         losses_S: Tensor,
         grads_SP: Tensor,
         rates: Mapping[int, float],
         limits: Mapping[int, float],
-    ) -> dict[int, Seen]:
+    ) -> dict[int, StepStats]:
         """Clip and step every active run at its rate; one whose loss is above its limit, or not finite, stays."""
         norms_S = self._own.clip(grads_SP)
         losses, norms = torch.stack([losses_S, norms_S]).tolist()
-        seen = {member.slot: Seen(losses[member.slot], norms[member.slot]) for member in active}
+        seen = {member.slot: StepStats(losses[member.slot], norms[member.slot]) for member in active}
         sound = {slot: rates[slot] for slot, found in seen.items() if found.is_finite(limits[slot])}
         if sound:
             self._own.step(grads_SP, sound)
@@ -81,7 +81,7 @@ class SlotUpdate:
         return np.array(self._own.columns(own, limits), np.float32)
 
     def advance(self, formula: Callable[..., Any], losses_S: Tensor, columns_CS: Tensor) -> tuple[Tensor, Tensor]:
-        """`move` of tensors alone, by the compiled `formula`; the loss and norm that every slot sees."""
+        """`apply` of tensors alone, by the compiled `formula`; the loss and norm that every slot sees."""
         return losses_S, formula(self._own.stored, self.take_grads(), losses_S, columns_CS, self._own.bank.decays_P)
 
     def undo_count(self, slots: Set[int]) -> None:
@@ -90,7 +90,7 @@ class SlotUpdate:
             self._own.undo_count(slot)
 
 
-class JointMover(SlotUpdate):
+class JointUpdate(SlotUpdate):
     """Runs whose slots share parameters: a run's gradient is that of its slots and of what they share.
 
     What a slot has of its own moves only when it has rows; what is shared, whenever the run has. Every slot of a run
@@ -118,14 +118,14 @@ class JointMover(SlotUpdate):
         num_rows = sum(len(rows) for slot, rows in batches.items() if self._run_of(slot) == run)
         return member.weight * len(batches[member.slot]) / num_rows
 
-    def move(
+    def apply(
         self,
         active: Sequence[Member],
         losses_S: Tensor,
         grads_SP: Tensor,
         rates: Mapping[int, float],
         limits: Mapping[int, float],
-    ) -> dict[int, Seen]:
+    ) -> dict[int, StepStats]:
         shared_GP = self._shared.bank.take_grads()
         self._world.add_up(torch.zeros_like(losses_S), shared_GP)
         frozen = self._frozen(active)
@@ -134,7 +134,9 @@ class JointMover(SlotUpdate):
         norms_G = self._shared.clip_together(shared_GP, grads_SP)
         losses_G = losses_S.view(len(norms_G), -1).sum(1)
         losses, norms = torch.stack([losses_G, norms_G]).tolist()
-        seen = {member.slot: Seen(*(each[self._run_of(member.slot)] for each in (losses, norms))) for member in active}
+        seen = {
+            member.slot: StepStats(*(each[self._run_of(member.slot)] for each in (losses, norms))) for member in active
+        }
         sound = {slot: rates[slot] for slot, found in seen.items() if found.is_finite(limits[slot])}
         if sound:
             self._own.step(grads_SP, sound)

@@ -424,7 +424,9 @@ def test_import_refuses_what_is_no_export(store, tmp_path, make_manifest, make_t
     task = {**json.loads(entries[0][1]), "digest": "0" * 64}
     refuse(store, write_zip(tmp_path / "wrong", [("task.json", json.dumps(task).encode()), entries[1]]), "its bytes")
     del task["name"]
-    refuse(store, write_zip(tmp_path / "anon", [("task.json", json.dumps(task).encode()), entries[1]]), "must have a name")
+    refuse(
+        store, write_zip(tmp_path / "anon", [("task.json", json.dumps(task).encode()), entries[1]]), "must have a name"
+    )
     with pytest.raises(Missing, match="No such file"):
         store.import_(tmp_path / "absent")
     with pytest.raises(Missing, match="directory"):

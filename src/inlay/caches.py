@@ -1,7 +1,7 @@
-"""The user's caches: where they lie, how large they may be, and the one of compiled programs. No torch.
+"""The user's caches: their folders, their limits, and the cache of compiled programs. No torch.
 
-A cache only ever saves time. Tokenised texts keep their own order (data/array_cache.py). What torch compiles lies in
-a folder that torch fills, by rules of its own: here is only decided where that folder is and what leaves it.
+A cache only ever saves time. The cache of tokenised texts is in data/array_cache.py. Compiled programs lie in a folder
+that torch fills by its own rules: this file only decides where the folder is and what is deleted from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from inlay.errors import BadConfig
 
 LIMIT_BYTES = 2 << 30
-"""of every cache, unless $INLAY_CACHE_BYTES says otherwise"""
+"""limit of every cache, unless $INLAY_CACHE_BYTES says otherwise"""
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _GONE = ".gone-"
 _LOCKS = "locks"  # torch's own: they weigh nothing, and a process may hold one
@@ -29,7 +29,7 @@ _RECENT_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Usage:
-    """What lies in a cache."""
+    """The number of files and bytes in a cache."""
 
     num_files: int
     num_bytes: int
@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A folder with all under it, which goes together: half of a compiled kernel is worse than none."""
+    """A folder with everything below it. It is deleted as a whole: half of a compiled kernel is worse than none."""
 
     path: Path
     used: float
@@ -49,13 +49,13 @@ class _Entry:
 
 
 def cache_folder(name: str) -> Path:
-    """The user's cache of this name: under $XDG_CACHE_HOME/inlay."""
+    """Return the folder of the user's cache of this name, under $XDG_CACHE_HOME/inlay."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return root / "inlay" / name
 
 
 def cache_limit() -> int:
-    """How many bytes a cache may have, by $INLAY_CACHE_BYTES; 0 is none."""
+    """Return the limit of a cache in bytes, by $INLAY_CACHE_BYTES; 0 means no cache."""
     limit = os.environ.get("INLAY_CACHE_BYTES", "").strip() or str(LIMIT_BYTES)
     if not limit.isdecimal():
         hint = f"give a whole number of bytes, such as {LIMIT_BYTES}, or 0 for no cache"
@@ -64,25 +64,25 @@ def cache_limit() -> int:
 
 
 class CompiledCache:
-    """The folder of what was compiled. It grows while processes compile: `make_room` brings it back to its limit.
+    """The folder of compiled programs. It grows while processes compile: `make_room` brings it back to its limit.
 
-    What was used within the hour may be half of what a process is still writing, and stays.
+    Entries used within the hour are never deleted: a process may still be writing them.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
 
     def usage(self) -> Usage:
-        """How much there is."""
+        """Return how many files and bytes there are."""
         return _add_up(self._entries())
 
     def clear(self, *, dry_run: bool = False) -> Usage:
-        """Delete everything but what stays; says how much that is."""
+        """Delete everything but recent entries, and return how much that was."""
         idle = [entry for entry in self._entries() if not entry.is_recent]
         return _add_up(idle if dry_run else [entry for entry in idle if _delete_idle(entry.path)])
 
     def make_room(self) -> None:
-        """Delete what was used longest ago until the limit holds, or only what stays is left."""
+        """Delete the least recently used entries until the limit holds or only recent ones are left."""
         entries = sorted(self._entries(), key=lambda entry: entry.used)
         total = _add_up(entries).num_bytes
         for entry in entries:
@@ -92,7 +92,7 @@ class CompiledCache:
                 total -= entry.usage.num_bytes
 
     def _entries(self) -> Iterator[_Entry]:
-        """The folders that hold files, or nothing, each with all under it."""
+        """Yield the topmost folders that hold files or are empty, each with everything below it."""
         for root, folders, names in os.walk(self.folder):
             if Path(root) == self.folder:
                 folders[:] = [name for name in folders if name != _LOCKS]
@@ -102,12 +102,12 @@ class CompiledCache:
 
 
 def open_compiled() -> CompiledCache:
-    """Where compiled programs are kept between processes, unless $TORCHINDUCTOR_CACHE_DIR names another folder."""
+    """Return the cache of compiled programs. It is not used if $TORCHINDUCTOR_CACHE_DIR names another folder."""
     return CompiledCache(cache_folder("compiled"), cache_limit())
 
 
 def find_others_folder() -> Path | None:
-    """The folder of $TORCHINDUCTOR_CACHE_DIR, if that is not ours: its owner looks after it."""
+    """Return the folder of $TORCHINDUCTOR_CACHE_DIR if it is not ours; then we leave it alone."""
     given = os.environ.get(_VARIABLE)
     if not given or Path(given) == cache_folder("compiled"):
         return None
@@ -117,9 +117,9 @@ def find_others_folder() -> Path | None:
 
 
 def use_compiled() -> None:
-    """Let torch keep what it compiles in the cache, from here on; the first time in a process, room is made there.
+    """Let torch keep compiled programs in the cache from here on; the first call in a process makes room there.
 
-    Without a cache (a limit of 0), or if another folder is named already, torch keeps it where it would anyway.
+    Without a cache (a limit of 0), or if another folder is named already, torch keeps them where it would anyway.
     """
     compiled = open_compiled()
     if find_others_folder() is not None or not compiled.limit_bytes:
@@ -139,7 +139,7 @@ def _add_up(entries: Iterable[_Entry]) -> Usage:
 
 
 def _look(path: Path) -> _Entry:
-    """A folder with all under it, as it is now."""
+    """Return a folder with everything below it, as it is now."""
     inside = [Path(root, name) for root, folders, names in os.walk(path) for name in (*folders, *names)]
     used, sizes = 0.0, []
     for each in (path, *inside):
@@ -154,13 +154,13 @@ def _look(path: Path) -> _Entry:
 
 
 def _delete_idle(path: Path) -> bool:
-    """Delete it, unless somebody used it meanwhile: kernels that have nothing to do with each other share folders.
+    """Delete a folder, unless it was used meanwhile: kernels that have nothing to do with each other share folders.
 
-    Says whether it is away, if only because another process was faster.
+    Return whether it is gone, if only because another process was faster.
     """
     if _look(path).is_recent:
         return False
-    # Away in one moment: no other process may find half of it.
+    # Renamed first, in one moment: no other process may find half of it.
     gone = path.with_name(f"{_GONE}{os.getpid()}-{os.urandom(4).hex()}")
     try:
         os.rename(path, gone)

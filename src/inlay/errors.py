@@ -1,4 +1,4 @@
-"""Everything a user can cause, as one family of errors.
+"""The errors a user can cause, as one family.
 
 Each error has a stable `code`; the command line's exit status and a service's HTTP status derive from it. The message
 says what is wrong with which value, in lower case; the hint says what to do next.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class InlayError(Exception):
-    """Something a user can mend: `message` says what is wrong, `hint` what to do."""
+    """An error a user can fix: `message` says what is wrong, `hint` what to do."""
 
     code = "error"
     exit_status = 1
@@ -27,24 +27,24 @@ class InlayError(Exception):
         return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"
 
     def at(self, path: str | Path, line: int) -> InlayError:
-        """The same error, saying which line of which file it is about."""
-        same = type(self).__new__(type(self))  # their constructors differ, what they keep does not
+        """Return the same error with the file and line it is about."""
+        same = type(self).__new__(type(self))  # the constructors of subclasses differ, their attributes do not
         same.__dict__ |= self.__dict__ | {"message": f"{path}:{line}: {self.message}"}
         return same
 
     def of(self, task: str) -> InlayError:
-        """The same error, saying which of several tasks it is about."""
+        """Return the same error with the task it is about, of several."""
         same = type(self).__new__(type(self))
         same.__dict__ |= self.__dict__ | {"message": f"task `{task}`: {self.message}"}
         return same
 
     def to_json(self) -> dict[str, str | None]:
-        """The error as data, for `--json` and for answers in a batch."""
+        """Return the error as data, for `--json` and for answers in a batch."""
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
 
 class UnknownName(InlayError):
-    """A name that is in no table: a method, a family, a task, a column."""
+    """A name that is not known: of a method, a family, a task, a column."""
 
     code = "unknown-name"
     exit_status = 3
@@ -60,14 +60,14 @@ class UnknownName(InlayError):
 
 
 class BadConfig(InlayError):
-    """A setting that cannot be: an unknown key, a value out of range, two settings that exclude each other."""
+    """A wrong setting: an unknown key, a value out of range, two settings that exclude each other."""
 
     code = "bad-config"
     exit_status = 2
 
 
 class BadData(InlayError):
-    """Input that cannot be used as it is, with the file and the line where it stands."""
+    """Input that cannot be used as it is, with its file and line."""
 
     code = "bad-data"
     exit_status = 4
@@ -81,7 +81,7 @@ class BadData(InlayError):
 
 
 class Unsupported(InlayError):
-    """A combination Inlay does not have, refused by name."""
+    """A combination that Inlay does not support."""
 
     code = "unsupported"
     exit_status = 5
@@ -112,7 +112,7 @@ class Diverged(InlayError):
 
 
 class NotFinite(InlayError):
-    """Outputs that are NaN or infinite: they say nothing, and are taken for no answer."""
+    """Outputs that are NaN or infinite, which are never taken for an answer."""
 
     code = "not-finite"
     exit_status = 12
@@ -120,7 +120,7 @@ class NotFinite(InlayError):
 
 
 class LostProcess(InlayError):
-    """Another of the processes that train together, dead or silent."""
+    """A process of those that train together that died or stopped answering."""
 
     code = "lost-process"
     exit_status = 11
@@ -136,7 +136,7 @@ class Missing(InlayError):
 
 
 class OutOfMemory(InlayError):
-    """Work that does not fit in the memory there is, in its smallest pieces."""
+    """Work that does not fit in memory, even in its smallest pieces."""
 
     code = "out-of-memory"
     exit_status = 10

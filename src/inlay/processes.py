@@ -1,4 +1,4 @@
-"""Which of several processes this one is, as `torchrun` tells it through the environment. No torch."""
+"""The rank of this process among several, as `torchrun` tells it through the environment. No torch."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from inlay.errors import BadConfig
 JOBS = "INLAY_JOBS"
 """set by `inlay study --jobs` for the processes it starts: how many there are"""
 SPREADS = ("auto", "cohorts", "rows")
-"""what the processes of `torchrun` share"""
+"""what the processes of `torchrun` may share"""
 _SET_BY_TORCHRUN = {"RANK", "WORLD_SIZE"}
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process among those started together: its number, how many there are, and its number on this machine."""
+    """A process among those started together: its rank, their number, and its rank on this machine."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     num_local: int = 1
-    """how many are on this machine"""
+    """how many of them are on this machine"""
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that speaks, writes and publishes."""
+        """Return whether it is the one that prints, writes and publishes."""
         return self.rank == 0
 
 
 def current_process() -> Process:
-    """This process's place; the only one, where nobody started several."""
+    """Return this process: the only one, unless `torchrun` started several."""
     if not is_launched():
         return Process()
     rank, size = _read("RANK"), _read("WORLD_SIZE")
@@ -41,12 +41,12 @@ def current_process() -> Process:
 
 
 def is_launched() -> bool:
-    """Whether `torchrun` started this process, perhaps as the only one."""
+    """Return whether `torchrun` started this process, perhaps as the only one."""
     return os.environ.keys() >= _SET_BY_TORCHRUN
 
 
 def check_shared(spread: str, command: str) -> None:
-    """Refuse to share work with nobody."""
+    """Refuse `--spread` in a process that is alone."""
     if spread != "auto" and not is_launched():
         raise BadConfig(
             f"`--spread {spread}` is for several processes, and this is the only one",
@@ -55,7 +55,7 @@ def check_shared(spread: str, command: str) -> None:
 
 
 def count_sharers() -> int:
-    """The processes that share this machine's memory: those of `torchrun`, or of `inlay study --jobs`."""
+    """Return how many processes share this machine's memory: those of `torchrun`, or of `inlay study --jobs`."""
     return max(1, _read(JOBS, 1)) * current_process().num_local
 
 

@@ -1,13 +1,14 @@
-"""How many threads compute on a CPU: as many as there are cores that others leave free.
+"""The number of threads that compute on a CPU: as many as other processes leave cores free.
 
-torch's threads meet after every operation, and those that are early spin until the last one is there. Alone that is
-fastest. Beside a busy process one of them mostly waits for its core, and two threads are then several times slower than
-one. So training looks at the machine before it begins and every few seconds after that, and takes the cores that are
-left. Whoever asks for a number, or sets `OMP_NUM_THREADS`, gets it and keeps it.
+torch's threads meet after every operation, and the early ones spin until the last one arrives. On an idle machine that
+is fastest. Beside a busy process, one of the threads mostly waits for its core, and two threads are then several times
+slower than one. So training looks at the machine before it begins and every few seconds after that, and takes the cores
+that are left. A user who asks for a number, or sets `OMP_NUM_THREADS`, gets that number.
 
-Threads that sleep at once instead of spinning (`OMP_WAIT_POLICY=passive`) suffer less beside others, but alone they
-lose what the second core gains; the command line lets them spin for a shorter while (bench/threads.py). No torch until
-a number is set: its OpenMP library reads the environment when it is loaded.
+Threads that sleep at once instead of spinning (`OMP_WAIT_POLICY=passive`) suffer less beside other processes, but on an
+idle machine they lose what the second core gains. So the command line lets them spin for a shorter time
+(bench/threads.py). torch is not imported before a number is set: its OpenMP library reads the environment when it is
+loaded.
 """
 
 from __future__ import annotations
@@ -21,21 +22,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""of the environment: how many threads torch takes"""
+"""environment variables that set the number of torch's threads"""
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 SPINS = "10000"
-"""a tenth of a millisecond or so; the library's own 300,000 are longer than a turn of the scheduler"""
-_FIRST_SECONDS = 0.3  # the first look takes so long; counters are of hundredths
-_AGAIN_SECONDS = (
-    5.0  # between two looks while training, which cost nothing: a look tells of all the time since the last
-)
-_SPARE = 0.3  # of a core: what others may take of the last core that is counted as free
-_SPARE_FOR_MORE = 0.15  # the same before a thread is added: a number does not swing to and fro
+"""about a tenth of a millisecond; the library's own 300,000 are longer than a time slice of the scheduler"""
+_FIRST_SECONDS = 0.3  # the first look takes this long, since the counters tick in hundredths of a second
+_AGAIN_SECONDS = 5.0  # between two looks while training; a look costs nothing and covers all the time since the last
+_SPARE = 0.3  # the share of the last free core that other processes may take
+_SPARE_FOR_MORE = 0.15  # the same before a thread is added, so that the number does not swing to and fro
 _IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
 
 
 def spin_briefly() -> None:
-    """Let the threads of this process spin for a short while only, if nobody said how long; before torch is loaded."""
+    """Let the threads of this process spin briefly, unless the user set a time; call it before torch loads."""
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = SPINS
 
@@ -43,13 +42,13 @@ def spin_briefly() -> None:
 class _Counters(NamedTuple):
     at: float
     idle_s: float
-    """of all cores that this process may use, together"""
+    """idle time of all cores that this process may use, together"""
     own_s: float
-    """computed by this process, in all its threads"""
+    """processor time of this process, in all its threads"""
 
 
 class Threads:
-    """The number of threads of one training, `most` at most: the one asked for, or what others leave of the cores."""
+    """The number of threads of one training, `most` at most: the number asked for, or that of free cores."""
 
     def __init__(self, most: int, asked: int | None = None, *, root: Path = Path("/")) -> None:
         self.number, self.note = asked or most, ""
@@ -63,7 +62,10 @@ class Threads:
             self.look_again(0.0)
 
     def look_again(self, after_s: float = _AGAIN_SECONDS) -> bool:
-        """Whether the number is another now, by what others took since the last look; no look before `after_s`."""
+        """Choose the number again, by what other processes took since the last look, and return whether it changed.
+
+        There is no look before `after_s` have passed.
+        """
         if self._last is None or time.monotonic() - self._last.at < after_s:
             return False
         before, self._last = self._last, _count(self._root)
@@ -80,7 +82,7 @@ class Threads:
 
     @property
     def is_news(self) -> bool:
-        """Whether the last change is worth a line: others may come and go all day."""
+        """Return whether the last change is worth a line: other processes may come and go all day."""
         return self._changes <= 2
 
     def _describe(self, free: float) -> str:
@@ -91,18 +93,18 @@ class Threads:
 
 
 def choose_number(present: int, most: int, free: float) -> int:
-    """As many threads as cores are free, nearly or wholly; a little more is wanted before threads are added."""
+    """Return as many threads as cores are free, or nearly free; to add threads, a little more must be free."""
     fewer, more = (max(1, min(most, math.floor(free + spare))) for spare in (_SPARE, _SPARE_FOR_MORE))
     return fewer if fewer < present else max(present, more)
 
 
 def is_set(variables: Mapping[str, str]) -> bool:
-    """Whether the environment says how many threads there are to be."""
+    """Return whether the environment sets the number of threads."""
     return any(variables.get(name) for name in VARIABLES)
 
 
 def find_quota(root: Path = Path("/")) -> float:
-    """The cores' worth of time that this process's control groups leave it; infinite, where they do not say."""
+    """Return how many cores' worth of time this process's control groups allow; infinity where there is no limit."""
     found = [math.inf]
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -118,13 +120,13 @@ def find_quota(root: Path = Path("/")) -> float:
 
 
 def _divide(quota: str = "", period: str = "") -> float:
-    """Of `max` or -1 there is no limit."""
+    """Return quota / period; infinity for `max` and -1, which mean no limit."""
     is_limit = quota.strip().isdigit() and period.strip().isdigit() and int(period) > 0
     return int(quota) / int(period) if is_limit else math.inf
 
 
 def _count(root: Path) -> _Counters | None:
-    """What the kernel has counted so far; None where it does not say."""
+    """Return what the kernel has counted so far; None where it does not say."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -145,7 +147,7 @@ def _read(path: Path) -> str:
 
 @contextmanager
 def own_threads(number: int) -> Iterator[None]:
-    """Compute with so many threads inside the block; after it there are as many as before."""
+    """Compute with this many threads inside the block."""
     import torch
 
     before = torch.get_num_threads()

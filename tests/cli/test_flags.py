@@ -43,7 +43,7 @@ def test_what_is_no_size_is_refused_with_one(text: str) -> None:
         (("--spread", "row"), 3, "did you mean `rows`?"),
         (("--spread", "rows"), 2, "`--spread rows` is for several processes, and this is the only one"),
         (("--spread", "cohorts"), 2, "start it with `torchrun --nproc-per-node 2 -m inlay {command} …`"),
-        (("--reuse-memory", "lots"), 2, "`--reuse-memory lots` is no size"),
+        (("--reuse-memory", "lots"), 2, "`--reuse-memory lots` is not a size"),
         (("--reuse-disk", "1GB", "--no-reuse"), 2, "`--reuse-disk 1GB` with `--no-reuse`"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_run_is_found_by_a_version_as_by_its_task(inlay: Inlay, joint: Joint, 
         ("mail@7", 3, "no version named `mail@7`"),
         ("mial@1", 3, "no task named `mial`"),
         ("mial", 3, "no run of several tasks named `mial`"),
-        ("mail@x", 2, "`mail@x` is no version of a task"),
+        ("mail@x", 2, "`mail@x` does not name a version of a task"),
         ("alone", 9, "task `alone` came from no run of several tasks"),
     ],
 )

@@ -97,7 +97,7 @@ def test_flags_of_a_run_say_what_their_config_fields_say(inlay: Inlay) -> None:
     text = " ".join(inlay("train", "--help").out.split())
     assert "--lr <float> peak learning rate; default: the method's own" in text
     assert "rows per step [default: 32]" in text
-    assert "--on-bad-row refuse|skip what a bad row does [default: refuse]" in text
+    assert "--on-bad-row refuse|skip what happens to a bad row [default: refuse]" in text
 
 
 def test_unknown_command_is_refused_with_the_nearest(inlay: Inlay) -> None:
@@ -225,7 +225,7 @@ def test_doctor_says_where_compiled_programs_are_and_how_large(
     assert look() == {
         "what": "compiled programs",
         "state": "ok",
-        "detail": f"{folder} (2.5 kB; back to 4.0 MB when a process begins to compile)",
+        "detail": f"{folder} (2.5 kB; cut to 4.0 MB when a process begins to compile)",
     }
     monkeypatch.setenv("INLAY_CACHE_BYTES", "0")
     assert look()["state"] == "absent"
@@ -240,4 +240,4 @@ def test_doctor_names_what_is_missing_and_does_not_crash(inlay: Inlay, monkeypat
     ended = inlay("doctor")
     assert ended.status == 9
     assert "no-such-package" in ended.out
-    assert "needed and not there: no-such-package" in ended.err
+    assert "needed, but missing: no-such-package" in ended.err

@@ -43,7 +43,7 @@ def test_only_training_may_run_in_several_processes(inlay: Inlay, mail: Mail, se
     ended = inlay("predict", "mail", "free prize")
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.splitlines() == [
-        "process 1: error: `predict` is for one process, not 2",
+        "process 1: error: `predict` runs in one process, not in 2",
         "hint: call it without `torchrun`",
     ]
 

@@ -146,7 +146,7 @@ def test_gc_says_which_compiled_programs_it_spared(
 def test_export_makes_no_folder(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
     ended = inlay("export", "mail", tmp_path / "typo" / "dir" / "x.inlay")
     assert ended.status == 9
-    assert "dir`\nhint: make it first" in ended.err
+    assert "dir`\nhint: create it first" in ended.err
     assert not (tmp_path / "typo").exists()
 
 

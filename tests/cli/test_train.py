@@ -188,7 +188,7 @@ def test_plan_counts_what_training_then_adds(inlay: Inlay, mail: Mail) -> None:
         (("--set", "train.lrr=1"), 2, ("no setting named `train.lrr`", "did you mean `train.lr`?")),
         (("--set", "lr=1"), 2, ("no setting named `lr`", "did you mean `train.lr`?")),
         (("--set", "data.labels=[ham,spam]"), 2, ("`data.labels` is `[ham,spam]`",)),
-        (("--set", "lr"), 2, ("`lr` is no assignment", "--set train.lr=3e-4")),
+        (("--set", "lr"), 2, ("`lr` is not an assignment", "--set train.lr=3e-4")),
         (("--pooling", "max"), 2, ("`train.pooling` is `max`", "cls")),
         (("--task", "../up"), 2, ("`../up` cannot name a task",)),
         (("--device", "tpu"), 2, ("no device named `tpu`",)),

@@ -424,7 +424,9 @@ def test_import_refuses_what_is_no_export(store, tmp_path, make_manifest, make_t
     task = {**json.loads(entries[0][1]), "digest": "0" * 64}
     refuse(store, write_zip(tmp_path / "wrong", [("task.json", json.dumps(task).encode()), entries[1]]), "its bytes")
     del task["name"]
-    refuse(store, write_zip(tmp_path / "anon", [("task.json", json.dumps(task).encode()), entries[1]]), "wants a name")
+    refuse(
+        store, write_zip(tmp_path / "anon", [("task.json", json.dumps(task).encode()), entries[1]]), "must have a name"
+    )
     with pytest.raises(Missing, match="No such file"):
         store.import_(tmp_path / "absent")
     with pytest.raises(Missing, match="directory"):
@@ -444,7 +446,7 @@ def test_import_refuses_objects_that_are_not_versions(store, tmp_path, make_mani
     doubles = {name: tensor.double() for name, tensor in make_tensors().items()}
     refuse(store, forge(tmp_path / "f64", save(doubles, {"manifest": manifest})), "F64, not F32")
     for name in ("../evil", "a/b", "", ".draft-1"):
-        refuse(store, forge(tmp_path / "name", content, name), "which cannot be")
+        refuse(store, forge(tmp_path / "name", content, name), "illegal name")
     with pytest.raises(BadConfig, match="cannot name a task"):
         store.import_(forge(tmp_path / "good", content), "../evil")
     assert not store.root.exists()

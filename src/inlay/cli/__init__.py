@@ -30,16 +30,16 @@ COMMANDS = {
     "materialize": Command(
         "Train", "materialize", "materialize", "Turn the tasks of a run that shares parameters into ordinary ones."
     ),
-    "plan": Command("Train", "plan", "plan", "Tell what a run would cost, beside full fine-tuning."),
+    "plan": Command("Train", "plan", "plan", "Estimate what a run would cost, beside full fine-tuning."),
     "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),
     "baseline": Command(
-        "Train", "baseline", "baseline", "Score what is cheap on a task: TF-IDF, and a linear model on frozen vectors."
+        "Train", "baseline", "baseline", "Score cheap models on a task: TF-IDF, and a linear model on frozen vectors."
     ),
     "study": Command("Train", "study", "study", "Reproduce published tables and figures."),
     "presets": Command("Train", "presets", "presets", "List the presets and what each sets."),
     "stream": Command("Train", "stream", "stream", "Train every data file that appears in a folder."),
     "predict": Command("Use", "predict", "predict", "Answer texts, lines from stdin, or a file of any length."),
-    "evaluate": Command("Use", "evaluate", "evaluate", "Judge a task on labelled rows."),
+    "evaluate": Command("Use", "evaluate", "evaluate", "Score a task on labelled rows."),
     "tasks": Command("Keep", "tasks", "tasks", "List the tasks and the parameters each adds."),
     "show": Command("Keep", "show", "show", "Show all there is to know of a version."),
     "verify": Command("Keep", "verify", "verify", "Prove that published versions still stand."),
@@ -57,7 +57,7 @@ COMMANDS = {
 
 
 class Root(Border):
-    """`inlay` itself."""
+    """The group of all commands: `inlay` itself."""
 
     table = COMMANDS
 
@@ -71,25 +71,20 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-def _set_debug(value: bool) -> None:
-    if value:
-        os.environ["INLAY_DEBUG"] = "1"
-
-
 @app.callback()
 def inlay(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", callback=_set_debug, help="show the traceback of an error ($INLAY_DEBUG)")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error ($INLAY_DEBUG)")] = False,
 ) -> None:
     """Many text tasks on one frozen transformer: train, keep and use them."""
+    if debug:
+        os.environ["INLAY_DEBUG"] = "1"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console entry point; ends with SystemExit, as every command does."""
+    """Run a command from the console; ends with SystemExit, as every command does."""
     spin_briefly()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -23,14 +23,14 @@ _UsageError: Any = typer.BadParameter.__base__  # click's; newer typers carry a 
 
 
 class Command(NamedTuple):
-    """Where a command is, and the line that lists it: the first of its docstring."""
+    """A command's module and function, and the line that lists it: the first of its docstring."""
 
     panel: str
     module: str
     function: str
     summary: str
     takes_several: bool = False
-    """whether it may run in the several processes of `torchrun`"""
+    """whether it may run in several processes that `torchrun` started"""
 
 
 class GroupedCommand(TyperCommand):
@@ -52,16 +52,16 @@ class GroupedCommand(TyperCommand):
 
 
 class Border(TyperGroup):
-    """Where commands are found, and where errors become words."""
+    """A group of commands that finds them by name and turns errors into words."""
 
     table: Mapping[str, Command] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands."""
+        """Return the names of all commands."""
         return list(self.table)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command as the list shows it, without its module."""
+        """Return a command as the list shows it, without importing its module."""
         if cmd_name not in self.table:
             close = difflib.get_close_matches(cmd_name, self.table, n=1)
             hint = f"did you mean `inlay {close[0]}`?" if close else "`inlay --help` lists the commands"
@@ -69,11 +69,11 @@ class Border(TyperGroup):
         return TyperCommand(cmd_name, help=self.table[cmd_name].summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
-        """The command that was asked for, whole, and its arguments."""
+        """Return the command that was asked for, with its options, and its arguments."""
         self.get_command(ctx, args[0])
         entry, size = self.table[args[0]], current_process().size
         if size > 1 and not entry.takes_several:
-            raise BadConfig(f"`{args[0]}` is for one process, not {size}", "call it without `torchrun`")
+            raise BadConfig(f"`{args[0]}` runs in one process, not in {size}", "call it without `torchrun`")
         return args[0], load_command(args[0], entry), args[1:]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -114,7 +114,7 @@ class Border(TyperGroup):
 
 
 def _describe_usage(error: Any) -> str:
-    """What is wrong with an option or argument. Of a wrong type pydantic says it for typer, without the value."""
+    """Describe a wrong option or argument. For a wrong type, pydantic's message lacks the value: it is put in."""
     text = error.format_message()
     faults = getattr(error.__cause__ or error.__context__, "errors", None)
     if faults is not None and "Input should be" in text:
@@ -124,12 +124,12 @@ def _describe_usage(error: Any) -> str:
 
 def _describe_os_error(error: OSError) -> InlayError:
     where = "" if error.filename is None else f"`{screen.shorten(os.fsdecode(error.filename), 200)}`: "
-    hint = "check that the file is there and who may use it; `inlay --debug …` shows where it happened"
+    hint = "check that the file exists and that you may use it; `inlay --debug …` shows where it happened"
     return InlayError(f"{where}{error.strerror or error}", hint)
 
 
 def load_command(name: str, entry: Command) -> Any:
-    """A command with its options, from its module."""
+    """Import a command's module and return the command with its options."""
     found = getattr(import_module(f"inlay.cli.{entry.module}"), entry.function)
     if not isinstance(found, typer.Typer):
         alone = make_typer()
@@ -141,7 +141,7 @@ def load_command(name: str, entry: Command) -> Any:
 
 
 def make_typer(**settings: Any) -> typer.Typer:
-    """A Typer as all of ours are: plain help, no completion script, tracebacks as Python prints them."""
+    """Return a Typer with our habits: plain help, no completion script, tracebacks as Python prints them."""
     return typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
@@ -152,5 +152,5 @@ def make_typer(**settings: Any) -> typer.Typer:
 
 
 def _unwrap(text: str | None) -> str:
-    """A docstring with one line for each paragraph, so that the terminal's width decides where lines end."""
+    """Return a docstring with one line for each paragraph, so that the terminal's width decides where lines end."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))

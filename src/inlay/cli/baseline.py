@@ -1,4 +1,4 @@
-"""`inlay baseline`: what cheap models score, to hold a task's score against: words alone, and frozen vectors."""
+"""`inlay baseline`: the scores of cheap models, to compare a task's score with: TF-IDF, and frozen vectors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def baseline(
     device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Score what is cheap on a task: TF-IDF, and a linear model on frozen vectors.
+    """Score cheap models on a task: TF-IDF, and a linear model on frozen vectors.
 
-    First words and pairs of words in a linear model, with no transformer, its regularisation chosen on dev. Then the
-    linear probe: one pass over the texts, and a linear model on the vectors, chosen by cross-validation on the training
-    rows; of pairs also the untrained cosine. The data is read as `inlay train` does, with the same split and the same
-    metrics, so that the scores can be compared. Rows of train and dev that may be labelled wrongly are listed: those
-    that the probe, fitted to other rows, surely gives another label. Nothing is stored.
+    First a linear model on words and pairs of words, without a transformer; its regularisation is chosen on dev. Then
+    the linear probe: one pass over the texts, and a linear model on their vectors, chosen by cross-validation on the
+    training rows; for pairs also the untrained cosine. The data is read as by `inlay train`, with the same split and
+    metrics, so the scores can be compared. Rows of train and dev that may be labelled wrongly are listed: rows to which
+    the probe, fitted to other rows, gives another label with confidence. Nothing is stored.
     """
     check_device_name(device)
     config = run.resolve()

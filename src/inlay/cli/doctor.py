@@ -1,4 +1,4 @@
-"""`inlay doctor`: what is installed, what it can compute on, and whether backbones and store are sound."""
+"""`inlay doctor`: checks of the installed packages, the devices, the backbones, the store and the caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inlay.store import Store
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing the doctor looked at."""
+    """A thing that was checked, and its state."""
 
     what: str
     state: str  # "ok", "missing" (and needed), or "absent" (and optional)
@@ -56,7 +56,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
             [[finding.what, finding.state, finding.detail] for finding in findings],
         )
     if missing:
-        raise Missing(f"needed and not there: {', '.join(item.what for item in missing)}", missing[0].detail)
+        raise Missing(f"needed, but missing: {', '.join(item.what for item in missing)}", missing[0].detail)
 
 
 def _check_python() -> Finding:
@@ -120,7 +120,7 @@ def _check_store(store: Store) -> Finding:
     except InlayError as error:
         return Finding("store", "missing", str(error))
     if not store.root.exists():
-        return Finding("store", "ok", f"{store.root} (appears with the first task)")
+        return Finding("store", "ok", f"{store.root} (will be made with the first task)")
     if not os.access(store.root, os.W_OK):
         return Finding("store", "missing", f"{store.root} cannot be written to; choose another with --store")
     num_versions = sum(len(task.versions) for task in ledger)
@@ -154,6 +154,6 @@ def _check_compiled() -> Finding:
     except InlayError as error:
         return Finding(what, "missing", str(error))
     if not cache.limit_bytes:
-        return Finding(what, "absent", "not kept by Inlay: $INLAY_CACHE_BYTES is 0, so torch puts them where it likes")
+        return Finding(what, "absent", "not kept by Inlay: $INLAY_CACHE_BYTES is 0, so torch uses a folder of its own")
     used, limit = screen.size(cache.usage().num_bytes), screen.size(cache.limit_bytes)
-    return Finding(what, "ok", f"{cache.folder} ({used}; back to {limit} when a process begins to compile)")
+    return Finding(what, "ok", f"{cache.folder} ({used}; cut to {limit} when a process begins to compile)")

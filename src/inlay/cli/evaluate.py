@@ -87,7 +87,7 @@ def evaluate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge a task on labelled rows.
+    """Score a task on labelled rows.
 
     Metrics with 95% confidence intervals, precision, recall and F1 of every label, the confusion matrix, and how honest
     the probabilities are. With --min-confidence, the share of rows that are answered, and all this on those alone. With

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from inlay.store import Store, Version
 
 FORMATS = ("inlay", "adapterhub", "peft", "onnx")
-"""what `--format` takes; those but `inlay` are the exchange room's, which is not imported to tell"""
+"""the values of `--format`; all but `inlay` come from the exchange room, which is too heavy to import for its list"""
 
 
 def export(
@@ -73,7 +73,7 @@ def _export_file(kept: Store, reference: str, output: Path | None) -> tuple[dict
 def _export_folder(
     kept: Store, version: Version, format_name: str, output: Path | None, backbone: str | None
 ) -> tuple[dict[str, Any], str]:
-    """Write a version as a folder of another library, and tell about it."""
+    """Write a version as a folder of another library; return what was written, as data and in words."""
     target = output or Path(f"{version.name}-{format_name}")
     opened = open_backbone(backbone or str(kept.manifest(version).backbone["name"]), "cpu")
     from inlay.exchange import export_folder
@@ -87,7 +87,7 @@ def _export_folder(
 def _export_graph(
     kept: Store, references: Sequence[str], output: Path | None, backbone: str | None
 ) -> tuple[dict[str, Any], str]:
-    """Write tasks as one ONNX graph into a new folder; what was written, as data and in words."""
+    """Write tasks as one ONNX graph into a new folder; return what was written, as data and in words."""
     if output is None:
         raise BadConfig("`--format onnx` writes a folder", "name it with `--output DIR`")
     versions = [kept.resolve(reference) for reference in references]

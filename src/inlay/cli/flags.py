@@ -1,9 +1,9 @@
-"""The options commands share. Those of a run come from the config's own fields: names, help, types and defaults.
+"""The options that commands share. A run's options come from the config's fields: names, help, types and defaults.
 
-A flag stands for one config key, so `--lr 3e-4` and `--set train.lr=3e-4` mean the same. What decides is, from weak to
-strong: the defaults, the method of the task that `--from` names, `--config FILE` (the preset it names first),
-`--preset`, the flags, `--set`. Where several tasks are trained as one run, `data.NAME.KEY` is a setting of one task's
-rows, with `--set` or as `[data.NAME]` of the file, and stronger than all that is said of every task.
+A flag stands for one config key, so `--lr 3e-4` and `--set train.lr=3e-4` mean the same. Settings override each other
+in this order, from weak to strong: the defaults, the method of the task that `--from` names, `--config FILE` (the
+preset it names first), `--preset`, the flags, `--set`. Where several tasks are trained as one run, `data.NAME.KEY`
+(with `--set`, or as `[data.NAME]` in the file) is a setting of one task's rows, and overrides those of all tasks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     ),
 }
 USUAL = tuple(FLAGS)
-# Of commands that train several tasks as one run.
+# Panels of the commands that train several tasks as one run: without the flags that make sense for one task only.
 _OF_ONE_TASK = ("data.labels", "data.dev", "data.test")
 FLAGS |= {
     "Rows": tuple(key for key in FLAGS["Data"] if key not in _OF_ONE_TASK),
@@ -53,12 +53,9 @@ FLAGS |= {
 }
 SHARED = ("data", "task", "backbone", "preset", "config", "set_")
 _FIELDS = {name: name for name in SHARED} | {"set_": "assignments"}
-_FLAG_NAMES = {
-    "method.name": "method",
-    "data.root": "data_root",
-    "joint.start": "from_run",
-}  # others are called as their field is
-_FLAGS = {"train.start": "--from", "joint.start": "--from-run"}  # others are called as their parameter is
+# Config key -> its parameter, and its option, where these are not named after the field.
+_FLAG_NAMES = {"method.name": "method", "data.root": "data_root", "joint.start": "from_run"}
+_FLAGS = {"train.start": "--from", "joint.start": "--from-run"}
 _MORE_HELP = {"method.size": "; not for ia3, bitfit, norms, head, full, top"}
 _METAVARS = {"data.labels": "A,B,…", "data.dev": "FILE", "data.test": "FILE", "train.start": "TASK[,TASK…]"}
 
@@ -83,20 +80,20 @@ _FIT_FLAGS: dict[str, Any] = {
         int | None, "--token-budget", metavar="N", min=1, help="tokens of a forward pass; default: what fits in memory"
     ),
     "reuse_prefix": _option(
-        bool, "--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep that"
+        bool, "--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep them"
     ),
     "prefix_bytes": _option(
         str | None,
         _SIZES["prefix_bytes"],
         metavar="SIZE",
-        help="memory for what --reuse keeps, on a GPU as much of the host's too, such as 2GB; default: a quarter of "
+        help="memory for what --reuse keeps (on a GPU also as much of the host's), such as 2GB; default: a quarter of "
         "what is free",
     ),
     "prefix_file_bytes": _option(
         str | None,
         _SIZES["prefix_file_bytes"],
         metavar="SIZE",
-        help="disk for what exceeds that, in a file that is gone at the end; 0: none; default: half of what is free",
+        help="disk for what exceeds that, in a temporary file; 0: none; default: half of what is free",
     ),
     "checkpointing": _option(
         bool,
@@ -108,13 +105,13 @@ _FIT_FLAGS: dict[str, Any] = {
         "--threads",
         metavar="N",
         min=1,
-        help="threads that compute on a CPU; default: $OMP_NUM_THREADS, or as many as other processes leave cores",
+        help="threads that compute on a CPU; default: $OMP_NUM_THREADS, or one per core that others leave free",
     ),
     "spread": _option(
         str,
         "--spread",
         metavar="auto|cohorts|rows",
-        help="what the processes of torchrun share: whole runs, or rows of every batch; auto: rows if runs are too few",
+        help="what torchrun's processes share: cohorts (whole runs) or rows (of every batch); auto: rows for few runs",
     ),
 }
 REUSE = ("reuse_prefix", *_SIZES)
@@ -126,10 +123,10 @@ StoreOption = Annotated[
 ]
 BackboneOption = Annotated[
     str | None,
-    typer.Option("--backbone", metavar="NAME", help="read this backbone instead of looking for the task's by its name"),
+    typer.Option("--backbone", metavar="NAME", help="load this backbone; default: the one the task was trained on"),
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="auto|cpu|cuda", help="where to compute; auto takes a GPU if there is one")
+    str, typer.Option("--device", metavar="auto|cpu|cuda", help="where to compute; auto uses a GPU if there is one")
 ]
 
 
@@ -143,7 +140,9 @@ ConfidenceOption = Annotated[
 PrecisionOption = Annotated[
     str,
     typer.Option(
-        "--precision", metavar="auto|int8", help="int8 answers faster on a CPU and drifts; how far is measured and said"
+        "--precision",
+        metavar="auto|int8",
+        help="int8 is faster on a CPU, but answers drift; how far is measured and printed",
     ),
 ]
 
@@ -158,7 +157,7 @@ JsonOption = Annotated[bool, typer.Option("--json", callback=_note_json, help="p
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line says about a run."""
+    """The options of a run as the command line gives them."""
 
     data: str | None = None
     task: str | None = None
@@ -169,12 +168,12 @@ class RunOptions:
     flags: Mapping[str, Any] = field(default_factory=dict)
     """config key -> value, for the flags that were given"""
     tasks: Sequence[str] = ()
-    """of a run of several: those whose rows may have settings of their own"""
+    """the tasks of a multi-task run, whose rows may have settings of their own"""
 
     def resolve(self, store: Store | None = None, base: RunConfig = RunConfig()) -> RunConfig:
-        """The run's settings, laid over `base`; a task that was not named is called as its data is.
+        """Return the run's settings, laid over `base`; a task without a name is named after its data.
 
-        A run that starts from a task of `store` has its method, where nothing else was asked for.
+        A run that starts from a task of `store` has that task's method, unless other options say otherwise.
         """
         config = self._lay(base)
         if config.train.start and store is not None:
@@ -187,7 +186,7 @@ class RunOptions:
         return dataclasses.replace(config, task=task)
 
     def resolve_rows(self, config: RunConfig, task: str) -> RunConfig:
-        """The settings of a run of several, with those of one task's own rows laid over them."""
+        """Return the settings of a multi-task run, with those of one task's own rows laid over them."""
         tables = {} if self.config is None else _take_own(read_tree(self.config))
         given = [_read_own(item) for item in self.assignments or () if _is_own(item)]
         for name in (*tables, *(name for name, _ in given)):
@@ -200,12 +199,13 @@ class RunOptions:
             raise error.of(task) from None
         if own.data.source != config.data.source:
             raise BadConfig(
-                f"`data.{task}.source` is `{own.data.source}`", f"name the data as such: `{task}={own.data.source}`"
+                f"`data.{task}.source` is `{own.data.source}`",
+                f"give the data as an argument: `{task}={own.data.source}`",
             )
         return own
 
     def words(self) -> list[str]:
-        """The data and the settings as they were given, for a command to use next."""
+        """Return the data and the options as they were given, for a command to use next."""
         words = [self.data] if self.data else []
         for option in ("task", "backbone", "preset", "config"):
             if getattr(self, option) is not None:
@@ -215,7 +215,7 @@ class RunOptions:
         return words + [word for assignment in self.assignments or () for word in ("--set", assignment)]
 
     def _lay(self, config: RunConfig) -> RunConfig:
-        """Everything that was given, laid over `config` from weak to strong."""
+        """Lay everything that was given over `config`, from weak to strong."""
         if self.config is not None:
             config = _read_config(self.config, config, has_own=bool(self.tasks))
         if self.preset is not None:
@@ -231,20 +231,20 @@ class RunOptions:
 
 
 def _is_own(assignment: str) -> bool:
-    """Whether an assignment is about the rows of one task of several: `data.NAME.KEY=VALUE`."""
+    """Return whether an assignment is about the rows of one task: `data.NAME.KEY=VALUE`."""
     key = assignment.partition("=")[0].strip()
     return key.startswith("data.") and key.count(".") > 1
 
 
 def _read_own(assignment: str) -> tuple[str, str]:
-    """`data.NAME.KEY=VALUE` -> the task, and `KEY=VALUE`."""
+    """Split `data.NAME.KEY=VALUE` into the task and `KEY=VALUE`."""
     key, equals, value = assignment.partition("=")
     name, _, setting = key.strip().removeprefix("data.").rpartition(".")
     return name, f"{setting}{equals}{value}"
 
 
 def _take_own(tree: dict[str, Any]) -> dict[str, Any]:
-    """Take the tables of single tasks, `[data.NAME]`, out of what a file says."""
+    """Take the tables of single tasks, `[data.NAME]`, out of a file's settings."""
     data = tree.get("data")
     own = {name: value for name, value in data.items() if isinstance(value, dict)} if isinstance(data, dict) else {}
     for name in own:
@@ -333,17 +333,17 @@ def command_options(
 
 
 def flag_name(key: str) -> str:
-    """The parameter a config key has on the command line: `method` for `method.name`."""
+    """Return the parameter of a config key on the command line: `method` for `method.name`."""
     return _FLAG_NAMES.get(key, key.partition(".")[2])
 
 
 def option_name(key: str) -> str:
-    """The option of a config key: `--method` for `method.name`."""
+    """Return the option of a config key: `--method` for `method.name`."""
     return _FLAGS.get(key, f"--{flag_name(key).replace('_', '-')}")
 
 
 def config_help(key: str, default: Any = None) -> str:
-    """The line of a config field, with its default or the one that is given."""
+    """Return the help line of a config field, with its default or the one that is given."""
     item = _config_field(key)
     text, default = item.metadata["help"] + _MORE_HELP.get(key, ""), default or item.default
     if default in (None, (), "", "auto") or "default" in text:
@@ -366,7 +366,7 @@ def check_precision(precision: str, device: str) -> str:
 
 
 def open_store(folder: Path | None) -> Store:
-    """The store that `--store`, $INLAY_HOME or the default names."""
+    """Return the store that `--store`, $INLAY_HOME or the default names."""
     return Store(folder)
 
 
@@ -375,7 +375,7 @@ def _shared_parameters() -> list[inspect.Parameter]:
     data = typer.Argument(metavar="DATA", help=f"{files}, folder, glue/NAME, extra/NAME or hub:NAME")
     made = {
         "data": Annotated[str | None, data],
-        "task": Annotated[str | None, typer.Option("--task", help="name of the task; default: the data's")],
+        "task": Annotated[str | None, typer.Option("--task", help="name of the task; default: after the data")],
         "backbone": Annotated[
             str | None,
             typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name  [default: minilm]"),
@@ -423,7 +423,7 @@ def _section_hints(name: str) -> dict[str, Any]:
 
 
 def _plain_type(key: str) -> type[Any]:
-    """The type typer reads: a list comes as one text with commas, and optional is what every flag is anyway."""
+    """Return the type typer reads: a list is one text with commas, and every flag is optional."""
     section, _, name = key.partition(".")
     hint = _section_hints(section)[name]
     options = [option for option in typing.get_args(hint) or (hint,) if option in (int, float, str)]
@@ -437,7 +437,7 @@ def _read_flag(key: str, value: Any) -> Any:
 
 
 def name_of(source: str) -> str:
-    """What a task is called when nobody named it: `mail` for `data/Mail.csv`, `cola` for `glue/cola`."""
+    """Return the name of a task after its data: `mail` for `data/Mail.csv`, `cola` for `glue/cola`."""
     last = source.removeprefix("hub:").rstrip("/").rpartition("/")[2]
     return Store.legal_name(Path(last).stem)
 
@@ -454,14 +454,14 @@ def _read_fit(given: dict[str, Any], command: str) -> FitSettings:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes of `2GB`, `500m`, `1.5GiB`, or of a plain number."""
+    """Return the bytes of `2GB`, `500m`, `1.5GiB`, or of a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise BadConfig(f"`{option} {text}` is no size", f"write `{option} 2GB`, `500MB`, or 0 for nothing")
+        raise BadConfig(f"`{option} {text}` is not a size", f"write `{option} 2GB`, `500MB`, or 0 for nothing")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
 def changes(settings: FitSettings) -> dict[str, Any]:
-    """The fields that are not as they are by default."""
+    """Return the fields that do not have their default."""
     values = {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if value != getattr(FitSettings, name)}

@@ -25,9 +25,9 @@ def gc(
 ) -> None:
     """Delete the bytes that no version needs.
 
-    Tokenised texts and compiled programs lie outside the store, in caches of $INLAY_CACHE_BYTES each: that of texts
-    keeps within it, that of programs is brought back to it when a process begins to compile. --cache empties them,
-    except of programs used within the hour: a process may still be writing them.
+    Tokenised texts and compiled programs lie outside the store, in two caches of $INLAY_CACHE_BYTES each. The cache of
+    texts never exceeds it; the cache of programs is cut to it when a process begins to compile. --cache empties both,
+    except for programs used within the hour: a process may still be writing them.
     """
     from inlay.caches import open_compiled
     from inlay.data.token_cache import open_tokens

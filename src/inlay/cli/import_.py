@@ -40,7 +40,7 @@ def import_(
     if not path.is_dir():
         for option, value in (("--backbone", backbone), ("--labels", labels), ("--kind", kind)):
             if value is not None:
-                raise BadConfig(f"`{option}` is for folders; a file says it itself", f"leave `{option}` out")
+                raise BadConfig(f"`{option}` is for folders; a file has it inside", f"leave `{option}` out")
         version, notes = kept.import_(path, name), tuple[str, ...]()
     else:
         from inlay.exchange import Wishes, import_folder, named_backbone

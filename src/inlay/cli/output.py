@@ -26,8 +26,8 @@ _ADDED = ("label", "probability", "error")
 class Writer:
     """Writes answers to one stream, in the format of a suffix.
 
-    A table's columns are those of its first window; `left_out` names those that came later (JSON lines may differ).
-    `settled` says how many rows were written whole, and where in a file they end.
+    A table's columns are those of its first window; `left_out` names columns that came later (JSON lines may differ).
+    `settled` has the number of rows in windows that were written whole, and the byte where they end.
     """
 
     def __init__(self, stream: TextIO, suffix: str, *, abstains: bool = False) -> None:
@@ -38,14 +38,12 @@ class Writer:
         self.settled = (0, 0)
 
     def write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
-        """A window of rows, which whoever reads the stream can have at once."""
+        """Write a window of rows and flush it, so that a reader of the stream has it at once."""
         self._write(records, answers)
         self._stream.flush()
         end_bytes = self._stream.tell() if self._stream.seekable() else 0
-        self.settled = (
-            self.settled[0] + len(records),
-            end_bytes,
-        )  # both at once: Ctrl-C may come between any two lines
+        # Both numbers in one assignment: Ctrl-C may come between any two lines.
+        self.settled = (self.settled[0] + len(records), end_bytes)
 
     def _write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
         if self._suffix == ".jsonl":
@@ -62,7 +60,7 @@ class Writer:
                 self.left_out |= dict.fromkeys(name for name in record if name not in self._columns)
 
     def write_plain(self, records: Sequence[Record]) -> None:
-        """Records as they are, all at once."""
+        """Write records as they are, all at once."""
         if self._suffix == ".jsonl":
             self._stream.writelines(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
             return
@@ -79,25 +77,25 @@ class Writer:
 
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
-    """The names of added columns; one that the input has too is called `predicted_…`, so that nothing is lost."""
+    """Return the names of added columns; a name that the input has too becomes `predicted_…`, so nothing is lost."""
     return [f"predicted_{name}" if name in columns else name for name in added]
 
 
 @contextmanager
 def open_rows(target: Path, *, abstains: bool = False) -> Iterator[Writer]:
-    """A writer to a file that appears when the block ends well, and not at all if it does not.
+    """Open a writer to a file that appears when the block ends without an error, and not otherwise.
 
-    Stopped by hand, what was answered is kept beside it as `NAME.partial.SUFFIX`. `abstains` adds the column that says
-    which rows were not sure enough to be answered.
+    After Ctrl-C the rows answered so far are kept as `NAME.partial.SUFFIX`. `abstains` adds a column that says which
+    rows were not sure enough to be answered.
     """
     suffix = target.suffix.lower()
     if suffix not in (".csv", ".tsv", ".jsonl"):
-        raise BadConfig(f"`{target}` has no suffix of rows", "name the output .csv, .tsv or .jsonl")
+        raise BadConfig(f"`{target}` does not end in .csv, .tsv or .jsonl", "name the output .csv, .tsv or .jsonl")
     draft = target.with_name(f".draft-{os.getpid()}-{target.name}")
     try:
         stream = draft.open("w", encoding="utf8", newline="")
     except OSError as error:
-        raise InlayError(f"cannot write `{target}`: {error.strerror}", "choose another place") from None
+        raise InlayError(f"cannot write `{target}`: {error.strerror}", "choose another path") from None
     writer = Writer(stream, suffix, abstains=abstains)
     try:
         with stream:
@@ -110,7 +108,7 @@ def open_rows(target: Path, *, abstains: bool = False) -> Iterator[Writer]:
 
 
 def _keep_partial(writer: Writer, draft: Path, target: Path) -> str:
-    """Give the whole windows of a draft a name that says what they are; the words for what was kept."""
+    """Rename a draft, cut to its whole windows, so that its name says it is partial; return words for what was kept."""
     num_rows, end_bytes = writer.settled
     if not num_rows:
         return f"stopped before any row was answered: {target} was not written"
@@ -122,7 +120,7 @@ def _keep_partial(writer: Writer, draft: Path, target: Path) -> str:
 
 @contextmanager
 def standard_rows() -> Iterator[Writer]:
-    """A writer of JSON lines to stdout."""
+    """Open a writer of JSON lines to stdout."""
     writer = Writer(sys.stdout, ".jsonl")
     try:
         yield writer
@@ -131,7 +129,7 @@ def standard_rows() -> Iterator[Writer]:
 
 
 def _beside(record: Record, about: Record) -> dict[str, Any]:
-    """The record and what was added. The task asked for is one and the same, whoever says it."""
+    """Return a record with its answer beside it. `task` is not renamed: both mean the task that was asked."""
     names = dict(zip(about, rename_added([name for name in record if name != "task"], list(about)), strict=True))
     return {**record, **{names[name]: value for name, value in about.items()}}
 

@@ -1,4 +1,4 @@
-"""`inlay plan`: what a run would cost, in parameters as the papers count them, and in measured time and memory."""
+"""`inlay plan`: the cost of a run, in parameters as the papers count them, and in measured time and memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell what a run would cost, beside full fine-tuning.
+    """Estimate what a run would cost, beside full fine-tuning.
 
     Parameters by part, as the papers count them, and bytes on disk come first, from the shapes; then time and memory,
     from a few measured steps.
@@ -60,7 +60,7 @@ def plan(
 
 
 def _put_counts(made: RunPlan, run: Run, num_tasks: int) -> None:
-    """Put what shapes tell."""
+    """Print what is known from the shapes alone."""
     from inlay.data.windows import LAYOUTS
 
     screen.log()
@@ -91,7 +91,7 @@ def _put_counts(made: RunPlan, run: Run, num_tasks: int) -> None:
 
 
 def describe_totals(totals: Totals) -> dict[str, str]:
-    """Parameters by each way the papers count them, as named lines."""
+    """Return the parameters by each way the papers count them, as named lines."""
     found = {}
     if totals.adapters:
         found["adapters alone"] = screen.count(totals.adapters)
@@ -102,14 +102,14 @@ def describe_totals(totals: Totals) -> dict[str, str]:
 
 
 def describe_times(totals: Totals) -> dict[str, str]:
-    """What the tasks take as a multiple of the backbone, and each task as a share of it, as a named line."""
+    """Return the size of the tasks as a multiple of the backbone, and of each task as a share of it."""
     each = f"{100 * totals.share_per_task:.2f}% of it for each task"
     full = f"full fine-tuning of each: {totals.times_full:g}×"
     return {screen.count(totals.num_tasks, "task"): f"{totals.times_backbone:.2f}× the backbone, {each}; {full}"}
 
 
 def _put_measured(made: RunPlan, run: Run) -> None:
-    """Put what steps tell, if any were measured."""
+    """Print time and memory, if steps were measured."""
     screen.emit()
     costs = _name_costs(made, run)
     if made.token_budget is None or made.truncated_share is None:

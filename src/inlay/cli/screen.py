@@ -1,7 +1,7 @@
-"""What a terminal shows: data to stdout, everything else to stderr, the same words with and without colour.
+"""Output of the commands: data to stdout, everything else to stderr, the same words with and without colour.
 
-Tables are laid out here and not by rich, which needs a second for a thousand rows; rich draws what moves. Colour and
-moving bars need a terminal, and NO_COLOR switches colour off; elsewhere the same lines come out plain.
+Tables are laid out here and not by rich, which needs a second for a thousand rows; rich draws the moving bars. Colour
+and moving bars need a terminal, and NO_COLOR switches colour off; elsewhere the same lines are printed plain.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33"
 
 
 class Rate(NamedTuple):
-    """How much was answered in how long."""
+    """A number of rows and tokens, and the time they took."""
 
     num_rows: int
     num_tokens: int
@@ -41,11 +41,11 @@ class Rate(NamedTuple):
         return f"{self.num_rows / seconds:,.0f} rows/s, {self.num_tokens / seconds:,.0f} tokens/s"
 
     def describe(self) -> str:
-        """The whole of it in one line."""
+        """Return the rows, the time and the rates in one line."""
         return f"{count(self.num_rows, 'row')} in {duration(self.seconds)}, {self}"
 
     def to_json(self) -> dict[str, Any]:
-        """The rate as data."""
+        """Return the rate as data."""
         return {"num_tokens": self.num_tokens, "seconds": self.seconds}
 
 
@@ -58,43 +58,43 @@ class Column(NamedTuple):
 
 
 def is_main_process() -> bool:
-    """Whether this process speaks: of several that `torchrun` started only the first does."""
+    """Return whether this process prints: of several that `torchrun` started only the first does."""
     return current_process().is_first
 
 
 def emit(text: str = "") -> None:
-    """A line of data, to stdout."""
+    """Print a line of data to stdout."""
     if is_main_process():
         print(text, file=sys.stdout)
 
 
 def emit_json(value: Any, *, indent: int | None = 2) -> None:
-    """Data as one JSON document, to stdout. A number that is none becomes null."""
+    """Print data as one JSON document to stdout. NaN and infinity become null."""
     is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     emit(json.dumps(_plain(value), indent=indent, ensure_ascii=not is_unicode, default=str, allow_nan=False))
 
 
 def log(text: str = "", style: str = "") -> None:
-    """A line that is not data, to stderr."""
+    """Print a line that is not data to stderr."""
     if is_main_process():
         print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
 
 
 def detail(text: str) -> None:
-    """A finding under the line before, to stderr; on a terminal it is wrapped with its indent kept."""
+    """Print a detail of the line before to stderr, indented; on a terminal it is wrapped and keeps its indent."""
     if is_main_process():
         print(_hang("  ", text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def print_error(error: InlayError, *, as_json: bool = False) -> None:
-    """An error and what to do about it, to stderr; as one JSON line where the data would have been JSON.
+    """Print an error and its hint to stderr; as one JSON line if data is printed as JSON.
 
-    Every process complains: one of several may be the only one that knows why it ended.
+    Every process prints its errors: one of several may be the only one that knows why it ended.
     """
     if as_json:
         print(json.dumps({"error": error.to_json()}), file=sys.stderr)
         return
-    rank = os.environ.get("RANK", "0")  # as it is: the error may be that it is no number
+    rank = os.environ.get("RANK", "0")  # not parsed: the error may be that it is not a number
     who = "" if rank == "0" or "WORLD_SIZE" not in os.environ else f"process {rank}: "
     print(f"{who}{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
     if error.hint:
@@ -102,22 +102,22 @@ def print_error(error: InlayError, *, as_json: bool = False) -> None:
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
-    """The text in a style, where the stream shows styles."""
+    """Return the text in a style, if the stream shows styles."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and text and has_colour(stream) else text
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether a stream shows colours: a terminal that knows them, and nobody said no."""
+    """Return whether a stream shows colours: it is a terminal, and NO_COLOR is not set."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person is reading the stream as it is written."""
+    """Return whether a stream is a terminal that can be redrawn."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def emit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """A table to stdout: as wide as the terminal at most, whole where there is none."""
+    """Print a table to stdout: at most as wide as the terminal, or whole if there is none."""
     widths = [max([_width(column.title), *(_width(row[i]) for row in rows)]) for i, column in enumerate(columns)]
     if is_terminal(sys.stdout):
         widths = _fit(columns, widths, shutil.get_terminal_size().columns)
@@ -128,7 +128,7 @@ def emit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
 
 
 def emit_pairs(pairs: Mapping[str, Any]) -> None:
-    """Names and values, one pair a line, the values aligned."""
+    """Print names and values, one pair a line, with the values aligned."""
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
         indent = f"{name.ljust(width)}  "
@@ -137,14 +137,14 @@ def emit_pairs(pairs: Mapping[str, Any]) -> None:
 
 
 def count(number: int, noun: str = "") -> str:
-    """A whole number with its noun: `1 task`, `1,024 tasks`."""
+    """Return a whole number with its noun: `1 task`, `1,024 tasks`."""
     if not noun:
         return f"{number:,}"
     return f"{number:,} {noun}{'' if number == 1 or noun.endswith('s') else 's'}"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes as people read them."""
+    """Return bytes as people read them."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             return f"{num_bytes:,.0f} {unit}" if unit == "bytes" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
@@ -153,7 +153,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them."""
+    """Return seconds as people read them."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -161,17 +161,17 @@ def duration(seconds: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part as a percentage of a whole."""
+    """Return a part as a percentage of a whole."""
     return f"{100 * part / whole:.2f}%" if whole else "-"
 
 
 def score(value: float | None) -> str:
-    """A score to four digits."""
+    """Return a score with four digits, or `-` if there is none."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
 def shorten(text: str, width: int) -> str:
-    """The text on one line, cut with an ellipsis where it is longer than `width`."""
+    """Return the text on one line, cut with an ellipsis if it is longer than `width`."""
     text = " ".join(text.split())
     if _width(text) <= width:
         return text
@@ -185,32 +185,34 @@ def shorten(text: str, width: int) -> str:
 
 
 def name_method(name: str | None, size: int | None) -> str:
-    """A method in two words at most: `houlsby 64`, `bitfit`."""
+    """Return a method in two words at most: `houlsby 64`, `bitfit`."""
     return str(name) if size is None else f"{name} {size}"
 
 
 def describe_method(method: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """A method with its settings that are not the usual ones: `houlsby of size 64 (sharing every-3, depth 2)`."""
+    """Return a method with its unusual settings: `houlsby of size 64 (sharing every-3, depth 2)`."""
     size = "" if method.get("size") is None else f" of size {method['size']}"
     settings = describe_settings({key: method[key] for key in method if key not in ("name", "size")}, usual)
     return f"{method.get('name')}{size}" + (f" ({settings})" if settings else "")
 
 
 def describe_settings(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """The settings that have a value, and not the usual one: `sharing every-3, depth 2`."""
+    """Return the settings that have a value other than the usual one: `sharing every-3, depth 2`."""
     shown = []
     for name, value in settings.items():
         value = tuple(value) if isinstance(value, list) else value  # a manifest's JSON has lists
-        if value is not None and value != () and value != usual.get(name):
-            said = (
-                "+".join(value) if isinstance(value, tuple) else f"{value:.4g}" if isinstance(value, float) else value
-            )
-            shown.append(f"{name.replace('_', ' ')} {said}")
+        if value is None or value == () or value == usual.get(name):
+            continue
+        if isinstance(value, tuple):
+            value = "+".join(value)
+        elif isinstance(value, float):
+            value = f"{value:.4g}"
+        shown.append(f"{name.replace('_', ' ')} {value}")
     return ", ".join(shown)
 
 
 def own_version() -> str:
-    """The version of Inlay, or what can be said of it where it runs from a checkout that was never installed."""
+    """Return the version of Inlay, or words for a checkout that was never installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -220,15 +222,18 @@ def own_version() -> str:
 
 
 def log_above(text: str) -> None:
-    """A line that is not data, above the bar that moves, if one does."""
-    log(text) if Meter.current is None else Meter.current.log(text)
+    """Print a line that is not data, above the moving bar if there is one."""
+    if Meter.current is None:
+        log(text)
+    else:
+        Meter.current.log(text)
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Say that something takes a moment: a spinner on a terminal that leaves no trace, one line elsewhere.
+    """Show that something takes a moment: a spinner on a terminal, which leaves no trace, or one line elsewhere.
 
-    What was put before stands on stdout meanwhile, also where that is a pipe.
+    stdout is flushed first, so that a reader of a pipe has what was printed before.
     """
     sys.stdout.flush()
     if Meter.current is not None or not is_terminal(sys.stderr) or not is_main_process():
@@ -242,7 +247,7 @@ def working(text: str) -> Iterator[None]:
 
 
 class _Clock:
-    """The time since it was made, whenever it is written: rich writes a bar anew ten times a second."""
+    """The time since it was made, each time it is formatted: rich redraws a bar ten times a second."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -252,13 +257,13 @@ class _Clock:
 
 
 class Meter:
-    """How far a long piece of work is: a moving bar on a terminal, a line every ten seconds elsewhere.
+    """The progress of long work: a moving bar on a terminal, a line every ten seconds elsewhere.
 
-    The bar appears with the first update, so that a spinner may turn before it.
+    The bar appears with the first update, so that a spinner may be shown before it.
     """
 
     current: ClassVar[Meter | None] = None
-    """the one whose bar is on the screen"""
+    """the meter whose bar is on the screen"""
 
     def __init__(self, title: str, total: int | None = None) -> None:
         self.title, self.total = title, total
@@ -279,7 +284,7 @@ class Meter:
         self._bar.start()
 
     def update(self, done: int, text: str = "", *, title: str | None = None, total: int | None = None) -> None:
-        """Where the work is now."""
+        """Show how far the work is now."""
         self.title, self.total = title or self.title, total or self.total
         if self._bar is None and is_terminal(sys.stderr):
             self._start()
@@ -290,7 +295,7 @@ class Meter:
             self.log(f"{self.title}  {done:,}{of}  {text}".rstrip())
 
     def wait(self, title: str) -> None:
-        """Say what is done meanwhile, in no steps: on the bar, with the seconds it takes; elsewhere a line."""
+        """Show work that has no steps: on the bar, with the seconds it takes; elsewhere as a line."""
         if self._bar is None and is_terminal(sys.stderr):
             self._start()
         if self._bar is None:
@@ -299,7 +304,7 @@ class Meter:
             self._bar.update(self._bar.task_ids[0], description=title, text=_Clock())
 
     def log(self, text: str, style: str = "") -> None:
-        """A line that stays, above the bar."""
+        """Print a line that stays, above the bar."""
         self._spoke = time.monotonic()
         if self._bar is None:
             log(text, style)
@@ -324,7 +329,7 @@ def _make_bar() -> Progress:
 
 
 def _hang(indent: str, text: str, stream: TextIO) -> str:
-    """The text after its indent, wrapped on a terminal so that all its lines begin below the first."""
+    """Return the text after its indent, wrapped on a terminal so that all lines have the same indent."""
     room = shutil.get_terminal_size().columns - len(indent)
     if not is_terminal(stream) or len(text) <= room or room < 20:
         return indent + text
@@ -342,7 +347,7 @@ def _line(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]
 
 
 def _fit(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
-    """Widths that fit, taken from the flexible columns, the widest first, down to what can still be read."""
+    """Return widths that fit: the widest flexible columns are narrowed first, down to eight cells."""
     widths = list(widths)
     flexible = [i for i, column in enumerate(columns) if column.is_flexible]
     excess = sum(widths) + 2 * (len(widths) - 1) - available
@@ -356,16 +361,15 @@ def _fit(columns: Sequence[Column], widths: list[int], available: int) -> list[i
 
 
 def _width(text: str) -> int:
-    """Cells a text takes: two for wide characters, none for combining ones."""
+    """Return the cells a text takes: two for wide characters, none for combining ones."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-        for letter in text
-    )
+    plain = [letter for letter in text if not unicodedata.combining(letter)]
+    return len(plain) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in plain)
 
 
 def _plain(value: Any) -> Any:
+    """Return data that JSON can hold: NaN and infinity become None, tuples lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

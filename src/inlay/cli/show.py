@@ -17,13 +17,13 @@ from inlay.store import Manifest, Version
 if TYPE_CHECKING:
     from inlay.store.format import VersionInfo
 
-# Kind without labels -> what its answers are instead.
+# Kind of task without labels -> words for its answers.
 _ANSWERS = {
     "regress": "none: it answers with a number",
     "span": "none: it answers with a passage",
     "text": "none: it writes its answer",
 }
-# What of a head decides its answers -> the usual.
+# Settings of a head that change its answers -> their usual values.
 _USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
 
 
@@ -35,7 +35,9 @@ def show(
     """Show all there is to know of a version."""
     kept = open_store(store)
     version = kept.resolve(task)
-    manifest, sidecar, infos = kept.manifest(version), kept.sidecar(version), kept.versions(version.name)
+    manifest = kept.manifest(version)
+    sidecar = kept.sidecar(version)
+    infos = kept.versions(version.name)
     info = next(item for item in infos if item.version == version)
     if json:
         about = {"reference": version.reference, "digest": version.digest, "size_bytes": info.size_bytes}
@@ -59,7 +61,7 @@ def _describe_version(info: VersionInfo) -> dict[str, Any]:
 
 
 def _describe_thresholds(labels: Sequence[str], thresholds: Sequence[float] | None) -> str:
-    """Where labels are cut, in words; nothing where they are cut at one half."""
+    """Describe the thresholds of labels; nothing if they are the usual one half."""
     if thresholds is None:
         return ""
     if len(thresholds) < len(labels):
@@ -69,8 +71,9 @@ def _describe_thresholds(labels: Sequence[str], thresholds: Sequence[float] | No
 
 
 def _describe_folds(manifest: Manifest) -> dict[str, str]:
-    """What its cross-validation came to: the mean over folds with its error, by every metric, and all rows together."""
-    about, means = manifest.extra.get("folds"), manifest.metrics.get("folds", {})
+    """Describe its cross-validation: every metric's mean over folds with its error, and all rows together."""
+    about = manifest.extra.get("folds")
+    means = manifest.metrics.get("folds", {})
     if not about:
         return {}
     from inlay.cli.folds import describe_mean, describe_pooled
@@ -81,13 +84,13 @@ def _describe_folds(manifest: Manifest) -> dict[str, str]:
 
 
 def _describe_start(manifest: Manifest) -> dict[str, str]:
-    """The versions it was started from, by reference and the first digits of the digest."""
+    """Describe the versions it was started from, by reference and the first digits of the digest."""
     sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
     return {"started from": ", ".join(sources)} if sources else {}
 
 
 def _describe_origin(manifest: Manifest) -> dict[str, str]:
-    """The run of several tasks that it was one of; the method is what it became."""
+    """Describe the multi-task run that the version comes from; its own method is another."""
     joint = manifest.extra.get("joint")
     if not joint:
         return {}

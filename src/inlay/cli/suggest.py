@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from inlay.explore.suggest import Suggestion, Suggestions
 
 _FEW_ROWS = 50
-"""below which a score on rows not seen is mostly chance"""
+"""with fewer rows than this, the score is mostly chance"""
 
 
 @command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
@@ -37,7 +37,7 @@ def suggest(
     """Rank the store's tasks as starting points for new data.
 
     A sample of the rows goes through every task's adapters and through the plain backbone; nothing is trained. The
-    score is that of a ridge regression on what comes out, on rows it has not seen. Use the first with `train --from`.
+    score is that of a ridge regression on the outputs, on rows it has not seen. Use the first with `train --from`.
     """
     check_device_name(device)
     kept, config = open_store(store), run.resolve()
@@ -87,7 +87,7 @@ def _cells(item: Suggestion, name: str) -> list[str]:
 
 
 def _next_command(found: Suggestions, run: RunOptions, store: Path | None) -> str:
-    """How to train with what was found: from the best, or fresh where nothing beats the plain backbone."""
+    """Return the command to train next: from the best task, or fresh if none beats the plain backbone."""
     words: list[Any] = ["inlay", "train", *run.words()]
     if found.ranked and found.ranked[0].fit > found.plain.fit:
         words += ["--from", found.ranked[0].reference]

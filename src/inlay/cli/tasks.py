@@ -39,7 +39,7 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
 
 
 def _describe_task(task: TaskInfo) -> dict[str, Any]:
-    """A task of the ledger as data: its latest version, and its best."""
+    """Return a task of the ledger as data: its latest version, and its best."""
     latest, best = task.latest.summary, _best(task)
     whole = latest.backbone.get("num_parameters", 0)
     return {
@@ -64,7 +64,7 @@ def _describe_task(task: TaskInfo) -> dict[str, Any]:
 
 
 def _best(task: TaskInfo) -> VersionInfo | None:
-    """What `NAME@best` means: of the versions with the latest's dev rows, the first with the best score."""
+    """Return the version that `NAME@best` means: of those with the latest's dev rows, the first with the best score."""
     latest = task.latest.summary
     sign = 1 if latest.higher_is_better else -1
     scored = [
@@ -92,7 +92,7 @@ def _row(entry: dict[str, Any]) -> list[str]:
 
 
 def _total(ledger: Sequence[TaskInfo]) -> list[dict[str, Any]]:
-    """For each backbone: what its tasks' latest versions add, as a multiple of it, and what full fine-tuning needs."""
+    """Sum up, for each backbone, what its tasks' latest versions add and what full fine-tuning would need."""
     totals: dict[str, dict[str, Any]] = {}
     for task in ledger:
         backbone = task.latest.summary.backbone

@@ -1,4 +1,4 @@
-"""`inlay verify`: the proof, version by version, that what was published still stands."""
+"""`inlay verify`: the proof, version by version, that published versions still stand."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def verify(
 ) -> None:
     """Prove that published versions still stand.
 
-    Their bytes, their backbone and their probes are checked. A version answers its probes alone, compared bit for bit
-    where machine and libraries are those it was published with, and in a batch mixed with all the others.
+    Their bytes, their backbone and their probes are checked. A version answers its probes alone and in a batch mixed
+    with all the others. The answers alone are compared bit for bit on the machine and libraries it was published with.
     """
     check_device_name(device)
     kept = open_store(store)
@@ -62,7 +62,7 @@ def _choose(store: Store, references: Sequence[str]) -> list[Version]:
 
 
 def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, device: str) -> list[Check]:
-    """The checks of all versions, in their order; a backbone that cannot be found is its versions' problem."""
+    """Check all versions and return the findings in order; a missing backbone is a problem of its versions only."""
     checks: dict[Version, Check] = {}
     groups: dict[str, list[Version]] = {}
     for version in versions:

@@ -106,11 +106,12 @@ class Engine:
 
     @property
     def num_slots(self) -> int:
+        """Return how many versions it can hold at once."""
         return self._bank.num_slots
 
     @property
     def is_compiled(self) -> bool:
-        """Whether rows go through captured programs from now on, as far as these take them."""
+        """Return whether rows go through captured programs from now on, as far as these take them."""
         return self._passes.is_compiled
 
     def predict(self, requests: Sequence[Request], resolved: Mapping[str, Resolved] | None = None) -> list[Answer]:
@@ -198,7 +199,8 @@ class Engine:
                     states[item.version.digest] = error.with_traceback(None)
         probes = self._unmeasured(states) if self._measures_drift else []
         outputs = self._outputs(group + probes, states)
-        self._note_drifts(probes, [outputs[len(group) + i] for i in range(len(probes))])
+        if probes:
+            self._note_drifts(probes, [outputs[len(group) + i] for i in range(len(probes))])
         return [_phrase(item, states[item.version.digest], outputs.get(i)) for i, item in enumerate(group)]
 
     def _outputs(self, group: list[_Checked], states: _States) -> dict[int, Output]:
@@ -241,6 +243,7 @@ class Engine:
         ]
 
     def _note_drifts(self, probes: Sequence[_Checked], outputs: Sequence[Output]) -> None:
+        """Measure the drift of each version whose probes were answered."""
         found = iter(outputs)
         for version, items in itertools.groupby(probes, key=lambda item: item.version):
             hot = self._hot[version.digest]
@@ -266,7 +269,7 @@ def _phrase(item: _Checked, state: HotVersion | InlayError, output: Output | Non
 def _not_finite(version: Version) -> NotFinite:
     return NotFinite(
         f"the outputs of `{version.reference}` are not finite for this text",
-        f"check it with `inlay verify {version.reference}`; in a lower precision numbers may overflow, "
+        f"check it with `inlay verify {version.reference}`; a lower precision may overflow, "
         "otherwise train the task again with a smaller `--lr`",
     )
 

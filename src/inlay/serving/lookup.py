@@ -1,4 +1,4 @@
-"""Which version a name means now, looked up in the store as rarely as can be. No torch."""
+"""The lookup of the version that a name means now. No torch."""
 
 from __future__ import annotations
 

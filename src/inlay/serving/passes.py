@@ -1,7 +1,8 @@
-"""The passes that answer an engine's rows: captured programs on a GPU once they pay, launched ones elsewhere.
+"""The forward passes of an engine: captured programs on a GPU once they pay, launched ones elsewhere.
 
 A captured pass (model/heads/captured.py) takes rows of any mix of tasks whose heads read one vector of a row. Rows of
-other heads, and all rows where nothing can be captured, are launched: one odd row slows no other down.
+other heads, and all rows where nothing can be captured, are launched kernel by kernel, so that an odd row does not slow
+down the others.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from inlay.model.heads.inference import batches_by_length, infer
 from inlay.model.kernels.cuda_graphs import is_out_of_memory
 
 PATIENCE_S = 5.0
-"""Seconds of launched passes after which an engine that may choose begins to capture: about what compiling takes (on an
-H200 an engine of captured passes was warm after 6.3 s, one of launched passes after 4.0 s, see
-results/speed/serve-h200.json). So a short input never waits for a compiler, and a long one never takes much more than
-twice as long as by the better choice."""
+"""Seconds of launched passes after which an engine that may choose begins to capture: about what compiling takes. (On
+an H200 an engine of captured passes was warm after 6.3 s, one of launched passes after 4.0 s; see
+results/speed/serve-h200.json.) So a short input never waits for a compiler, and a long one never takes much more than
+twice as long as the better choice would."""
 
 
 class Passes:
-    """Logits of rows for any mix of a bank's slots.
+    """Computes the logits of rows for any mix of a bank's slots.
 
     `is_compiled`: capture from the first row on (True), never (False), or once launched passes have taken `PATIENCE_S`
-    (None). `on_compile` hears, in words, whenever something new is compiled.
+    (None). `on_compile` is told, in words, whenever something new is compiled.
     """
 
     def __init__(self, bank: Bank, *, is_compiled: bool | None) -> None:
@@ -44,16 +45,16 @@ class Passes:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether rows are captured from now on."""
+        """Return whether rows are captured from now on."""
         return self._graphed is not None and self._patience_s <= 0
 
     def logits(self, rows: Sequence[Row]) -> list[Tensor]:
-        """The logits of every row, as `infer` gives them, in order."""
+        """Return the logits of every row, as `infer` gives them, in order."""
         if self._graphed is None:
             return infer(self._bank, rows)
         is_taken = [self._graphed.takes(row) for row in rows]
         found: dict[int, Tensor] = {}
-        late: list[int] = []  # what no captured pass takes goes together at the end
+        late: list[int] = []  # rows that no captured pass takes go together at the end
         for indices in _chunks(rows):
             taken = [index for index in indices if is_taken[index]]
             if taken and self.is_compiled:
@@ -65,7 +66,7 @@ class Passes:
         return [found[index] for index in range(len(rows))]
 
     def _capture(self, rows: Sequence[Row], indices: list[int]) -> dict[int, Tensor]:
-        """Captured; from now on launched, if memory has no room for what a capture holds."""
+        """Send rows through captured programs; if a capture does not fit in memory, launch from now on."""
         assert self._graphed is not None
         self._graphed.on_compile = self.on_compile
         try:
@@ -74,11 +75,14 @@ class Passes:
             if not is_out_of_memory(error):
                 raise
             self._graphed = None
-        self.on_compile("no memory for captured passes: from now on they are launched")
+        self.on_compile("captured passes do not fit in memory: from now on passes are launched")
         return self._launch(rows, indices)
 
     def _launch(self, rows: Sequence[Row], indices: list[int], share: float = 0.0) -> dict[int, Tensor]:
-        """Launched; patience wears off by the time it took for the share of rows that could have been captured."""
+        """Send rows through launched kernels.
+
+        The time counts against the patience for capturing, by the share of the rows that could have been captured.
+        """
         began = time.perf_counter()
         found = dict(zip(indices, infer(self._bank, [rows[index] for index in indices]), strict=True))
         if self._has_launched:  # the first pass loads the kernels, which a captured one would do too
@@ -88,11 +92,13 @@ class Passes:
 
 
 def _chunks(rows: Sequence[Row]) -> Iterator[list[int]]:
-    """Indices in as few batches as a captured pass allows, the long rows first, of about equally many tokens: batches
-    of one size share a program."""
+    """Yield row indices in as few batches as a captured pass allows, the long rows first.
+
+    The batches have about equally many tokens, since batches of one size share a program.
+    """
     lengths = [row.num_tokens for row in rows]
     room = MOST_TOKENS - max(lengths, default=0)
-    if room <= 0:  # each to itself, almost; what is too long is not taken
+    if room <= 0:  # almost every row is a batch of its own; rows that are too long are not captured
         yield from batches_by_length(lengths, MOST_TOKENS, packs=True)
         return
     num_chunks = max(1, -(-sum(lengths) // room))

@@ -1,4 +1,4 @@
-"""What another precision changes: a version's own probes answered again, beside the answers it was published with."""
+"""The drift of another precision: probes answered again, compared with the answers they were published with."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from inlay.store import Probe
 
 @dataclass(frozen=True)
 class Drift:
-    """How far the answers to probes moved."""
+    """The distance that the answers to probes moved."""
 
     num_probes: int = 0
     num_changed: int = 0
-    """probes with another label, label set, tag or answer; a number is never the same, so it is not counted"""
+    """probes with another label, label set, tag or answer; numbers always move a little, so they are not counted"""
     largest: float = 0.0
     """the largest change of a logit"""
 
     @classmethod
     def total(cls, drifts: Iterable[Drift]) -> Drift:
-        """The drift of several versions taken together."""
+        """Return the drift of several versions taken together."""
         found = list(drifts)
         return cls(
             sum(drift.num_probes for drift in found),
@@ -35,13 +35,16 @@ class Drift:
 
 
 def measure_drift(probes: Sequence[Probe], outputs: Sequence[Output], head: HeadSpec, labels: Sequence[str]) -> Drift:
-    """How far `outputs` are from what the probes were answered when they were published."""
-    answer, num_changed, largest = find_head(head.kind).answer, 0, 0.0
+    """Return how far `outputs` are from the answers the probes were published with."""
+    answer = find_head(head.kind).answer
+    num_changed = 0
+    largest = 0.0
     for probe, output in zip(probes, outputs, strict=True):
         published = torch.tensor(probe.logits)
         is_other_text = len(published) != output.flat.numel()
         if is_other_text or not (output.is_finite and published.isfinite().all()):
-            num_changed, largest = num_changed + 1, math.inf
+            num_changed += 1
+            largest = math.inf
             continue
         sizes = [window.numel() for window in output.logits]
         parts = published.split(sizes)
@@ -54,7 +57,7 @@ def measure_drift(probes: Sequence[Probe], outputs: Sequence[Output], head: Head
 
 
 def is_changed(before: Outcome, after: Outcome) -> bool:
-    """Whether two outcomes say different things; how sure they are does not matter, nor by how much a number moved."""
+    """Return whether two outcomes say different things; probabilities and numbers do not count."""
     return _decision(before) != _decision(after)
 
 

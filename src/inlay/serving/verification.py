@@ -1,7 +1,7 @@
-"""Proof that published versions still stand: bytes, backbone, probes on the canonical path and through the engine.
+"""The proof that published versions still stand: bytes, backbone, probes on the canonical path and through the engine.
 
-Bit for bit where machine and libraries are those the probes were answered on; with a tolerance elsewhere, and the check
-says which it used.
+Probes are compared bit for bit on the machine and libraries they were published with, and with a tolerance elsewhere;
+the check says which it used.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from inlay.serving.engine import Engine, check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
 
 CANONICAL_TOLERANCE = 1e-4
-"""of the largest logit, for canonical answers on another machine or with other libraries"""
+"""tolerance of canonical answers on another machine or with other libraries, as a share of the largest logit"""
 ENGINE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""likewise, for answers in a mixed batch"""
+"""the same for answers in a mixed batch, by the backbone's precision"""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was found for one version. `problem` is empty if it stands."""
+    """The finding for one version. `problem` is empty if the version stands."""
 
     version: Version
     is_exact: bool = False
-    """the probes were compared bit for bit"""
+    """whether the probes were compared bit for bit"""
     canonical_difference: float = 0.0
     engine_difference: float = 0.0
     problem: str = ""
@@ -54,9 +54,9 @@ def verify(
     on_check: Callable[[Check], None] | None = None,
     engine: Engine | None = None,
 ) -> list[Check]:
-    """Check versions trained on `backbone`: digest, fingerprint, probes alone and mixed with each other's.
+    """Check versions trained on `backbone`: digest, fingerprint, probes alone and in a batch of all versions.
 
-    `on_check` hears each finding as it is made.
+    `on_check` is called with each finding as it is made.
     """
     engine = engine or Engine(backbone, store)
     prover = _Prover(store, canonical_backbone(backbone), backbone, _mixed_answers(versions, engine, store))
@@ -73,13 +73,14 @@ def verify(
 
 
 def _mixed_answers(versions: Sequence[Version], engine: Engine, store: Store) -> dict[str, list[Tensor] | InlayError]:
-    """Every version's probes through the engine, in batches that mix all the versions."""
-    requests, owners = [], []
+    """Answer every version's probes through the engine, in batches that mix all the versions."""
+    requests = []
+    owners = []
     for version in versions:
         try:
             probes = store.manifest(version).probes
         except InlayError:
-            continue  # found again, and reported, by the check of that version
+            continue  # the check of that version will find and report it
         requests += [Request(version.reference, probe.text, probe.pair) for probe in probes]
         owners += [version.reference] * len(probes)
     found: dict[str, list[Tensor] | InlayError] = {}
@@ -102,18 +103,23 @@ class _Prover:
         self._tolerance = ENGINE_TOLERANCE[next(backbone.model.parameters()).dtype]
 
     def check(self, version: Version) -> Check:
+        """Compare a version's probes with its answers now, alone and in a mixed batch; raise what prevents it."""
+        # 1. bytes and backbone
         self._store.check(version)
         manifest = self._store.manifest(version)
         check_backbone(version, manifest, self._backbone)
         mixed = self._mixed[version.reference]
         if isinstance(mixed, InlayError):
             raise mixed
+        # 2. the probes' answers now
         expected = [torch.tensor(probe.logits) for probe in manifest.probes]
         alone = self._answer_alone(version, manifest)
         is_exact = (self._store.sidecar(version) or {}).get("environment") == self._environment
-        canonical, through = _difference(expected, alone), _difference(expected, mixed)
+        canonical = _difference(expected, alone)
+        through = _difference(expected, mixed)
         if manifest.kind == "text" and self._tolerance > CANONICAL_TOLERANCE:
-            through = 0.0  # a coarser backbone may decide a near tie otherwise and write on from there
+            through = 0.0  # in bf16 a near tie may be decided otherwise, and the text goes on from there
+        # 3. the first problem, if there is one
         problem = ""
         if is_exact and any(not torch.equal(a, b) for a, b in zip(expected, alone, strict=True)):
             problem = f"a probe's canonical answer is not the published one to the last bit (off by {canonical:.2g})"
@@ -138,11 +144,11 @@ class _Prover:
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """The largest difference, as a share of the largest expected value (or of 1); NaN if one is."""
+    """Return the largest difference, as a share of the largest expected value (or of 1); NaN if any is NaN."""
     pairs = list(zip(expected, found, strict=True))
     if any(a.shape != b.shape for a, b in pairs):
         return float("inf")  # not even the same tokens
-    spoken = [(a, b) for a, b in pairs if len(a)]  # a written text may be empty
-    shares = [float((a - b).abs().max() / max(1.0, float(a.abs().max()))) for a, b in spoken]
-    # Not by `max` alone: that of NaN and a number is whichever comes first.
+    filled = [(a, b) for a, b in pairs if len(a)]  # a generated text may be empty
+    shares = [float((a - b).abs().max() / max(1.0, float(a.abs().max()))) for a, b in filled]
+    # Not by `max` alone: max(NaN, number) is whichever comes first.
     return math.nan if any(map(math.isnan, shares)) else max(shares, default=0.0)

@@ -1,6 +1,6 @@
-"""How `fit` goes about training: how much together, in how much memory, what is kept, what processes share.
+"""The settings of `fit`: how many runs at a time, in how much memory, what is kept, what processes share.
 
-None of it is part of a run. No torch: a value that cannot be is refused before anything is loaded.
+None of them is part of a run. No torch: a wrong value is refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Number(NamedTuple):
     kind: type = numbers.Integral
 
 
-# Field -> what it may be. Those that may be left open say so in their hint, and are None by default.
+# Field -> the numbers it may be. A field that may be left open says so in its hint and is None by default.
 _NUMBERS = {
     "max_cohort": _Number(1, "give a whole number from 1 on, or None for as many runs as fit, 32 at most"),
     "token_budget": _Number(1, "give a whole number from 1 on, or None for what fits in memory"),
@@ -35,35 +35,38 @@ _SWITCHES = ("checkpointing", "draw_curves", "keep_last", "restart", "reuse_pref
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How `fit` goes about it. None of this is part of a run: without dropout a run's result does not depend on it
-    beyond rounding, with dropout its distribution does not. A value that cannot be is a `BadConfig`."""
+    """The settings of `fit`. None of them is part of a run.
+
+    Without dropout they change a run's result by rounding only; with dropout its distribution stays the same. A wrong
+    value is a `BadConfig`.
+    """
 
     max_cohort: int | None = None
     """runs trained together at most; default: as many as fit in half the memory, 32 at most"""
     token_budget: int | None = None
-    """tokens of one forward pass at most; smaller needs less memory and accumulates gradients; default: what fits"""
+    """tokens of one forward pass at most; fewer need less memory, and gradients are accumulated; default: what fits"""
     checkpointing: bool = False
-    """compute blocks again in the backward pass: far less memory, and slower, also since steps are not compiled then"""
+    """compute blocks again in the backward pass: far less memory, but slower, also because steps are not compiled"""
     threads: int | None = None
-    """that compute on a CPU; default: what `OMP_NUM_THREADS` says, or as many as other processes leave cores free,
-    which is looked at while training too"""
+    """threads that compute on a CPU; default: what `OMP_NUM_THREADS` says, or as many as other processes leave cores
+    free, which is looked at again while training"""
     save_every: int = 100
     """steps between resume states"""
     save_seconds: float = 0.0
-    """at least this long between them, except when asked to stop; of several processes none waits. Where a state takes
-    seconds to write, twenty times as long lies between them anyway."""
+    """least time between resume states, except when training is asked to stop; with several processes it is ignored. A
+    state that takes seconds to write is written no more often than every twenty times as long."""
     draw_curves: bool | None = None
-    """draw each run's curve into its folder, half a second each; default: if there are no more than eight runs"""
+    """draw each run's curve into its folder, half a second each; default: only for eight runs or fewer"""
     keep_last: bool = True
     """keep the last epoch's weights too, beside the best one's"""
     restart: bool = False
-    """begin anew where an unfinished state is found"""
+    """start again from the beginning where an unfinished run is found"""
     spread: str = "auto"
     """what the processes of `torchrun` share: `cohorts`, `rows` of every batch, or `auto`: rows if runs are too few"""
     reuse_prefix: bool = True
-    """compute the layers below the lowest trained one once per text"""
+    """compute the layers below the lowest trained one once per text, and cache the result"""
     prefix_bytes: int | None = None
-    """memory for what is reused; default: a quarter of what is free"""
+    """memory of that cache; default: a quarter of what is free"""
     prefix_file_bytes: int | None = None
     """disk for what exceeds it; default: half of what is free"""
 
@@ -81,12 +84,12 @@ class FitSettings:
 
 
 def _is_left_open(settings: FitSettings, name: str) -> bool:
-    """Whether a field that is None by default is None."""
+    """Return whether a field that may be left open is None."""
     return getattr(settings, name) is None and getattr(FitSettings, name) is None
 
 
 def _check_number(name: str, value: Any, allowed: _Number) -> int | float:
-    """The value as Python's own number: those of numpy cannot be written as JSON."""
+    """Return a checked value as Python's own number: numpy's cannot be written as JSON."""
     is_number = isinstance(value, allowed.kind) and not isinstance(value, bool)
     if not is_number or not value >= allowed.least:  # NaN is not
         raise BadConfig(f"`{name}` is `{value}`", allowed.hint)

@@ -17,7 +17,7 @@ from inlay.settings.run_config import RunConfig, overlay
 
 @dataclass(frozen=True)
 class Preset:
-    """One row of the table."""
+    """A published recipe: one row of `PRESETS`."""
 
     summary: str
     settings: Mapping[str, Any]
@@ -50,8 +50,8 @@ _HOULSBY = _BERT | {
     "train.epochs": 20,
 }
 _HOULSBY_NOTES = (
-    "lr, epochs and size were swept: `inlay sweep --preset houlsby2019 --lr 3e-5,3e-4,3e-3 --epochs 3,20 "
-    "--size 8,64,256 --seeds 5` is the paper's grid for GLUE on BERT-large; the preset has the middle of it",
+    "the paper swept lr, epochs and size: `inlay sweep --preset houlsby2019 --lr 3e-5,3e-4,3e-3 --epochs 3,20 "
+    "--size 8,64,256 --seeds 5` is its grid for GLUE on BERT-large; the preset has the middle of it",
 )
 _TF_ADAPTER_BERT = _BERT | {
     "method.name": "houlsby",
@@ -87,7 +87,7 @@ _ADAPTERHUB = {
     "train.bucket": 1,
 }
 _ADAPTERHUB_NOTES = (
-    "layer norms stay frozen, as AdapterHub's format has no place for trained ones: `inlay export` can write it",
+    "layer norms stay frozen, since AdapterHub's format cannot hold trained ones: so `inlay export` can write it",
     "size 48 is a sixteenth of BERT-base's width, the library's default; on another backbone set `--size`",
 )
 _MAHABADI_STEPS = 2**18
@@ -174,18 +174,18 @@ PRESETS: dict[str, Preset] = {
             "size 24 is a 32nd of T5-base's width; for T5-small `--size 16`, and a 16th was tried too",
             "the paper's other rows: `--method hyperformer`, `--method mahabadi-multi`; for `full-multi` add "
             "`--set method.size=none`",
-            "label smoothing of 0.1 is what a backbone that writes has anyway, so that encoders take the preset too; "
-            "they want a smaller rate, `--lr 1e-4`",
-            "how often dev rows are scored is ours: 64 times",
+            "the paper's label smoothing of 0.1 is the default on text-to-text backbones, so the preset works for "
+            "encoders too; they need a smaller rate, `--lr 1e-4`",
+            "the number of times dev rows are scored, 64, is our choice",
         ),
     ),
     "stickland2019": Preset(
         "Stickland & Murray 2019: PALs beside one fine-tuned BERT-base, annealed sampling; for `inlay multitask`",
         _PALS,
         (
-            "60,000 steps are the code's for GLUE's eight tasks: an epoch is 300 steps for each of them",
+            "60,000 steps is the code's number for GLUE's eight tasks: an epoch has 300 steps for each of them",
             "optimizer, schedule, weight decay and dropout are those of its code: BERT's own; the code clips the "
-            "gradient of every tensor, this the run's whole",
+            "gradient of each tensor, Inlay that of the whole run",
             "the pooler is one for all tasks, trained with the rest of BERT",
         ),
     ),
@@ -193,14 +193,14 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset:
-    """The table's entry for `name`."""
+    """Return the preset of a name."""
     if name not in PRESETS:
         raise UnknownName("preset", name, PRESETS)
     return PRESETS[name]
 
 
 def apply_preset(name: str, config: RunConfig) -> RunConfig:
-    """A copy of `config` with a preset's settings put over it."""
+    """Return a copy of `config` with a preset's settings laid over it."""
     tree: dict[str, dict[str, Any]] = {}
     for key, value in find_preset(name).settings.items():
         section, _, setting = key.partition(".")

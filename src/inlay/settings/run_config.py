@@ -25,10 +25,10 @@ _SAME = object()
 def setting(
     default: Any, text: str, choices: Iterable[str] = (), *, is_later: bool = False, before: Any = _SAME
 ) -> Any:
-    """A config field with the line `--help` prints for it, and the values it may take.
+    """Return a config field with the line `--help` prints for it, and the values it may take.
 
-    One that `is_later` came when runs had ids already: left open, it is no part of them, so that they stay. `before` is
-    the value that all runs had until then, where that is not the default: with it, too, ids stay.
+    A field that `is_later` was added after run ids existed. At its default it is left out of the id, so that old ids
+    stay valid. `before` is the value that all runs had until then, if that is not the default: it is left out too.
     """
     known = {"help": text, "choices": tuple(choices), "is_later": is_later}
     return field(default=default, metadata={**known, "before": default if before is _SAME else before})
@@ -39,25 +39,29 @@ _EPOCHS = 10
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """Which parameters a task adds to the backbone. What is `auto`, None or empty is left to the method."""
+    """The parameters that a task adds to the backbone. The method decides what is `auto`, None or empty."""
 
     name: str = setting(
         "houlsby",
-        "method: houlsby, mahabadi, pfeiffer, parallel, lora, ia3, bitfit, pal, norms, head, full, top, pal-full; of "
-        "several tasks: hyperformer, hyperformer++, mahabadi-multi, full-multi, pal-published",
+        "method: houlsby, mahabadi, pfeiffer, parallel, lora, ia3, bitfit, pal, norms, head, full, top, pal-full; for "
+        "several tasks as one run: hyperformer, hyperformer++, mahabadi-multi, full-multi, pal-published",
     )
-    size: int | None = setting(None, "bottleneck size m (64), rank r of LoRA (8)")
+    size: int | None = setting(None, "bottleneck size m (64), or rank r of LoRA (8)")
     init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")
     activation: str = setting("auto", "auto (the method's own), gelu (tanh form), gelu-exact, relu, tanh, swish")
-    norms: str = setting("auto", "layer norms trained", choices=("auto", "all", "encoder", "none"))
-    places: tuple[str, ...] = setting((), "sublayers adapted: attention, feedforward, or both")
-    layers: str = setting("auto", "layers adapted: all, 6: (from the seventh on), -3: (the last three), 0,2,5")
-    sharing: str = setting("none", "adapters that are one: none, within-layer, every-3 (any number of layers), all")
-    depth: int = setting(1, "layers of the bottleneck: each beyond the first is another m × m")
+    norms: str = setting("auto", "which layer norms are trained", choices=("auto", "all", "encoder", "none"))
+    places: tuple[str, ...] = setting((), "which sublayers are adapted: attention, feedforward, or both")
+    layers: str = setting(
+        "auto", "which layers are adapted: all, 6: (from the seventh on), -3: (the last three), 0,2,5"
+    )
+    sharing: str = setting(
+        "none", "which adapters share their weights: none, within-layer, every-3 (any number of layers), all"
+    )
+    depth: int = setting(1, "layers of the bottleneck: each one after the first adds an m × m matrix")
     inner_norm: str = setting(
         "auto",
-        "norm inside the adapter: none, layer or batch (before its activation), output (of what it adds), alone (of "
-        "what it reads, and nothing else)",
+        "norm inside the adapter: none, layer or batch (before its activation), output (on what it adds), alone (on "
+        "what it reads: a norm and no bottleneck)",
         choices=("auto", "none", "layer", "batch", "output", "alone"),
     )
     form: str = setting(
@@ -66,20 +70,20 @@ class MethodConfig:
         choices=("auto", "sequential", "parallel"),
     )
     combine: str = setting("add", "add: x + f(x); multiply: x·(1 + f(x))", choices=("add", "multiply"))
-    scale: float | None = setting(None, "factor of the update: 4 for parallel, 1 otherwise")
-    alpha: float | None = setting(None, "LoRA's alpha: the factor is alpha / r")
+    scale: float | None = setting(None, "factor of the update; default: 4 for parallel, 1 otherwise")
+    alpha: float | None = setting(None, "LoRA's alpha: the factor of the update is alpha / r")
     linears: tuple[str, ...] = setting((), "linear layers that LoRA or IA3 change: query, key, value, project, …")
     task_size: int | None = setting(
-        None, "width of a task's embedding, which a hypernetwork reads (64; hyperformer 512)", is_later=True
+        None, "width of the task embedding that a hypernetwork reads (64; hyperformer 512)", is_later=True
     )
     projector: int | None = setting(
         None,
-        "hidden width of a hypernetwork's projector (128); 0: embeddings go straight into its heads",
+        "hidden width of a hypernetwork's projector (128); 0: no projector, its heads read the embeddings",
         is_later=True,
     )
     writes: str = setting(
         "both",
-        "what a hypernetwork writes: adapter blocks, the norms behind them, or both",
+        "what a hypernetwork generates: adapter blocks, the norms after them, or both",
         choices=("both", "blocks", "norms"),
         is_later=True,
     )
@@ -101,7 +105,7 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a run is trained. All of it belongs to the run, not to the cohort it is trained in."""
+    """The settings of a run's training. All of them belong to the run, not to the cohort it is trained in."""
 
     lr: float | None = setting(
         None,
@@ -109,37 +113,44 @@ class TrainConfig:
         "hyperformer, 5e-5 for full; on T5 3e-4 for the last three; 0.03 for hyperformer with joint.trained task",
     )
     epochs: int | None = setting(
-        None, "passes over the training rows at most; default: 10, or by the number of rows where the rate is open too"
+        None, "passes over the training rows at most; default: 10, or by the number of rows if `train.lr` is open too"
     )
     batch_size: int = setting(32, "rows per step")
     steps: str = setting(
         "epochs",
-        "steps in all: epochs (each to its end), or bert (rows / batch_size · epochs rounded down, as the original)",
+        "how steps are counted: epochs (each to its end), or bert (rows / batch_size · epochs, rounded down)",
         choices=("epochs", "bert"),
     )
     bucket: int | None = setting(
-        None, "batches that share their rows by length, to save padding; default: 1 (none), 4 where rows are padded"
+        None,
+        "number of batches whose rows are sorted by length together, to save padding; default: 1 (no sorting), 4 "
+        "where rows are padded",
     )
-    max_length: int | None = setting(None, "tokens a text (or pair) is cut to (128); for span a window's width (384)")
-    stride: int = setting(128, "tokens that neighbouring windows of a long context share (span)")
+    max_length: int | None = setting(
+        None, "tokens a text (or pair) is cut to (128); for span the width of a window (384)"
+    )
+    stride: int = setting(128, "tokens that neighbouring windows of a long context share (span tasks)")
     seed: int = setting(0, "seed of the initial values and the data order")
     optimizer: str = setting(
         "adamw", "adamw, or bert-adam (no bias correction, as Houlsby et al.)", choices=("adamw", "bert-adam")
     )
     schedule: str = setting(
         "linear",
-        "linear (warm-up, then decay from the peak) or bert (the original's: decay overridden by warm-up)",
+        "linear (warm-up, then decay from the peak), bert (decay from the first step, overridden by warm-up), constant",
         choices=("linear", "bert", "constant"),
     )
-    warmup: float = setting(0.1, "share of the steps the learning rate rises over")
+    warmup: float = setting(0.1, "share of the steps over which the learning rate rises")
     weight_decay: float = setting(0.01, "decoupled weight decay on matrices; none on biases and layer norms")
-    clip_norm: float = setting(1.0, "largest gradient norm of the run, over its trained tensors; 0 switches it off")
+    clip_norm: float = setting(
+        1.0, "largest gradient norm of the run, over all its trained tensors; 0 switches clipping off"
+    )
     dropout: float | None = setting(None, "dropout in the backbone; default: the backbone's own")
-    attention_dropout: float = setting(0.0, "dropout on attention's weights; 0, the default, is the fast path")
+    attention_dropout: float = setting(0.0, "dropout on attention weights; with 0, the default, attention is fastest")
     head_dropout: float = setting(0.1, "dropout on the pooled vector the head reads")
     pooling: str = setting(
         "auto",
-        "auto (suits the backbone), cls, pooler, mean; text where it writes",
+        "how a row's tokens become one vector: auto (as suits the backbone), cls, pooler, mean; text on a "
+        "text-to-text backbone",
         choices=("auto", "cls", "pooler", "mean", "text"),
     )
     hidden: str = setting(
@@ -148,56 +159,62 @@ class TrainConfig:
         choices=("none", "tanh", "pooler"),
     )
     features: str = setting(
-        "last", "what pooling reads: last (layer), or mix (a learned mix of all layers)", choices=("last", "mix")
+        "last", "what pooling reads: last (the last layer), or mix (a learned mix of all)", choices=("last", "mix")
     )
-    patience: int = setting(0, "stop after this many epochs without a better dev score; 0: train to the end")
-    class_weights: str = setting("none", "none, or balanced (rare classes count more)", choices=("none", "balanced"))
+    patience: int = setting(0, "stop after this many epochs without a better dev score; 0: never stop early")
+    class_weights: str = setting(
+        "none",
+        "weights of the classes in the loss: none, or balanced (rare classes count more)",
+        choices=("none", "balanced"),
+    )
     label_smoothing: float | None = setting(
-        None, "share of every target that is spread over the vocabulary, where answers are written (0.1)", is_later=True
+        None,
+        "share of every target that is spread over the vocabulary, on a text-to-text backbone (0.1)",
+        is_later=True,
     )
     beams: int | None = setting(
-        None, "texts pursued at a time while a free text is written (1: the likeliest token after each)", is_later=True
+        None, "beams of the search for a generated text (1: greedy, the likeliest token each time)", is_later=True
     )
-    max_answer: int | None = setting(None, "tokens of a written answer at most (64)", is_later=True)
+    max_answer: int | None = setting(None, "tokens of a generated answer at most (64)", is_later=True)
     prompt: str | None = setting(
         None,
-        "what stands before every text, where answers are written; default: nothing, or the task's name and a colon "
+        "what is put before every text, on a text-to-text backbone; default: nothing, or the task's name and a colon "
         "(that of the task it is like) where nothing else tells the tasks of a run apart (full-multi)",
         is_later=True,
     )
     thresholds: str = setting(
         "auto",
-        "where sets of labels, and two classes, are cut: none (at one half), or dev (where the metric is best on dev "
-        "rows, if that gains beyond chance); auto: dev where the learning rate is left open",
+        "where label sets and two classes are cut: none (at one half), or dev (where the metric is best on dev rows, "
+        "if the gain is beyond chance); auto: dev if `train.lr` is left open",
         choices=("auto", "none", "dev"),
         is_later=True,
         before="none",
     )
-    start: tuple[str, ...] = setting((), "start from a stored task (of several, from their mean) and its method")
+    start: tuple[str, ...] = setting((), "start from a stored task and its method (or from the mean of several tasks)")
     head_start: str = setting(
         "auto",
-        "first weights of the head: probe (a linear model fitted to what the backbone gives of the training rows), "
-        "fresh (random); auto: probe where the learning rate is left open, and answers are not written",
+        "first weights of the head: probe (a linear model fitted to the backbone's vectors of the training rows), or "
+        "fresh (random); auto: probe if `train.lr` is left open, except on a text-to-text backbone",
         choices=("auto", "probe", "fresh"),
         is_later=True,
         before="fresh",
     )
     contrast: int | None = setting(
         None,
-        "steps before all others that pull texts with one label together and push the rest apart (few rows); 0: none",
+        "contrastive steps before all others: they pull texts of one label together and push others apart; default: "
+        "some if rows are few; 0: none",
         is_later=True,
         before=0,
     )
-
     blend: float | None = setting(
         None,
-        "share of what a contrastive start changed that is kept; default: 0.6, less where the probe does badly; 1: all",
+        "share of the contrastive steps' change that is kept; default: 0.6, less if the probe does badly; 1: all of it",
         is_later=True,
     )
     keep: str = setting(
         "auto",
-        "which epoch is kept: best (by dev score), or late (the last one whose score is within chance of the best); "
-        "auto: late where the learning rate is left open and dev rows are few",
+        "which epoch is kept: best (by dev score), or late (the last whose score is within chance of the best); auto: "
+        "late if `train.lr` is left open and dev rows are few",
         choices=("auto", "best", "late"),
         is_later=True,
         before="best",
@@ -205,7 +222,7 @@ class TrainConfig:
 
     @property
     def num_epochs(self) -> int:
-        """Passes over the training rows at most, where a recipe says nothing else."""
+        """Return the number of passes over the training rows at most, where a recipe says nothing else."""
         return _EPOCHS if self.epochs is None else self.epochs
 
     def __post_init__(self) -> None:
@@ -240,7 +257,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class JointConfig:
-    """How several tasks are trained as one run. A run of one task has nothing of it."""
+    """The settings of several tasks trained as one run. A run of one task has none of them."""
 
     sampling: str = setting(
         "temperature",
@@ -249,21 +266,23 @@ class JointConfig:
     )
     temperature: float = setting(10.0, "T of p ∝ rows^(1/T); 1 draws tasks by their rows")
     batches: str = setting(
-        "homogeneous", "rows of a batch: homogeneous (all of one task), or mixed", choices=("homogeneous", "mixed")
+        "homogeneous",
+        "rows of a batch: homogeneous (all of one task), or mixed",
+        choices=("homogeneous", "mixed"),
     )
-    weights: tuple[str, ...] = setting((), "what a task's loss counts, if not 1: cola=2,sst2=0.5")
+    weights: tuple[str, ...] = setting((), "weights of tasks in the loss, if not 1: cola=2,sst2=0.5")
     steps: int | None = setting(
-        None, "steps in all, cut into `train.epochs` equal parts; default: as many as rows need"
+        None, "steps in all, cut into `train.epochs` equal parts; default: as many as the rows need"
     )
     trained: str = setting(
         "all",
-        "all, or task: nothing but what a task has of its own, all else as it started; the default lr is then another",
+        "what is trained: all, or task (only each task's own parameters; the default of `train.lr` is then another)",
         choices=("all", "task"),
     )
     start: str | None = setting(
-        None, "run (of several tasks; `--from-run` takes a task of it too) whose shared parameters this one starts from"
+        None, "multi-task run whose shared parameters this one starts from (`--from-run` takes a task of it too)"
     )
-    like: tuple[str, ...] = setting((), "tasks whose own parameters start as those of one of that run: new=old")
+    like: tuple[str, ...] = setting((), "tasks that start from the own parameters of a task of that run: new=old")
 
     def __post_init__(self) -> None:
         fits = math.isfinite(self.temperature) and self.temperature > 0
@@ -272,11 +291,11 @@ class JointConfig:
         _check_choices(self, "joint")
 
     def weight_of(self, task: str) -> float:
-        """What the loss of a task counts."""
+        """Return the weight of a task in the loss."""
         return self._weights().get(task, 1.0)
 
     def resemblances(self) -> dict[str, str]:
-        """New task -> the one of the run it starts from whose own parameters it begins with."""
+        """Return, for each new task, the task of the earlier run whose own parameters it starts from."""
         found = _read_pairs("joint.like", self.like)
         for new, old in found.items():
             _require(
@@ -288,13 +307,13 @@ class JointConfig:
         return found
 
     def check_tasks(self, names: Iterable[str]) -> None:
-        """Refuse what is said of tasks that are not there, and what has no sense without a run to start from."""
+        """Refuse settings of tasks that are not in the run, and settings that need a run to start from."""
         known = list(names)
         for key, tasks in (("joint.weights", self._weights()), ("joint.like", self.resemblances())):
             for name in tasks:
                 if name not in known:
                     raise BadConfig(
-                        f"`{key}` names `{name}`, which is no task of the run", f"its tasks: {', '.join(known)}"
+                        f"`{key}` names `{name}`, which is not a task of the run", f"its tasks: {', '.join(known)}"
                     )
         for key, value in (("like", ", ".join(self.like)), ("trained", self.trained)):
             if self.start is None and value not in ("", "all"):
@@ -320,8 +339,11 @@ class JointConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where a task's rows are and how they are read. The digest of what was read counts, not these settings; but for
-    `pairs`, which is no part of it and names a run where it is `towers`."""
+    """The place of a task's rows and the way they are read.
+
+    A run's id has the digest of what was read, not these settings. The exception is `pairs`, which the digest does not
+    cover: `towers` is part of the id.
+    """
 
     source: str = setting("", "file, glue/NAME, extra/NAME, or hub:NAME")
     text: str | None = setting(None, "column of the text; default: recognised by name")
@@ -335,36 +357,38 @@ class DataConfig:
     label: str | None = setting(None, "column of the label")
     kind: str = setting(
         "auto",
-        "classify, multilabel, regress, tag (words), span (answers in a context), text (written); auto infers it",
+        "kind of task: classify, multilabel, regress, tag (words), span (answers in a context), text (generated); auto "
+        "infers it",
         choices=("auto", "classify", "multilabel", "regress", "tag", "span", "text"),
     )
     labels: tuple[str, ...] = setting((), "label names in order; default: those found, sorted")
     merge_labels: bool = setting(
         False,
-        "read labels that differ in case, blanks or punctuation at the end as one, spelled as most rows have it",
+        "read labels that differ only in case, blanks or final punctuation as one, in the most frequent spelling",
         is_later=True,
     )
     answers: tuple[str, ...] = setting(
-        (), "what stands for a label where answers are written, if not its name: entailment=0,neutral=1 (classify)"
+        (),
+        "text that stands for a label on a text-to-text backbone, if not its name: entailment=0,neutral=1 (classify)",
     )
-    metric: str = setting("auto", "metric that picks the best epoch; auto suits the kind")
+    metric: str = setting("auto", "metric that picks the best epoch; auto: the usual one of the kind of task")
     dev: str | None = setting(None, "file of dev rows")
     test: str | None = setting(None, "file of test rows")
     split: str | None = setting(None, "column that says train, dev or test")
-    dev_share: float = setting(0.1, "share split off for dev where none is given")
-    test_share: float = setting(0.0, "share split off for test where none is given")
+    dev_share: float = setting(0.1, "share of the rows split off for dev if no dev rows are given")
+    test_share: float = setting(0.0, "share of the rows split off for test if no test rows are given")
     test_from: str = setting(
         "train",
-        "rows that the share for test is split off: train, or dev, which must be given",
+        "rows that the share for test is split off from: train, or dev (which must be given)",
         choices=("train", "dev"),
     )
     split_seed: int = setting(0, "seed of the split")
-    on_bad_row: str = setting("refuse", "what a bad row does", choices=("refuse", "skip"))
+    on_bad_row: str = setting("refuse", "what happens to a bad row", choices=("refuse", "skip"))
     limit: int | None = setting(None, "use at most this many training rows")
-    sample: int | None = setting(None, "use at most this many training rows, drawn by `data.sample_seed`")
+    sample: int | None = setting(None, "use at most this many training rows, drawn at random by `data.sample_seed`")
     sample_seed: int = setting(0, "seed of the sample")
-    most_dev: int | None = setting(None, "use at most this many dev rows, drawn by chance")
-    most_test: int | None = setting(None, "use at most this many test rows, drawn by chance")
+    most_dev: int | None = setting(None, "use at most this many dev rows, drawn at random")
+    most_test: int | None = setting(None, "use at most this many test rows, drawn at random")
     encoding: str | None = setting(None, "text encoding; default: detected")
     root: str | None = setting(None, "folder of the GLUE and extra sets; default: $INLAY_DATA")
 
@@ -380,7 +404,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run, besides the data it reads and the backbone it stands on."""
+    """The settings of a run. With the data it reads and the backbone it stands on, they decide the run."""
 
     task: str = setting("task", "name of the task")
     backbone: str = setting("minilm", "built-in name, local folder or hub name")
@@ -390,53 +414,53 @@ class RunConfig:
     joint: JointConfig = field(default_factory=JointConfig)
 
     def identify(self, data_digest: str, fingerprint: str) -> str:
-        """The run's id: 16 hex digits over the resolved settings, the data and the backbone. No paths, no device."""
+        """Return the run's id: 16 hex digits over the resolved settings, the data and the backbone."""
         return digest(
             {
                 "method": settled(self.method),
                 "train": settled(self.train),
                 "data": data_digest,
                 "backbone": fingerprint,
-                # Of `data`, which is where rows lie, the one setting that says how they are read; it came later.
+                # The only setting of `data` that is not covered by the digest. It was added after ids existed.
                 **({"pairs": self.data.pairs} if self.data.pairs == "towers" else {}),
             }
         )[:16]
 
     def override(self, assignments: Iterable[str]) -> Self:
-        """A copy with `section.key=value` assignments applied, as `--set` gives them."""
+        """Return a copy with `section.key=value` assignments applied, as `--set` gives them."""
         tree = dataclasses.asdict(self)
         assign(tree, assignments)
         return from_tree(type(self), tree)
 
 
 def settled(config: Any) -> dict[str, Any]:
-    """The settings that name a run: all but those that came later and are left open."""
+    """Return the settings that are part of a run's id: all but those added later that are left open."""
     settings = dataclasses.asdict(config)
-    if isinstance(config, TrainConfig):  # left open, ids have what it always was: where it counts it is resolved
+    if isinstance(config, TrainConfig):  # ids have always had a number here; a recipe's is resolved before
         settings["epochs"] = config.num_epochs
     return leave_out_later(type(config), settings)
 
 
 def leave_out_later(section: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a section without those that came later and are as all runs had them before, or left open."""
+    """Return a section's settings without later ones at their default or earlier value."""
     items = {item.name: item for item in dataclasses.fields(section) if item.metadata.get("is_later")}
     later = {name: (item.default, item.metadata["before"]) for name, item in items.items()}
     return {name: value for name, value in settings.items() if name not in later or value not in later[name]}
 
 
 def digest(value: Any) -> str:
-    """sha256 of a value's canonical JSON."""
+    """Return the sha256 of a value's canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_toml(path: Path) -> RunConfig:
-    """The run config of a TOML file; an unknown key or a wrong type is a `BadConfig` that names it."""
+    """Read the run config of a TOML file; an unknown key or a wrong type is a `BadConfig` that names it."""
     return from_tree(RunConfig, read_tree(path))
 
 
 def overlay(config: RunConfig, tree: Mapping[str, Any]) -> RunConfig:
-    """A copy of `config` with the settings of a nested mapping put over it, checked as those of a file are."""
+    """Return a copy of `config` with the settings of a nested mapping laid over it, checked as those of a file are."""
     merged = dataclasses.asdict(config)
     for key, value in tree.items():
         is_section = isinstance(merged.get(key), dict) and isinstance(value, Mapping)
@@ -445,7 +469,7 @@ def overlay(config: RunConfig, tree: Mapping[str, Any]) -> RunConfig:
 
 
 def _read_pairs(key: str, items: Iterable[str]) -> dict[str, str]:
-    """Task -> what is said of it, from items such as `cola=2`; refuses a task that is named twice."""
+    """Return the value of each task from items such as `cola=2`; refuse a task that is named twice."""
     found: dict[str, str] = {}
     for item in items:
         name, _, value = (part.strip() for part in item.partition("="))

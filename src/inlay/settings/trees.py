@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The settings a TOML file gives, not checked yet."""
+    """Read the settings of a TOML file, not checked yet."""
     try:
         return tomllib.loads(path.read_text(encoding="utf8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -53,7 +53,7 @@ def _find_hints(kind: Any) -> dict[str, Any]:
 
 
 def _suggest(key: str, hints: Mapping[str, Any], where: str) -> str:
-    """The setting that an unknown key may mean: one of this level, or one in its sections."""
+    """Return a hint for an unknown key: the nearest setting of this level or of its sections."""
     inner = {
         item.name: f"{where}{section}.{item.name}"
         for section, hint in hints.items()
@@ -66,6 +66,7 @@ def _suggest(key: str, hints: Mapping[str, Any], where: str) -> str:
 
 
 def _coerce(hint: Any, value: Any, name: str) -> Any:
+    """Return a value as the type that a field's hint asks for; refuse one that does not fit."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
@@ -91,12 +92,12 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
 
 
 def assign(tree: dict[str, Any], assignments: Iterable[str]) -> None:
-    """Put `section.key=value` assignments over a tree, as `--set` gives them; what is a list there is read as one."""
+    """Lay `section.key=value` assignments over a tree, as `--set` gives them; a value for a list is read as a list."""
     sections = [name for name, value in tree.items() if isinstance(value, dict)]
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise BadConfig(f"`{assignment}` is no assignment", "write `--set train.lr=3e-4`")
+            raise BadConfig(f"`{assignment}` is not an assignment", "write `--set train.lr=3e-4`")
         is_list = isinstance(_look_up(tree, key.strip()), tuple)
         parsed = _parse_list(value.strip()) if is_list else _parse_value(value.strip())
         _put(tree, key.strip(), parsed, sections)
@@ -131,12 +132,12 @@ def _parse_list(text: str) -> Any:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """The items of a list as the command line has it: `pos,neg`."""
+    """Return the items of a list as the command line has it: `pos,neg`."""
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
 def write_toml(config: Any) -> str:
-    """A config tree as TOML text; `None` is left out, as TOML has no word for it."""
+    """Return a config tree as TOML text. `None` is left out, as TOML has no word for it."""
     lines, sections = [], []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)

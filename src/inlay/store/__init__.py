@@ -1,4 +1,4 @@
-"""Where trained tasks are kept: immutable versions, content-addressed, safe against crashes and other writers.
+"""The store of trained tasks: immutable versions, content-addressed, safe against crashes and other writers.
 
 Importing this room, and listing what is in a store, imports neither torch nor numpy.
 """

@@ -18,7 +18,7 @@ DRAFT_PREFIX = ".draft-"
 def write_atomically(path: Path, content: bytes | Callable[[Path], None]) -> None:
     """Write `path`, replacing what was there: a reader sees the old bytes or the new, never a mixture.
 
-    What is too large to be in memory twice is written by a function, to the path it is given.
+    Content too large to be in memory twice is given as a function that writes to the path it gets.
     """
     with _draft_of(path, content) as draft:
         os.replace(draft, path)
@@ -53,7 +53,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, *, exclusive: bool) -> Iterator[None]:
-    """Hold the lock file `path`: many holders may share it, an exclusive one is alone. A dead process lets go."""
+    """Hold the lock file `path`, shared with others or exclusively. A process that dies releases it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)

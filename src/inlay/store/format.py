@@ -1,4 +1,4 @@
-"""What a stored version is made of, as bytes: the manifest, the object that carries it, the reference, the export.
+"""A stored version as bytes: the manifest, the object that carries it, the reference, the export.
 
 Nothing here touches the store's folders. Reading is strict: an unknown, missing or mistyped key is damage, not a
 default. The same content always gives the same bytes, so that their sha256 can be the version's identity. torch is
@@ -41,7 +41,7 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """How a user names this version: `sst2@3`."""
+        """Return the name a user gives this version: `sst2@3`."""
         return f"{self.name}@{self.number}"
 
 
@@ -59,9 +59,9 @@ class Probe:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything a version is besides its tensors. All of it is under the digest, so no times, hosts or paths."""
+    """Everything of a version but its tensors. The digest covers all of it, so it has no times, hosts or paths."""
 
-    kind: str  # of task: classify, multilabel, regress, tag, span
+    kind: str  # of task: classify, multilabel, regress, tag, span, text
     labels: tuple[str, ...]
     metric: str  # the one that picked the best epoch, and picks `NAME@best`
     method: dict[str, Any]  # method settings, `name` and `size` among them
@@ -89,7 +89,7 @@ class Manifest:
         object.__setattr__(self, "probes", tuple(self.probes))
 
     def to_json(self) -> str:
-        """Canonical JSON. Logits are hexadecimal floats, which keep every bit."""
+        """Return canonical JSON. Logits are hexadecimal floats, which keep every bit."""
         tree = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         tree["metrics"] = _write_metrics(self.metrics)
         tree["probes"] = [
@@ -100,7 +100,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "manifest") -> Manifest:
-        """The manifest that was written; `where` names its file in errors."""
+        """Read a manifest; `where` names its file in errors."""
         tree = parse_json(text, where)
         _check_format(tree, where)
         if isinstance(tree.get("probes"), list):
@@ -110,7 +110,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a list of tasks shows of a version, kept in its reference so that no object need be opened."""
+    """The part of a manifest that a list of tasks shows, kept in the reference so that no object need be opened."""
 
     kind: str
     num_labels: int
@@ -126,12 +126,12 @@ class Summary:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Summary:
-        """The summary of a manifest."""
+        """Return the summary of a manifest."""
         shared: dict[str, Any] = {name: vars(manifest)[name] for name in cls.__annotations__ if name != "num_labels"}
         return cls(num_labels=len(manifest.labels), **shared)
 
     def score(self, metric: str) -> float | None:
-        """The dev value of a metric, or None where there is none to compare."""
+        """Return the dev value of a metric, or None if there is none to compare."""
         value = self.metrics.get("dev", {}).get(metric)
         return value if value is not None and math.isfinite(value) else None
 
@@ -146,19 +146,19 @@ class VersionInfo:
     summary: Summary
 
     def to_json(self) -> str:
-        """The content of a reference file. Name and number are the file's own."""
+        """Return the content of a reference file. The file's path has the name and the number."""
         summary = {**vars(self.summary), "metrics": _write_metrics(self.summary.metrics)}
         tree = {"digest": self.version.digest, "published_at": self.published_at, "size_bytes": self.size_bytes}
         return _dump({"format": FORMAT, **tree, "summary": summary})
 
     @classmethod
     def from_json(cls, text: bytes, where: str, name: str, number: int) -> VersionInfo:
-        """Read a reference file that stands under `name` and `number`."""
+        """Read the reference file of `name` and `number`."""
         tree = parse_json(text, where)
         _check_format(tree, where)
         reference = _read_fields(_Reference, tree, where)
         if not is_digest(reference.digest):
-            raise StoreDamaged(f"{where}: `{reference.digest}` is no digest")
+            raise StoreDamaged(f"{where}: `{reference.digest}` is not a digest")
         summary = _read_fields(Summary, reference.summary, where)
         return cls(Version(name, number, reference.digest), reference.published_at, reference.size_bytes, summary)
 
@@ -173,26 +173,26 @@ class _Reference:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can name a task. Such a text is safe as a file name, on any file system."""
+    """Return whether a text can name a task. Such a text is safe as a file name on any file system."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text has the form of a sha256."""
+    """Return whether a text has the form of a sha256."""
     return re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
 def legal_name(text: str) -> str:
-    """A legal task name as near as can be to a text: `GLUE/CoLA v2` gives `glue-cola-v2`."""
+    """Return the legal task name nearest to a text: `GLUE/CoLA v2` gives `glue-cola-v2`."""
     name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).lstrip("._-")[:64].rstrip("._-")
     return name or "task"
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot name a task."""
+    """Refuse a text that cannot name a task."""
     if not is_name(name):
-        rule = "lower-case letters, digits, `.`, `_`, `-`, a letter or digit first, at most 64 in all"
-        raise BadConfig(f"`{name}` cannot name a task", f"a name has {rule}; `{legal_name(name)}` would do")
+        rule = "has lower-case letters, digits, `.`, `_` and `-`, begins with a letter or digit, and has 64 at most"
+        raise BadConfig(f"`{name}` cannot name a task", f"a name {rule}; `{legal_name(name)}` would do")
 
 
 def parse_reference(reference: str) -> tuple[str, str | None]:
@@ -200,14 +200,14 @@ def parse_reference(reference: str) -> tuple[str, str | None]:
     name, at, selector = reference.partition("@")
     if not name or (at and not _SELECTOR.fullmatch(selector)):
         raise BadConfig(
-            f"`{reference}` is no version of a task",
+            f"`{reference}` does not name a version of a task",
             "write `NAME` for the latest version, `NAME@3` for one number, `NAME@best` for the best dev score",
         )
     return name, selector if at else None
 
 
 def encode_object(tensors: Mapping[str, Tensor], manifest: Manifest) -> bytes:
-    """A version's content: the same tensors and manifest give the same bytes, whatever order they came in."""
+    """Return a version's content: the same tensors and manifest give the same bytes, in whatever order they come."""
     import torch
     from safetensors.torch import save
 
@@ -222,7 +222,7 @@ def encode_object(tensors: Mapping[str, Tensor], manifest: Manifest) -> bytes:
 
 
 def decode_tensors(content: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors of an object."""
+    """Return the tensors of an object."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -233,7 +233,7 @@ def decode_tensors(content: bytes, where: str) -> dict[str, Tensor]:
 
 
 def read_manifest(file: BinaryIO, size_bytes: int, where: str) -> Manifest:
-    """The manifest of an object of `size_bytes`, from its header alone. The digest is not checked here."""
+    """Read the manifest of an object of `size_bytes` from its header alone. The digest is not checked here."""
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(size_bytes - 8, _MAX_JSON_BYTES):
         raise StoreDamaged(f"{where}: not a safetensors file: its header cannot be {length} bytes long")
@@ -244,7 +244,7 @@ def read_manifest(file: BinaryIO, size_bytes: int, where: str) -> Manifest:
 
 
 def check_object(content: bytes, where: str) -> Manifest:
-    """The manifest of bytes from outside, after checking that the whole is an object. Needs no torch."""
+    """Check that bytes from outside are an object, and return its manifest. Needs no torch."""
     from safetensors import SafetensorError, deserialize
 
     manifest = read_manifest(io.BytesIO(content), len(content), where)
@@ -268,7 +268,7 @@ class Export:
     sidecar: dict[str, Any] | None
 
     def to_bytes(self) -> bytes:
-        """The file. The same version gives the same bytes."""
+        """Return the file's content. The same version gives the same bytes."""
         task = {"format": FORMAT, "name": self.name, "digest": self.digest}
         entries = {"task.json": _dump(task).encode(), "object.safetensors": self.content}
         if self.sidecar is not None:
@@ -281,7 +281,7 @@ class Export:
 
 
 def read_export(path: Path) -> Export:
-    """The export in a file; anything that is not exactly one is refused as `BadData`, with the reason."""
+    """Read the export in a file; a file that is not exactly an export is refused as `BadData`, with the reason."""
     try:
         with zipfile.ZipFile(path) as archive:
             _check_entries(archive, path)
@@ -291,7 +291,7 @@ def read_export(path: Path) -> Export:
     task = parse_json(entries["task.json"], f"{path}: task.json")
     _check_format(task, f"{path}: task.json")
     if task.keys() != {"format", "name", "digest"} or not all(isinstance(task[key], str) for key in ("name", "digest")):
-        raise BadData("task.json: wants a name and a digest, nothing else", path=path)
+        raise BadData("task.json: must have a name and a digest, nothing else", path=path)
     sidecar = parse_json(entries["sidecar.json"], f"{path}: sidecar.json") if "sidecar.json" in entries else None
     return Export(task["name"], task["digest"], entries["object.safetensors"], sidecar)
 
@@ -314,7 +314,7 @@ def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
 
 
 def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
-    """A JSON object, or StoreDamaged."""
+    """Parse a JSON object; anything else is `StoreDamaged`."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -325,14 +325,14 @@ def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def _dump(value: Any) -> str:
-    """Canonical JSON: sorted, compact, ASCII (so that any text a dataset may hold can be written), no NaN."""
+    """Return canonical JSON: sorted, compact, ASCII (so that any text of a dataset can be written), no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _check_format(tree: Mapping[str, Any], where: str) -> None:
     number = tree.get("format")
     if type(number) is not int or number < 1:
-        raise StoreDamaged(f"{where}: its format is `{number}`, which never was")
+        raise StoreDamaged(f"{where}: its format is `{number}`, which does not exist")
     if number > FORMAT:
         raise Unsupported(
             f"{where}: written in format {number}; this Inlay reads up to {FORMAT}", "upgrade: `pip install -U inlay`"
@@ -357,7 +357,7 @@ def _read_fields(kind: type[T], tree: Mapping[str, Any], where: str) -> T:
     annotations = kind.__annotations__
     if tree.keys() != annotations.keys():
         names = ", ".join(f"`{name}`" for name in sorted(tree.keys() ^ annotations.keys()))
-        raise StoreDamaged(f"{where}: unknown or missing: {names}")
+        raise StoreDamaged(f"{where}: unknown or missing keys: {names}")
     for name, annotation in annotations.items():
         if type(tree[name]) not in _JSON_TYPES[annotation]:
             raise StoreDamaged(f"{where}: `{name}` is {type(tree[name]).__name__}, not {annotation}")

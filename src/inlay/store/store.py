@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _ENTRY = re.compile(r"([1-9][0-9]{0,8})\.(json|removed)")
 _STALE_SECONDS = 3600
-_SETTLED_NS = 5_000_000_000  # longer than the ticks of any clock that a file system writes down
+_SETTLED_NS = 5_000_000_000  # longer than the resolution of any file system's timestamps
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version read back: exactly what was published."""
+    """A version's content read back, exactly as published."""
 
     manifest: Manifest
     tensors: dict[str, Tensor]
@@ -44,20 +44,20 @@ class Loaded:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task in the ledger, with the versions it has, oldest first; there is at least one."""
+    """A task in the ledger, with its versions, oldest first; there is at least one."""
 
     name: str
     versions: tuple[VersionInfo, ...]
 
     @property
     def latest(self) -> VersionInfo:
-        """What `NAME` alone means."""
+        """Return the version that `NAME` alone means."""
         return self.versions[-1]
 
 
 @dataclass(frozen=True)
 class GcReport:
-    """What `gc` deleted, or would delete."""
+    """The files that `gc` deleted, or would delete."""
 
     num_objects: int
     num_sidecars: int
@@ -75,18 +75,18 @@ class Store:
 
     @staticmethod
     def check_name(name: str) -> None:
-        """Refuse what cannot name a task, before any work is spent on it."""
+        """Refuse a text that cannot name a task, before any work is spent on it."""
         form.check_name(name)
 
     @staticmethod
     def legal_name(text: str) -> str:
-        """A legal task name as near as can be to a text, such as a file's name."""
+        """Return the legal task name nearest to a text, such as a file's name."""
         return form.legal_name(text)
 
     def run_folder(self, run_id: str) -> Path:
-        """Where training keeps a run. The store only gives the place."""
+        """Return the folder where training keeps a run. The store only names it."""
         if not form.is_name(run_id):
-            raise UnknownName("run", run_id, (), hint="a run's id is 16 hexadecimal digits")
+            raise UnknownName("run", run_id, (), hint="the id of a run has 16 hexadecimal digits")
         return self.root / "runs" / run_id
 
     def publish(
@@ -105,17 +105,17 @@ class Store:
         return self._add(name, form.encode_object(tensors, manifest), manifest, sidecar)
 
     def resolve(self, reference: str) -> Version:
-        """The version that `NAME` (the latest), `NAME@3` or `NAME@best` means now.
+        """Return the version that `NAME` (the latest), `NAME@3` or `NAME@best` means now.
 
-        `best` is the best dev value of the latest version's metric among versions measured on the same dev rows;
-        of equals the earliest, so that a version stays the best until it is beaten.
+        `best` has the best dev value of the latest version's metric, among versions measured on the same dev rows. Of
+        equals it is the earliest, so that a version stays the best until it is beaten.
         """
         return self._find(*form.parse_reference(reference)).version
 
     def stamp(self, reference: str) -> int | None:
-        """A number that changes whenever what a reference means does; None where it cannot tell.
+        """Return a number that changes whenever the meaning of a reference may have; None if it is too early to tell.
 
-        It is a moment, so it cannot tell for as long as another change might still fall into it.
+        It is the time of the last change, so it is None for as long as another change might still get the same time.
         """
         name = reference.partition("@")[0]
         try:
@@ -125,7 +125,7 @@ class Store:
         return changed_ns if changed_ns is not None and time.time_ns() - changed_ns > _SETTLED_NS else None
 
     def versions(self, name: str) -> list[VersionInfo]:
-        """The versions of a task, oldest first."""
+        """Return the versions of a task, oldest first."""
         numbers, _ = self._numbers(name)
         infos = [self._info(name, number) for number in numbers]
         if not any(infos):
@@ -133,7 +133,7 @@ class Store:
         return [info for info in infos if info is not None]
 
     def ledger(self) -> list[TaskInfo]:
-        """Every task with its versions, by name. Opens references only, so that a thousand tasks list at once."""
+        """Return every task with its versions, by name. It opens only references, so a thousand tasks list at once."""
         tasks = []
         for name in self._names():
             infos = [self._info(name, number) for number in self._numbers(name)[0]]
@@ -143,13 +143,13 @@ class Store:
         return tasks
 
     def manifest(self, version: Version) -> Manifest:
-        """A version's manifest, from the head of its object. Needs no torch, and checks no digest."""
+        """Read a version's manifest from the head of its object. Needs no torch, and checks no digest."""
         path = self._object_path(version.digest)
         with self._explained(version), path.open("rb") as file:
             return form.read_manifest(file, os.fstat(file.fileno()).st_size, str(path))
 
     def sidecar(self, version: Version) -> dict[str, Any] | None:
-        """What is known of how a version was made (time, host, commit, machine), or None."""
+        """Return what is known of how a version was made (time, host, commit, machine), or None."""
         path = self._sidecar_path(version.digest)
         try:
             return form.parse_json(path.read_bytes(), str(path))
@@ -180,12 +180,12 @@ class Store:
         self.manifest(version)
 
     def remove(self, reference: str) -> list[Version]:
-        """Drop one version (`NAME@3`) or all of a task (`NAME`). Bytes stay until `gc`, the numbers are spent."""
+        """Drop one version (`NAME@3`) or all of a task (`NAME`). Bytes stay until `gc`; numbers are not used again."""
         name, selector = form.parse_reference(reference)
         if selector is None and not self._numbers(name)[0]:
             raise self._unknown_task(name)
         removed = []
-        # Alone: a publisher that listed the numbers before a removal might give the removed one again.
+        # Exclusively: a publisher that listed the numbers before a removal might give the removed one again.
         with self._locked(exclusive=True):
             for number in self._numbers(name)[0] if selector is None else [self._pick(name, selector)]:
                 removed.append(self._readable_or_blank(name, number))
@@ -195,10 +195,10 @@ class Store:
         return removed
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
-        """Delete what no reference needs: objects, sidecars, and the drafts that crashes left."""
+        """Delete the files that no reference needs: objects, sidecars, and the drafts that crashes left."""
         if not self.root.exists():
             return GcReport(0, 0, 0, 0, (), dry_run)
-        # Alone: between a publisher's object and its reference, the object looks unneeded.
+        # Exclusively: between a publisher's object and its reference, the object looks unneeded.
         with self._locked(exclusive=True):
             live = {info.version.digest for task in self.ledger() for info in task.versions}
             objects = _unneeded((self.root / "objects").glob("??/*.safetensors"), live)
@@ -211,38 +211,38 @@ class Store:
         return GcReport(len(objects), len(sidecars), len(drafts), freed_bytes, paths, dry_run)
 
     def export(self, reference: str, path: Path | str) -> Path:
-        """Write a version as one file and say where; a folder gets `NAME.inlay`, and is not made if it is not there."""
+        """Write a version as one file and return its path. A folder gets `NAME.inlay`; a missing folder is not made."""
         version, path = self.resolve(reference), Path(path)
         target = path / f"{version.name}.inlay" if path.is_dir() else path
         if not target.parent.is_dir():
-            raise Missing(f"no folder `{target.parent}`", "make it first, or choose another place for the export")
+            raise Missing(f"no folder `{target.parent}`", "create it first, or choose another path for the export")
         source = self._object_path(version.digest)
         with self._explained(version):
             content = source.read_bytes()
             _check_digest(hashlib.sha256(content).hexdigest(), version.digest, source)
         export = form.Export(version.name, version.digest, content, self.sidecar(version))
-        with _writing(target, "choose another place for the export"):
+        with _writing(target, "choose another path for the export"):
             write_atomically(target, export.to_bytes())
         return target
 
     def import_(self, path: Path | str, name: str | None = None) -> Version:
-        """Add the version in an exported file, under its own name or another; what is not whole is refused.
+        """Add the version in an exported file, under its own name or another; a damaged file is refused.
 
-        Content that the name already has gives the version it has.
+        If the name already has a version of this content, that version is returned.
         """
         path = Path(path)
         try:
             export = form.read_export(path)
             manifest = form.check_object(export.content, "object.safetensors")
         except StoreDamaged as error:
-            raise BadData(error.message, "export it again from where it came", path=path) from None
+            raise BadData(error.message, "export it again from the store it came from", path=path) from None
         except OSError as error:
             hint = "give a file that `inlay export` wrote, or a folder of AdapterHub or PEFT"
             raise Missing(f"cannot read `{path}`: {error.strerror}", hint) from None
         if hashlib.sha256(export.content).hexdigest() != export.digest:
             raise BadData("its bytes are not those that were exported", "copy or export it again", path=path)
         if name is None and not form.is_name(export.name):
-            raise BadData(f"its task is named `{export.name}`, which cannot be", "import it under a name", path=path)
+            raise BadData(f"its task has an illegal name, `{export.name}`", "import it with `--name NAME`", path=path)
         name = export.name if name is None else name
         form.check_name(name)
         return self._add(name, export.content, manifest, export.sidecar)
@@ -287,7 +287,7 @@ class Store:
         return info
 
     def _pick(self, name: str, selector: str | None) -> int:
-        """The number a selector means, without opening references where that can be helped."""
+        """Return the number a selector means, without opening references if possible."""
         numbers, _ = self._numbers(name)
         if not numbers and (selector is None or selector == "best"):
             raise self._unknown_task(name)
@@ -323,7 +323,7 @@ class Store:
             raise InlayError(f"cannot read the store `{self.root}`: {error.strerror}", _ELSEWHERE) from None
 
     def _numbers(self, name: str) -> tuple[list[int], list[int]]:
-        """The numbers a name has, and those it had, in order. A name that cannot be has none."""
+        """Return the numbers a name has, and those it had, in order. An illegal name has none."""
         found: dict[str, list[int]] = {"json": [], "removed": []}
         if form.is_name(name):
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -333,7 +333,7 @@ class Store:
         return sorted(found["json"]), sorted(found["removed"])
 
     def _info(self, name: str, number: int) -> VersionInfo | None:
-        """A reference, or None where it was removed since the folder was listed."""
+        """Read a reference; None if it was removed since the folder was listed."""
         where = f"{self.root}/tasks/{name}/{number}.json"
         try:
             with open(where, "rb") as file:
@@ -346,7 +346,7 @@ class Store:
             raise StoreDamaged(error.message, hint) from None
 
     def _readable_or_blank(self, name: str, number: int) -> Version:
-        """A version, with an empty digest where its reference is damaged: that must not block removing or adding."""
+        """Return a version, with an empty digest if its reference is damaged: damage must not block others."""
         with suppress(StoreDamaged):
             if info := self._info(name, number):
                 return info.version
@@ -370,9 +370,9 @@ class Store:
         return UnknownName("version", f"{name}@{number}", (), hint=f"{fate}versions of `{name}`: {there}")
 
     def _stray_drafts(self) -> list[Path]:
-        # Whoever writes under these three holds the lock, so while we hold it alone, no draft there has a writer.
+        # Writers below these three folders hold the lock, so while we hold it exclusively, no draft has a writer.
         strays = [path for folder in ("objects", "tasks", "sidecars") for path in _drafts_under(self.root / folder)]
-        # Runs are written without the lock, perhaps from another machine, where our process table says nothing.
+        # Runs are written without the lock, perhaps from another machine, so only their age tells.
         for path in (*_drafts_under(self.root / "runs"), *_drafts_under(self.root / "budgets")):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS:
@@ -397,7 +397,7 @@ class Store:
 
     @contextmanager
     def _explained(self, version: Version) -> Iterator[None]:
-        """Say what to do about an object that cannot be read."""
+        """Add to an error the hint what to do about an object that cannot be read."""
         hint = f"restore it from a copy, or `inlay remove {version.reference}` and train or import it again"
         path = self._object_path(version.digest)
         try:
@@ -429,7 +429,7 @@ def _check_digest(found: str, wanted: str, path: Path) -> None:
 
 
 def _unneeded(paths: Iterator[Path], live: set[str]) -> list[Path]:
-    """Those named by a digest that nothing refers to; files that are not ours are left alone."""
+    """Return the files named by a digest that nothing refers to; files that are not ours are left alone."""
     return sorted(path for path in paths if form.is_digest(path.stem) and path.stem not in live)
 
 

@@ -12,7 +12,7 @@ import transformers
 from inlay.errors import Unsupported
 from inlay.model.backbone.sites import survey
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import find_hypernet, layout, materialized_method
+from inlay.model.bank.methods import layout, make_expander, materialized_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts.hypernet import write_adapters
@@ -69,7 +69,7 @@ def make_net(anatomy, name, **more):
     """Two networks of one shape, and the embeddings of three tasks for each."""
     torch.manual_seed(0)
     config = MethodConfig(name, 4, **more)
-    net = find_hypernet(anatomy, config)
+    net = make_expander(anatomy, config, 1).net
     shared = {item.name: 0.1 * torch.randn(2, *item.shape) for item in net.tensors()}
     return net, shared, torch.randn(2, 3, net.task_size)
 
@@ -122,7 +122,7 @@ def test_a_trained_task_has_the_tensors_of_an_ordinary_slot(backbone_of, family,
         ordinary = {item.name: item.shape for item in layout(anatomy, materialized_method(config))}
         kept = {item.name: item.shape for item in layout(anatomy, config)}
         if name.startswith("hyper"):
-            net = find_hypernet(anatomy, config)
+            net = make_expander(anatomy, config, 1).net
             shared = {item.name: torch.zeros(1, *item.shape) for item in net.tensors()}
             written = write_adapters(net, shared, torch.zeros(1, 1, net.task_size))
             kept |= {key: tuple(tensor.shape[1:]) for key, tensor in written.items()}

@@ -15,7 +15,7 @@ from inlay.model.bank.methods import METHODS, layout, resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.tensors import adapted_layers
+from inlay.model.parts.part import adapted_layers
 from inlay.settings.run_config import MethodConfig
 from tiny_backbones import random_tensors
 

@@ -19,13 +19,14 @@ from torch import Tensor
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
 from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
-from inlay.exchange.parts import Bottleneck, LowRank, join_bottlenecks, join_low_ranks, name_layers
+from inlay.exchange.parts import ForeignAdapter, LowRank, join_bottlenecks, join_low_ranks, name_layers
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import resolve_method
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.tensors import adapted_linears
+from inlay.model.parts.ia3 import FACTORS
+from inlay.model.parts.part import adapted_linears
 from inlay.settings.run_config import MethodConfig
 
 CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
@@ -220,7 +221,7 @@ def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[Method
     return resolve_method(method), tensors
 
 
-def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> Bottleneck:
+def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> ForeignAdapter:
     """An adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
     width, path = locate.anatomy.hidden_size, locate_bottleneck(locate.anatomy, key)
     down = locate.take(path, "adapters", "adapter_down.0.weight", None, width)
@@ -231,7 +232,7 @@ def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> Bottle
     if has_scaling:
         factor = locate.take(path, "adapters", "scaling", None)
         up, up_bias = up * factor[:, None], up_bias * factor
-    return Bottleneck(down.T, down_bias, up.T, up_bias)
+    return ForeignAdapter(down.T, down_bias, up.T, up_bias)
 
 
 def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -298,7 +299,7 @@ def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig,
     config = resolve_method(_linear_method(inner, locate, "ia3"))
     factor = read_number(inner, "alpha", 1)
     tensors = {
-        f"ia3.{site.key}": locate.take(site.path, "loras", "lora_B", site.out_width, 1)[:, 0] * factor
+        FACTORS.name(site.key): locate.take(site.path, "loras", "lora_B", site.out_width, 1)[:, 0] * factor
         for site in adapted_linears(locate.anatomy, config)
     }
     return config, tensors

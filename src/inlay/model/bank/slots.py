@@ -12,7 +12,7 @@ from inlay.errors import StoreDamaged, Unsupported
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import find_method, layout
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.tensors import TensorSpec
+from inlay.model.parts.part import TensorSpec
 from inlay.settings.run_config import MethodConfig
 
 

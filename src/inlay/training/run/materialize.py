@@ -18,9 +18,9 @@ from torch import Tensor
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, BadData, Diverged, Missing, UnknownName, WrongBackbone
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import materialized_method, resolve_method
+from inlay.model.bank.methods import make_expander, materialized_method, resolve_method
 from inlay.model.bank.slots import SlotSpec
-from inlay.model.parts.expand import Expander
+from inlay.model.parts import head as head_part
 from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, read_toml
 from inlay.store import Manifest, Store
 from inlay.training.run.joint import JointRun, identify_joint
@@ -63,7 +63,7 @@ def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Ba
 
 def write_out(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
     """The tensors of a task's ordinary slot, from all that the run has trained."""
-    expander = Expander(backbone.anatomy, resolve_method(part.config.method), 1)
+    expander = make_expander(backbone.anatomy, part.config.method, 1)
     own = Start(dict(tensors)).of(part.name)
     with torch.no_grad():
         written = expander.expand({name: tensor.unsqueeze(0) for name, tensor in own.items()}, (0,))
@@ -257,7 +257,7 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
             raise UnknownName("task", new, by_name)
         own = {name: tensor for name, tensor in Start(result.tensors).of(old).items() if name not in shared}
         head = take_head(own, known[old].data, by_name[new]) if is_alike else {}
-        body = {name: tensor for name, tensor in own.items() if not name.startswith("head.")}
+        body = {name: tensor for name, tensor in own.items() if not head_part.is_of_head(name)}
         shared |= {f"{new}/{name}": tensor for name, tensor in (body | head).items()}
         if len(body) < len(own):
             why = f"its labels are not those of `{old}`" if is_alike else f"`{old}` read other states of the backbone"

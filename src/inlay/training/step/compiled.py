@@ -33,6 +33,7 @@ from inlay.model.heads.readout import read_deeper
 from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import grouped, launch
 from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
+from inlay.model.parts import head as head_part
 from inlay.settings.run_config import MethodConfig
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.memory import first_line
@@ -289,7 +290,7 @@ class CompiledStepper(Stepper):
 
     @property
     def _num_labels(self) -> int:
-        return self._bank.stacks["head.weight"].shape[1]
+        return self._bank.stacks[head_part.WEIGHT].shape[1]
 
     def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: CacheDepth | None) -> Program:
         """The program for a step. Rows, the longest row and kinds of heads only ever grow, so steps of one size share
@@ -418,7 +419,7 @@ class CompiledStepper(Stepper):
         if program.mix.rows_have_hidden if slots == "row_slots" else program.mix.tokens_have_hidden:
             above = _dropped(read_deeper(vectors, stacks, tiles), program.hidden_dropout_S[slot_V])
             vectors = torch.where(program.has_hidden_S[slot_V].unsqueeze(1) > 0, above, vectors)
-        return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
+        return grouped.segment_linear(vectors, stacks[head_part.WEIGHT].transpose(1, 2), stacks[head_part.BIAS], tiles)
 
 
 def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from inlay.settings.run_config import MethodConfig
 
 
 def spec(size=8, num_labels=2, method="houlsby", **more):
-    return SlotSpec(MethodConfig(method, size, **more), HeadSpec("classify", num_labels, "mean"))
+    return SlotSpec.of(MethodConfig(method, size, **more), HeadSpec("classify", num_labels, "mean"))
 
 
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3]]

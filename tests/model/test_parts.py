@@ -11,7 +11,7 @@ import torch
 
 import inlay
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import JOINT_METHODS, METHODS, UNSUPPORTED, layout
+from inlay.model.bank.methods import JOINT_METHODS, METHODS, UNSUPPORTED, layout, resolve_method
 from inlay.model.parts import PARTS, find_part
 from inlay.model.parts.part import Part
 from inlay.settings.run_config import MethodConfig
@@ -64,7 +64,7 @@ def test_every_tensor_of_a_method_belongs_to_one_of_its_parts(tiny_bert, name):
     kinds = {type(part) for part in method.parts}
     if name.startswith("hyperformer"):  # it writes adapters, and may train the norms behind them
         kinds.add(type(find_part("adapter.")))
-    for item in layout(tiny_bert.anatomy, MethodConfig(name)):
+    for item in layout(tiny_bert.anatomy, resolve_method(MethodConfig(name))):
         assert [part for part in PARTS if part.owns(item.name)] == [find_part(item.name)]
         assert type(find_part(item.name)) in kinds
         assert isinstance(find_part(item.name), Part)
@@ -76,7 +76,7 @@ def test_a_free_slot_has_what_its_parts_call_neutral(tiny_bert, name):
     from inlay.model.heads.heads import HeadSpec
 
     bank = Bank(tiny_bert, 2)
-    bank.initialise(0, SlotSpec(MethodConfig(name), HeadSpec("classify", 2, "mean")), seed=0)
+    bank.initialise(0, SlotSpec.of(MethodConfig(name), HeadSpec("classify", 2, "mean")), seed=0)
     bank.free(0)
     for stack_name, stack in bank.stacks.items():
         neutral = find_part(stack_name).neutral(stack_name, tiny_bert)

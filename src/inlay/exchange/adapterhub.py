@@ -24,6 +24,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts.ia3 import FACTORS
 from inlay.model.parts.part import adapted_linears
@@ -197,7 +198,7 @@ def locate_bottleneck(anatomy: Anatomy, site_key: str) -> str:
     return site.path.rpartition(".")[0]
 
 
-def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     anatomy = locate.anatomy
     name, places = _find_places(inner)
     activation = ACTIVATIONS.get(str(inner.get("non_linearity")).lower())
@@ -278,7 +279,7 @@ def _linear_method(inner: Mapping[str, Any], locate: _Locator, name: str) -> Met
     return MethodConfig(name=name, linears=_find_linears(inner), layers=layers)
 
 
-def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     config, rank = _linear_method(inner, locate, "lora"), int(read_number(inner, "r", 8))
     parts = {}
     for site in adapted_linears(locate.anatomy, resolve_method(config)):
@@ -289,7 +290,7 @@ def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig
     return resolve_method(replace(config, size=size, alpha=scale * size)), tensors
 
 
-def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     if inner.get("output_lora"):
         raise Unsupported(
             "`output_lora` with `composition_mode` `scale`: it multiplies what the second feed-forward layer gives, "

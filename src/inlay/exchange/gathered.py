@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.forward import BankForward
-from inlay.model.bank.methods import resolve_method
 from inlay.model.bank.views import build_views
 from inlay.model.batch.route import Batch, Route
 from inlay.model.heads.readout import pair_features
@@ -35,7 +34,7 @@ class TaskGraph(nn.Module):
         self._backbone = bank.backbone
         self.model = bank.backbone.model
         self._heads = [spec.head for spec in specs]
-        self._methods = [resolve_method(spec.method) for spec in specs]
+        self._methods = [spec.method for spec in specs]
         self._names = list(bank.stacks)
         for name, stack in bank.stacks.items():
             self.register_buffer(_buffer_name(name), stack.detach())

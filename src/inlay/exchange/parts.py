@@ -15,9 +15,9 @@ from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.methods import layout
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.parts.bottleneck import BOTTLENECK
 from inlay.model.parts.lora import LORA
-from inlay.settings.run_config import MethodConfig
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ def join_low_ranks(parts: Mapping[str, LowRank]) -> tuple[int, float, dict[str, 
     return size, scale, tensors
 
 
-def complete(backbone: Backbone, method: MethodConfig, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+def complete(
+    backbone: Backbone, method: ResolvedMethod, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], int]:
     """The tensors with neutral ones where the method has a place and the folder had none, and how many those are."""
     whole = dict(tensors)
     for spec in layout(backbone.anatomy, method):

@@ -26,6 +26,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import CLASSIFIERS, find_family
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts import head as head_part
 from inlay.model.parts.ia3 import FACTORS, scales_input
@@ -139,7 +140,7 @@ def _method_of(name: str, sites: list[LinearSite], anatomy: Anatomy) -> MethodCo
     return MethodConfig(name=name, linears=names, layers=name_layers((s.layer for s in sites), anatomy.num_layers))
 
 
-def _read_lora(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_lora(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     parts, sites = {}, locate.linears("lora_A.weight")
     for site in sites:
         down = locate.take(site.path, "lora_A.weight", None, site.in_width)
@@ -161,7 +162,7 @@ def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     tensors, sites = {}, locate.linears("ia3_l")
     for site in sites:
         is_input = locate.shape(site.path, "ia3_l")[0] == 1
@@ -175,7 +176,7 @@ def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig
     return resolve_method(_method_of("ia3", sites, locate.anatomy)), tensors
 
 
-def _read_norms(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_norms(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     tensors, item = {}, "ln_tuning_layers"
     for norm in locate.anatomy.norms:
         if locate.has(norm.path, f"{item}.weight"):
@@ -186,7 +187,7 @@ def _read_norms(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConf
     return resolve_method(MethodConfig(name="norms", norms="all" if has_outer else "encoder")), tensors
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], _Locator], tuple[MethodConfig, dict[str, Tensor]]]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any], _Locator], tuple[ResolvedMethod, dict[str, Tensor]]]] = {
     "LORA": _read_lora,
     "IA3": _read_ia3,
     "LN_TUNING": _read_norms,
@@ -259,7 +260,7 @@ def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
     refuse(obstacles, formats=formats if needs_other else ())
 
 
-def _method_obstacles(method: MethodConfig) -> list[Obstacle]:
+def _method_obstacles(method: ResolvedMethod) -> list[Obstacle]:
     if method.name not in _WRITERS:
         reason = f"PEFT has no method like `{method.name}`: it has {', '.join(_WRITERS)}"
         return [Obstacle(reason, "--method lora")]

@@ -19,13 +19,13 @@ from inlay.exchange.heads import HEAD_KINDS, describe_decisions, fold_targets
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts import head as head_part
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, adapter_groups
 from inlay.model.parts.ia3 import FACTORS
 from inlay.model.parts.lora import LORA
 from inlay.model.parts.part import adapted_layers, adapted_linears
-from inlay.settings.run_config import MethodConfig
 
 _BOTTLENECK: dict[str, Any] = {
     "mh_adapter": False,
@@ -113,7 +113,7 @@ def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
     )
 
 
-def _method_obstacles(method: MethodConfig) -> list[Obstacle]:
+def _method_obstacles(method: ResolvedMethod) -> list[Obstacle]:
     if method.name not in _WRITERS:
         return [Obstacle(f"AdapterHub has no method like `{method.name}`: it has {', '.join(_WRITERS)}")]
     found = find_settings(method, _NEEDS)

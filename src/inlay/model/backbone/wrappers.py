@@ -99,7 +99,7 @@ class OutputSite(_Wrapper):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         active = self._mount.active
         if active is not None and self._is_dropout and self.training:
-            return active.on_output(self.place, *args, self.inner)
+            return active.on_output(self.place, args[0], self.inner)
         output = self.inner(*args, **kwargs)
         return output if active is None else active.on_output(self.place, output)
 

@@ -31,7 +31,7 @@ from inlay.errors import Unsupported
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.flat import FlatBank, lay_flat
 from inlay.model.bank.forward import BankForward
-from inlay.model.bank.methods import make_expander, materialized_method, resolve_method
+from inlay.model.bank.methods import make_expander, materialized_method
 from inlay.model.bank.slots import SlotSpec, check_tensors
 from inlay.model.bank.views import Gated, TiledLayouts, Views, build_views, site_shapes
 from inlay.model.batch.route import Batch, Route, Segment
@@ -389,7 +389,7 @@ class Bank:
         """The stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""
         if self.is_trainable:
             return [name]
-        return find_part(name).places(self.anatomy, resolve_method(spec.method), name)
+        return find_part(name).places(self.anatomy, spec.method, name)
 
     def _row(self, item: TensorSpec, slot: int) -> int:
         """Which row of its stack a slot's tensor is."""

@@ -26,6 +26,7 @@ from fnmatch import fnmatchcase as fnmatch
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import ATTENTION_LINEARS, Anatomy
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels.reference import ACTIVATIONS
 from inlay.model.parts.biases import BIASES
@@ -95,8 +96,8 @@ class Method:
         return self.is_joint and self.parts == (OWN_WEIGHTS,)
 
 
-def resolve_method(config: MethodConfig) -> MethodConfig:
-    """The config with everything left open replaced by the method's own choice: what is hashed, stored and shown."""
+def resolve_method(config: MethodConfig) -> ResolvedMethod:
+    """Replace everything that a config leaves open by the method's own choice: what is hashed, stored and shown."""
     method = find_method(config.name)
     _refuse_foreign_settings(config, method)
     size = config.size or method.size
@@ -125,41 +126,38 @@ def resolve_method(config: MethodConfig) -> MethodConfig:
     task_size = EMBEDDED if method.task_size and resolved.projector == 0 else method.task_size
     resolved = dataclasses.replace(resolved, task_size=config.task_size or task_size)
     _check(resolved, method)
-    return resolved
+    return ResolvedMethod.spelt_by(resolved)
 
 
-def materialized_method(config: MethodConfig) -> MethodConfig:
+def materialized_method(method: ResolvedMethod) -> ResolvedMethod:
     """The ordinary method that a task of this one is of once it is trained; an ordinary one is its own."""
-    config = resolve_method(config)
-    becomes = find_method(config.name).becomes
+    becomes = find_method(method.name).becomes
     if not becomes:
-        return config
-    settings = find_method(becomes).settings & find_method(config.name).settings
-    own = {name: getattr(config, name) for name in settings}
-    if config.writes == "norms":
+        return method
+    settings = find_method(becomes).settings & find_method(method.name).settings
+    own = {name: getattr(method, name) for name in settings}
+    if method.writes == "norms":
         own["inner_norm"] = "alone"
     return resolve_method(MethodConfig(becomes, **own))
 
 
-def make_expander(anatomy: Anatomy, config: MethodConfig, slots_per_run: int) -> Expander:
+def make_expander(anatomy: Anatomy, method: ResolvedMethod, slots_per_run: int) -> Expander:
     """What makes the stacks of runs that own several slots those that the slots read."""
-    config = resolve_method(config)
-    method = find_method(config.name)
-    nets = [part.network(anatomy, config) for part in method.parts if isinstance(part, HypernetPart)]
-    return Expander(nets[0] if nets else None, method.shared, slots_per_run)
+    row = find_method(method.name)
+    nets = [part.network(anatomy, method) for part in row.parts if isinstance(part, HypernetPart)]
+    return Expander(nets[0] if nets else None, row.shared, slots_per_run)
 
 
-def layout(anatomy: Anatomy, config: MethodConfig, head: HeadSpec | None = None) -> list[TensorSpec]:
+def layout(anatomy: Anatomy, method: ResolvedMethod, head: HeadSpec | None = None) -> list[TensorSpec]:
     """Every tensor of a task with this method, in a fixed order; refuses what the backbone's family cannot do."""
-    config = resolve_method(config)
-    if reason := UNSUPPORTED.get((anatomy.family, config.name)):
-        raise Unsupported(f"method `{config.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
-    method = find_method(config.name)
-    specs = [spec for part in method.parts for spec in part.tensors(anatomy, config)]
-    if method.is_finetuned and (head is None or head.pooling != "pooler"):
+    if reason := UNSUPPORTED.get((anatomy.family, method.name)):
+        raise Unsupported(f"method `{method.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
+    row = find_method(method.name)
+    specs = [spec for part in row.parts for spec in part.tensors(anatomy, method)]
+    if row.is_finetuned and (head is None or head.pooling != "pooler"):
         specs = OWN_WEIGHTS.without_pooler(anatomy, specs)  # nothing reads it
     specs = [
-        dataclasses.replace(spec, is_shared=any(fnmatch(spec.name, pattern) for pattern in method.shared))
+        dataclasses.replace(spec, is_shared=any(fnmatch(spec.name, pattern) for pattern in row.shared))
         for spec in specs
     ]
     return specs if head is None else [*specs, *HEAD.of(anatomy, head)]
@@ -173,22 +171,21 @@ def find_method(name: str) -> Method:
     return found
 
 
-def first_layer(anatomy: Anatomy, config: MethodConfig) -> int:
+def first_layer(anatomy: Anatomy, method: ResolvedMethod) -> int:
     """The lowest layer that anything is trained in; below it all is frozen, norms and dropout too."""
-    config = resolve_method(config)
-    if config.norms == "none" and find_method(config.name).trains_norms_alone:
+    if method.norms == "none" and find_method(method.name).trains_norms_alone:
         return anatomy.num_layers
-    return min(adapted_layers(anatomy, config))
+    return min(adapted_layers(anatomy, method))
 
 
-def has_frozen_attention(anatomy: Anatomy, config: MethodConfig) -> bool:
+def has_frozen_attention(anatomy: Anatomy, method: ResolvedMethod) -> bool:
     """Whether in the lowest trained layer nothing is trained up to what attention's projection gives."""
-    layer = first_layer(anatomy, config)
-    has_own = find_method(config.name).is_finetuned
+    layer = first_layer(anatomy, method)
+    has_own = find_method(method.name).is_finetuned
     if layer == anatomy.num_layers or has_own or find_family(anatomy.family).is_prenorm:
         return False
     inside = tuple(f".{layer}.{name}" for name in ATTENTION_LINEARS)
-    return not any(place in spec.name for spec in layout(anatomy, config) for place in inside)
+    return not any(place in spec.name for spec in layout(anatomy, method) for place in inside)
 
 
 def _refuse_foreign_settings(config: MethodConfig, method: Method) -> None:

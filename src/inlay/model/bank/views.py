@@ -14,11 +14,11 @@ from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import find_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels import tiled
 from inlay.model.parts import PARTS
 from inlay.model.parts.part import Occupants, Operation, SiteShapes, SlotOperation, Stacks, layer_of
-from inlay.settings.run_config import MethodConfig
 
 _ALIGNED = 8  # numbers of two bytes that programs read at once
 
@@ -147,8 +147,9 @@ class Views:
     def at(self, layer: int) -> Views:
         """Those of one block."""
         if layer not in self._layers:
-            own = (_within(layer, operations) for operations in (self.linears, self.outputs, self.norms))
-            self._layers[layer] = Views(*own)
+            self._layers[layer] = Views(
+                _within(layer, self.linears), _within(layer, self.outputs), _within(layer, self.norms)
+            )
         return self._layers[layer]
 
 
@@ -161,12 +162,12 @@ def _within(layer: int, operations: Operations) -> Operations:
     return {name.removeprefix(prefix): found for name, found in operations.items() if name.startswith(prefix)}
 
 
-Gated = tuple[MethodConfig | None, frozenset[int]]
-"""A slot's resolved method, None if it is free, and the layers whose adapters are removed from it."""
+Gated = tuple[ResolvedMethod | None, frozenset[int]]
+"""A slot's method, None if it is free, and the layers whose adapters are removed from it."""
 
 
-def site_shapes(anatomy: Anatomy, method: MethodConfig | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
-    """What a slot of this resolved method is at each site; nothing for a free slot, or in the layers `removed`."""
+def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
+    """What a slot of this method is at each site; nothing for a free slot, or in the layers `removed`."""
     if method is None:
         return {}
     found = [item for part in find_method(method.name).parts for item in part.shapes(anatomy, method).items()]
@@ -174,7 +175,7 @@ def site_shapes(anatomy: Anatomy, method: MethodConfig | None, removed: frozense
 
 
 def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
-    """The views of slots with these resolved methods. `is_expanded`: shared adapters stand at every site."""
+    """The views of slots with these methods. `is_expanded`: shared adapters stand at every site."""
     known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
     by_site: dict[tuple[str, str], list[kernels.Shape | None]] = {}
     for place in dict.fromkeys(place for shapes in known.values() for place in shapes):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_layers
-from inlay.settings.run_config import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
@@ -22,7 +22,7 @@ class BiasPart(Part):
 
     prefix = "bias."
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         layers = adapted_layers(anatomy, method)
         for linear in anatomy.linears:
             if linear.layer in layers and linear.has_bias:

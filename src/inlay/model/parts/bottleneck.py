@@ -19,6 +19,7 @@ from torch import Tensor
 
 from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy, Site
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, Moments, Shape
 from inlay.model.kernels.select import Gather
@@ -33,7 +34,6 @@ from inlay.model.parts.part import (
     TensorSpec,
     adapted_layers,
 )
-from inlay.settings.run_config import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.bank.forward import BankForward
@@ -65,7 +65,7 @@ class BottleneckPart(Part):
         """The pattern of the names of the norms behind them."""
         return "adapter.*.out_*"
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         """The adapters at the sites, or one for each group of sites."""
         width, size, norm = anatomy.hidden_size, method.size, method.inner_norm
         assert size is not None
@@ -101,7 +101,7 @@ class BottleneckPart(Part):
         yield TensorSpec(self.name(key, "out_scale"), (anatomy.hidden_size,), start, std)
         yield TensorSpec(self.name(key, "out_shift"), (anatomy.hidden_size,), "zeros")
 
-    def places(self, anatomy: Anatomy, method: MethodConfig, name: str) -> list[str]:
+    def places(self, anatomy: Anatomy, method: ResolvedMethod, name: str) -> list[str]:
         if method.sharing == "none":
             return [name]
         group, _, item = name.removeprefix(self.prefix).rpartition(".")
@@ -110,7 +110,7 @@ class BottleneckPart(Part):
     def leader(self, name: str) -> str:
         return f"{name.rpartition('.')[0]}.down"
 
-    def shapes(self, anatomy: Anatomy, method: MethodConfig) -> SiteShapes:
+    def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
         assert method.size is not None
         assert method.scale is not None
         multiplies = method.combine == "multiply"
@@ -134,7 +134,7 @@ class BottleneckPart(Part):
 BOTTLENECK = BottleneckPart()
 
 
-def adapter_groups(anatomy: Anatomy, method: MethodConfig) -> dict[str, str]:
+def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
     """Site -> the adapter it reads, by their keys: its own, or one that several sites share."""
     layers = adapted_layers(anatomy, method)
     sites = [site for site in anatomy.sites if site.layer in layers and site.place in method.places]

@@ -30,11 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, OUT_NORM, adapter_groups
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.part import Part, TensorSpec
-from inlay.settings.run_config import MethodConfig
 
 EMBEDDED = 64
 """What the heads read, and how layers and places are embedded."""
@@ -196,7 +196,7 @@ class HypernetPart(Part):
     def owns(self, name: str) -> bool:
         return name.startswith((self.prefix, "task."))
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         net = self.network(anatomy, method)
         yield from net.task_tensors()
         yield from net.tensors()
@@ -204,8 +204,8 @@ class HypernetPart(Part):
             for key in (key for group in net.groups for key in group.keys):
                 yield from BOTTLENECK.norm_behind(anatomy, key)
 
-    def network(self, anatomy: Anatomy, method: MethodConfig) -> Hypernet:
-        """What the hypernetwork of this resolved method is on a backbone."""
+    def network(self, anatomy: Anatomy, method: ResolvedMethod) -> Hypernet:
+        """What the hypernetwork of this method is on a backbone."""
         assert method.size is not None
         assert method.task_size is not None
         assert method.projector is not None

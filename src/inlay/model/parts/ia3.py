@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_linears
-from inlay.settings.run_config import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
@@ -26,7 +26,7 @@ class FactorPart(Part):
         """The name of a linear layer's factors."""
         return f"ia3.{key}"
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         for linear in adapted_linears(anatomy, method):
             width = linear.in_width if scales_input(linear) else linear.out_width
             yield TensorSpec(self.name(linear.key), (width,), "ones")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels.reference import Bottleneck, Shape
 from inlay.model.parts.bottleneck import gathered_update
@@ -25,7 +26,6 @@ from inlay.model.parts.part import (
     TensorSpec,
     adapted_linears,
 )
-from inlay.settings.run_config import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.bank.forward import BankForward
@@ -41,14 +41,14 @@ class LoraPart(Part):
         """The name of `down` or `up` of a linear layer's update."""
         return f"lora.{key}.{item}"
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         assert method.size is not None
         for linear in adapted_linears(anatomy, method):
             down, up = (linear.in_width, method.size), (method.size, linear.out_width)
             yield TensorSpec(self.name(linear.key, "down"), down, "uniform", ranks=(1,))
             yield TensorSpec(self.name(linear.key, "up"), up, "zeros", ranks=(0,))
 
-    def shapes(self, anatomy: Anatomy, method: MethodConfig) -> SiteShapes:
+    def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
         assert method.size is not None
         shape = Shape(method.size, scale=1.0 if method.scale is None else method.scale)
         return {("lora", linear.key): shape for linear in adapted_linears(anatomy, method)}

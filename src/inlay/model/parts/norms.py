@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from inlay.model.backbone.sites import Anatomy, NormSite
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_layers
-from inlay.settings.run_config import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
@@ -30,7 +30,7 @@ class NormPart(Part):
         """The name of a norm's `scale` or `shift`."""
         return f"norm.{key}.{item}"
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         for norm in trained_norms(anatomy, method):
             if self.with_scales:
                 yield TensorSpec(self.name(norm.key, "scale"), (norm.width,), "backbone", part="norms")
@@ -55,7 +55,7 @@ class NormPart(Part):
 NORMS = NormPart()
 
 
-def trained_norms(anatomy: Anatomy, method: MethodConfig) -> list[NormSite]:
+def trained_norms(anatomy: Anatomy, method: ResolvedMethod) -> list[NormSite]:
     """The layer norms trained: by `norms` (all, encoder, none), and none below the lowest adapted layer."""
     if method.norms == "none":
         return []

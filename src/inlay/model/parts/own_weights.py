@@ -12,8 +12,8 @@ from torch import Tensor
 
 from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.parts.part import Part, TensorSpec, adapted_layers
-from inlay.settings.run_config import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
@@ -25,7 +25,7 @@ class OwnWeightsPart(Part):
     prefix = "weight."
     is_stacked = False
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         layers = adapted_layers(anatomy, method)
         if layers != tuple(range(layers[0], anatomy.num_layers)):
             raise BadConfig(

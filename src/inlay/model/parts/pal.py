@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_layers
-from inlay.settings.run_config import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.bank.forward import BankForward
@@ -35,7 +35,7 @@ class PalPart(Part):
         "no graph holds it: leave it out, or train it with an adapter method",
     )
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         width, size = anatomy.hidden_size, pal_size(anatomy)
         yield TensorSpec("pal.encode", (width, size), "normal", _STD)
         yield TensorSpec("pal.decode", (size, width), "normal", _STD)
@@ -46,8 +46,9 @@ class PalPart(Part):
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterator[Placed]:
         for layer in range(anatomy.num_layers):
             if f"pal.{layer}.query" in stacks:
-                own = (stacks[f"pal.{layer}.{item}"] for item in _ITEMS)
-                weights = kernels.Projected(stacks["pal.encode"], stacks["pal.decode"], *own, anatomy.num_heads)
+                query, key, value = (stacks[f"pal.{layer}.{item}"] for item in _ITEMS)
+                encode, decode = stacks["pal.encode"], stacks["pal.decode"]
+                weights = kernels.Projected(encode, decode, query, key, value, anatomy.num_heads)
                 yield Placed("output", f"{layer}.feedforward", ProjectedAttention(weights))
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.sites import Anatomy, LinearSite
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels.reference import Bottleneck, Moments, Shape
-from inlay.settings.run_config import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
@@ -87,7 +87,7 @@ def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
     return drawn.mul_(math.sqrt(2.0) * item.std).clamp_(-2 * item.std, 2 * item.std)
 
 
-def adapted_layers(anatomy: Anatomy, config: MethodConfig) -> tuple[int, ...]:
+def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
     """The layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
     num_layers, found = anatomy.num_layers, set()
     for item in ("0:",) if config.layers == "all" else config.layers.split(","):
@@ -111,7 +111,7 @@ def adapted_layers(anatomy: Anatomy, config: MethodConfig) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def adapted_linears(anatomy: Anatomy, config: MethodConfig) -> list[LinearSite]:
+def adapted_linears(anatomy: Anatomy, config: ResolvedMethod) -> list[LinearSite]:
     """The linear layers that LoRA or (IA)³ changes; a name that the family has not, or shares, is refused."""
     known = [*dict.fromkeys(linear.name for linear in anatomy.linears)]
     for name in config.linears:
@@ -154,11 +154,11 @@ class Part:
         """The pattern that all its names match, as `Method.shared` has them."""
         return f"{self.prefix}*"
 
-    def tensors(self, anatomy: Anatomy, method: MethodConfig) -> Iterator[TensorSpec]:
-        """Its tensors in a slot of this resolved method, in a fixed order."""
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
+        """Its tensors in a slot of this method, in a fixed order."""
         raise NotImplementedError
 
-    def places(self, anatomy: Anatomy, method: MethodConfig, name: str) -> list[str]:
+    def places(self, anatomy: Anatomy, method: ResolvedMethod, name: str) -> list[str]:
         """The stacks of a serving bank that hold a slot's tensor: one, or one for every site that shares it."""
         return [name]
 
@@ -174,8 +174,8 @@ class Part:
         """The backbone's own value of a tensor that begins as it."""
         raise AssertionError(f"`{name}` is nothing that the backbone has")
 
-    def shapes(self, anatomy: Anatomy, method: MethodConfig) -> SiteShapes:
-        """What a slot of this resolved method is at each site, where slots of one bank may differ in more than size."""
+    def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
+        """What a slot of this method is at each site, where slots of one bank may differ in more than size."""
         return {}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterable[Placed]:
@@ -187,8 +187,8 @@ class Part:
 class Occupants:
     """What the slots of a bank are."""
 
-    methods: tuple[MethodConfig, ...]
-    """resolved, each once"""
+    methods: tuple[ResolvedMethod, ...]
+    """each once"""
     shapes: Mapping[tuple[str, str], list[Shape | None]]
     """(form, site) -> each slot's bottleneck there; only sites where a slot has one"""
     are_expanded: bool

@@ -17,7 +17,7 @@ from torch import Tensor
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts import head as head_part
@@ -79,7 +79,7 @@ def inherit(start: Sequence[str], store: Store) -> RunConfig:
     choices = {item.name: item.metadata["choices"] for item in dataclasses.fields(TrainConfig)}
     # A head on tokens pools nothing: then the new task's pooling is what suits the backbone.
     reading = {name: value for name in _INHERITED if (value := getattr(spec.head, name)) in choices[name]}
-    return RunConfig(method=spec.method, train=TrainConfig(**reading))
+    return RunConfig(method=spec.method.as_config(), train=TrainConfig(**reading))
 
 
 def load_sources(start: Sequence[str], store: Store | None, backbone: Backbone, method: MethodConfig) -> list[Source]:
@@ -103,7 +103,7 @@ def load_sources(start: Sequence[str], store: Store | None, backbone: Backbone, 
     return sources
 
 
-def check_method(method: MethodConfig, its: MethodConfig, reference: str) -> None:
+def check_method(method: MethodConfig, its: MethodConfig | ResolvedMethod, reference: str) -> None:
     """Refuse to start from a version of another method, before the other settings are taken for this one's."""
     if method.name != its.name:
         raise _unlike("name", method.name, its.name, reference)
@@ -160,8 +160,7 @@ def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[st
 
 def _read_spec(manifest: Manifest) -> SlotSpec:
     """What a version's slot is, with every setting there is now."""
-    spec = SlotSpec.from_stored(manifest.method, manifest.head)
-    return SlotSpec(resolve_method(spec.method), spec.head)
+    return SlotSpec.from_stored(manifest.method, manifest.head)
 
 
 def _resolve(name: str, store: Store) -> Version:
@@ -205,7 +204,9 @@ def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:
     )
 
 
-def _differences(first: MethodConfig, second: MethodConfig, ignored: Sequence[str]) -> list[tuple[str, object, object]]:
+def _differences(
+    first: ResolvedMethod, second: ResolvedMethod, ignored: Sequence[str]
+) -> list[tuple[str, object, object]]:
     names = [item.name for item in dataclasses.fields(first) if item.name not in ignored]
     pairs = [(name, getattr(first, name), getattr(second, name)) for name in names]
     return [(name, mine, its) for name, mine, its in pairs if mine != its]

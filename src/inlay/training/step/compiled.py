@@ -25,6 +25,7 @@ from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import CacheDepth, CachedStates
 from inlay.model.batch.tiles import Tiles
@@ -34,7 +35,6 @@ from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import grouped, launch
 from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
 from inlay.model.parts import head as head_part
-from inlay.settings.run_config import MethodConfig
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.memory import first_line
 from inlay.training.step.eager import LookAhead, Rows, Stepper
@@ -71,7 +71,7 @@ def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     return are_known and has_programs(bank.backbone, specs[0].method)
 
 
-def has_programs(backbone: Backbone, method: MethodConfig) -> bool:
+def has_programs(backbone: Backbone, method: ResolvedMethod) -> bool:
     """Whether steps are compiled here: packed rows on a device with kernels, and nothing that sees a batch whole."""
     return launch.is_available(backbone.device) and backbone.packs and method.inner_norm != "batch"
 

@@ -52,7 +52,7 @@ def compare(backbone: Backbone, ids: Sequence[list[int]], texts: tuple[str, ...]
     """How many times longer a decoder's row for each text takes."""
     bank = Bank(backbone, 1)
     head = HeadSpec("classify", len(texts), WRITTEN, texts=texts)
-    bank.initialise(0, SlotSpec(MethodConfig(size=16), head), 0)
+    bank.initialise(0, SlotSpec.of(MethodConfig(size=16), head), 0)
     ways: list[Callable[[], Tensor]] = [
         lambda: torch.stack(list(infer(bank, [Row(own, 0) for own in ids]))),
         lambda: score_apart(bank, ids, texts),

@@ -139,7 +139,6 @@ def _publish_random(store: Any, name: str, backbone: Any, spec: Any, seed: int =
     """A version of `spec` with random tensors."""
     import dataclasses
 
-    from inlay.model.bank.methods import resolve_method
     from inlay.store import Manifest
     from inlay.training.run.publish import describe_backbone
 
@@ -151,7 +150,7 @@ def _publish_random(store: Any, name: str, backbone: Any, spec: Any, seed: int =
         kind=spec.head.kind,
         labels=labels,
         metric=metrics[spec.head.kind],
-        method=dataclasses.asdict(resolve_method(spec.method)),
+        method=dataclasses.asdict(spec.method),
         head=dataclasses.asdict(spec.head),
         max_length=64,
         metrics={},

@@ -41,7 +41,7 @@ def fill(backbone, sizes=(8, 16, 3)):
     bank = Bank(backbone, len(sizes))
     for slot, size in enumerate(sizes):
         method = MethodConfig("pfeiffer" if slot == 1 else "houlsby", size, init_std=0.3)
-        bank.initialise(slot, SlotSpec(method, head_of(backbone, 2 + slot)), seed=slot)
+        bank.initialise(slot, SlotSpec.of(method, head_of(backbone, 2 + slot)), seed=slot)
     return bank
 
 
@@ -75,7 +75,7 @@ def fill_all(backbone):
     for slot, name in enumerate(names):
         is_shared = backbone.anatomy.family == "deberta-v2" and name in ("lora", "ia3")
         method = MethodConfig(name, linears=("value", "contract") if is_shared else ())
-        spec = SlotSpec(method, head_of(backbone, 2))
+        spec = SlotSpec.of(method, head_of(backbone, 2))
         bank.initialise(slot, spec, seed=slot)
         noise = torch.Generator().manual_seed(slot)
         tensors = {key: t + 0.05 * torch.randn(t.shape, generator=noise) for key, t in bank.read(slot).items()}
@@ -209,7 +209,7 @@ def test_captured_inference_answers_any_mix_as_the_plain_path_does(backbone_fold
         for a, b in zip(graphed.logits(rows), infer(bank, rows), strict=True):
             torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
     method = MethodConfig("houlsby", 12, init_std=0.3)
-    bank.initialise(0, SlotSpec(method, HeadSpec("classify", 2, "mean")), seed=9)  # another task in the slot
+    bank.initialise(0, SlotSpec.of(method, HeadSpec("classify", 2, "mean")), seed=9)  # another task in the slot
     rows = [Row(ids, 0) for ids in ROWS]
     for a, b in zip(graphed.logits(rows), infer(bank, rows), strict=True):
         torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
@@ -302,7 +302,7 @@ def test_gated_slots_that_share_tensors_answer_as_on_the_cpu(backbone_folder, ba
         load_backbone(str(backbone_folder(family)), device="cuda", dtype=torch.float32),
     ):
         bank = Bank(backbone, 1)
-        spec = SlotSpec(MethodConfig(method, 8), HeadSpec("classify", 2, "mean"))
+        spec = SlotSpec.of(MethodConfig(method, 8), HeadSpec("classify", 2, "mean"))
         bank.initialise(0, spec, seed=0)
         noise = torch.Generator().manual_seed(0)
         bank.put(0, spec, {key: t + 0.2 * torch.randn(t.shape, generator=noise) for key, t in bank.read(0).items()})

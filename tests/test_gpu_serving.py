@@ -21,18 +21,18 @@ from inlay.store import Store
 pytestmark = pytest.mark.gpu
 
 TASKS = {
-    "two": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean")),
-    "tags": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("tag", 5, "mean")),
-    "twenty": SlotSpec(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls", hidden="tanh")),
-    "number": SlotSpec(MethodConfig("houlsby", 16), HeadSpec("regress", 1, "mean")),
-    "rank": SlotSpec(MethodConfig("lora", 4), HeadSpec("classify", 4, "mean")),
-    "set": SlotSpec(MethodConfig("bitfit"), HeadSpec("multilabel", 3, "cls")),
-    "own": SlotSpec(MethodConfig("full"), HeadSpec("classify", 2, "mean")),
-    "mix": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean", features="mix")),
+    "two": SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean")),
+    "tags": SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("tag", 5, "mean")),
+    "twenty": SlotSpec.of(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls", hidden="tanh")),
+    "number": SlotSpec.of(MethodConfig("houlsby", 16), HeadSpec("regress", 1, "mean")),
+    "rank": SlotSpec.of(MethodConfig("lora", 4), HeadSpec("classify", 4, "mean")),
+    "set": SlotSpec.of(MethodConfig("bitfit"), HeadSpec("multilabel", 3, "cls")),
+    "own": SlotSpec.of(MethodConfig("full"), HeadSpec("classify", 2, "mean")),
+    "mix": SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean", features="mix")),
 }
 LATER = {
-    "larger": SlotSpec(MethodConfig("houlsby", 64), HeadSpec("classify", 40, "mean")),
-    "last": SlotSpec(MethodConfig("pfeiffer", 24), HeadSpec("classify", 3, "cls")),
+    "larger": SlotSpec.of(MethodConfig("houlsby", 64), HeadSpec("classify", 40, "mean")),
+    "last": SlotSpec.of(MethodConfig("pfeiffer", 24), HeadSpec("classify", 3, "cls")),
 }
 
 
@@ -117,7 +117,7 @@ def test_a_captured_pass_answers_for_every_method_at_once(backbone_folder, famil
     methods += [MethodConfig("houlsby", 8, **more) for more in ({"inner_norm": "layer"}, {"depth": 2})]
     bank = Bank(gpu, len(methods))
     for slot, method in enumerate(methods):
-        spec = SlotSpec(method, HeadSpec("classify", 2 + slot % 3, ("mean", "cls")[slot % 2]))
+        spec = SlotSpec.of(method, HeadSpec("classify", 2 + slot % 3, ("mean", "cls")[slot % 2]))
         bank.initialise(slot, spec, seed=slot)
         noise = torch.Generator().manual_seed(slot)
         noisy = {name: t + 0.05 * torch.randn(t.shape, generator=noise) for name, t in bank.read(slot).items()}

@@ -52,7 +52,7 @@ def count(anatomy, config, *, without=(), num_labels=2):
     """Trained parameters of a classifier with a preset's method and head."""
     train = config.train
     head = HeadSpec("classify", num_labels, train.pooling, hidden=train.hidden, features=train.features)
-    specs = layout(anatomy, config.method, head)
+    specs = layout(anatomy, resolve_method(config.method), head)
     return sum(item.num_parameters for item in specs if item.part not in without and item.name not in without)
 
 
@@ -157,10 +157,14 @@ def test_a_run_of_several_tasks_can_be_made_with_every_preset_for_it(name, famil
 
 def test_mahabadi_s_preset_has_the_published_counts_and_schedule():
     config = preset("mahabadi2021")
-    task = sum(item.num_parameters for item in layout(t5_of(**T5_BASE), config.method) if not item.is_shared)
-    shared = sum(item.num_parameters for item in layout(t5_of(**T5_BASE), config.method) if item.is_shared)
+    task = sum(
+        item.num_parameters for item in layout(t5_of(**T5_BASE), resolve_method(config.method)) if not item.is_shared
+    )
+    shared = sum(
+        item.num_parameters for item in layout(t5_of(**T5_BASE), resolve_method(config.method)) if item.is_shared
+    )
     assert shared + 8 * task == 5_211_056
-    small = layout(t5_of(**T5_SMALL), preset("mahabadi2021", size=16).method)
+    small = layout(t5_of(**T5_SMALL), resolve_method(preset("mahabadi2021", size=16).method))
     assert sum(item.num_parameters * (1 if item.is_shared else 8) for item in small) == 2_415_776
     for changes in (
         ["method.name=hyperformer"],
@@ -183,7 +187,7 @@ def test_mahabadi_s_preset_has_the_published_counts_and_schedule():
 
 def test_pals_preset_has_the_published_count_and_annealed_sampling(bert_base):
     config = preset("stickland2019")
-    own = [item for item in layout(bert_base, config.method) if not item.is_shared]
+    own = [item for item in layout(bert_base, resolve_method(config.method)) if not item.is_shared]
     assert sum(item.num_parameters for item in own) == 1_811_520
     assert (config.train.lr, config.train.epochs, config.joint.steps) == (2e-5, 25, 25 * 300 * 8)
     sizes, epochs = (100, 10_000), config.train.epochs

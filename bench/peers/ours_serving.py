@@ -18,7 +18,6 @@ from torch import Tensor
 from inlay import Engine
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row
 from inlay.model.heads.captured import GraphedForward
@@ -108,7 +107,7 @@ def read_rows(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_spec(job: dict[str, Any]) -> SlotSpec:
-    return SlotSpec(MethodConfig(size=job["size"]), HeadSpec("classify", 2, "cls"))
+    return SlotSpec.of(MethodConfig(size=job["size"]), HeadSpec("classify", 2, "cls"))
 
 
 def random_tensors(backbone: Backbone, spec: SlotSpec, seed: int) -> dict[str, Tensor]:
@@ -138,7 +137,7 @@ def publish_many(store: Store, names: list[str], backbone: Backbone, spec: SlotS
         kind=spec.head.kind,
         labels=("no", "yes"),
         metric="accuracy",
-        method=dataclasses.asdict(resolve_method(spec.method)),
+        method=dataclasses.asdict(spec.method),
         head=dataclasses.asdict(spec.head),
         max_length=min(128, backbone.max_length),
         metrics={},

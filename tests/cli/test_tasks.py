@@ -169,7 +169,7 @@ def test_show_says_where_labels_are_cut(
     inlay: Inlay, mail: Mail, tiny_bert: Any, publish_random: Callable[..., Any]
 ) -> None:
     for name, kind, cuts in (("sets", "multilabel", (-0.25, 0.5)), ("classes", "classify", (0.125,))):
-        spec = SlotSpec(MethodConfig("lora", 4), HeadSpec(kind, 2, "cls", thresholds=cuts))
+        spec = SlotSpec.of(MethodConfig("lora", 4), HeadSpec(kind, 2, "cls", thresholds=cuts))
         publish_random(Store(mail.store), name, tiny_bert, spec)
     assert "logits from label-0 -0.25, label-1 +0.5 on, tuned on dev" in " ".join(inlay("show", "sets").out.split())
     said = "label-1 from a logit +0.125 above that of label-0 on, tuned on dev"

@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM
 from inlay.errors import InlayError, Unsupported
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import METHODS, UNSUPPORTED, resolve_method
+from inlay.model.bank.methods import METHODS, UNSUPPORTED
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads.heads import WRITTEN, HeadSpec
@@ -93,7 +93,7 @@ def make_bank(backbone, method, sizes=(8, 3, 16), trainable=False, std=0.3):
 
 
 def random_slot(backbone, config, num_labels, seed, std=0.3):
-    spec = SlotSpec(config, head_of(backbone, num_labels))
+    spec = SlotSpec.of(config, head_of(backbone, num_labels))
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for item in spec.layout(backbone.anatomy):
@@ -171,7 +171,7 @@ def test_fresh_adapter_leaves_the_backbone_unchanged(backbone_of, family, method
         for std, share in [(1e-7, 1e-5), (1e-2, usual)] if takes_std else [(1e-2, fixed)]:
             bank = Bank(backbone, 1)
             own = dataclasses.replace(config, init_std=std) if takes_std else config
-            bank.initialise(0, SlotSpec(own, head_of(backbone, 2)), seed=0)
+            bank.initialise(0, SlotSpec.of(own, head_of(backbone, 2)), seed=0)
             weights = bank.weights_of(0)
             with bank.routed(batch.route):
                 changed = states_of(backbone, batch, weights) - plain
@@ -188,7 +188,7 @@ def test_an_adapter_with_a_norm_behind_it_is_no_identity_at_the_start(backbone_o
         plain = states_of(backbone, batch)
         for std, least_here, most_here in [(1e-6, 0.0, 1e-2), (0.3, 0.02, most)]:
             bank = Bank(backbone, 1)
-            bank.initialise(0, SlotSpec(MethodConfig("mahabadi", 8, init_std=std), head_of(backbone, 2)), seed=0)
+            bank.initialise(0, SlotSpec.of(MethodConfig("mahabadi", 8, init_std=std), head_of(backbone, 2)), seed=0)
             scales = torch.cat([tensor for name, tensor in bank.read(0).items() if name.endswith("out_scale")])
             assert scales.square().mean().sqrt() == pytest.approx(scale, rel=0.2)
             with bank.routed(batch.route):
@@ -216,7 +216,7 @@ def test_save_load_save_gives_equal_bytes(backbone_of, family, method):
     bank = make_bank(backbone, method)
     first = bank.read(1)
     other = Bank(backbone, 4)
-    other.initialise(3, SlotSpec(method_of(family, method, 64), head_of(backbone, 9)), seed=5)
+    other.initialise(3, SlotSpec.of(method_of(family, method, 64), head_of(backbone, 9)), seed=5)
     other.put(2, bank.specs[1], first)
     assert save(other.read(2)) == save(first)
 
@@ -303,7 +303,7 @@ def spell_count(model, method, family):
 @pytest.mark.parametrize(("family", "method"), [pair for pair in PAIRS if pair[1] in METHODS])
 def test_count_equals_the_formula(backbone_of, family, method):
     backbone = backbone_of(family)
-    spec = SlotSpec(method_of(family, method, 8), head_of(backbone, 5))
+    spec = SlotSpec.of(method_of(family, method, 8), head_of(backbone, 5))
     expected = spell_count(load_plain(backbone), method, family)
     in_head = 0 if backbone.is_seq2seq else 5 * backbone.hidden_size + 5
     assert spec.count_parameters(backbone.anatomy) == expected + in_head
@@ -504,7 +504,7 @@ def test_forward_and_gradients_equal_the_plain_formula(backbone_of, family, meth
         logits[real].square().sum().backward()
 
     tensors = {name: tensor.requires_grad_() for name, tensor in bank.read(slot).items()}
-    expected = spell_logits(backbone, batch, resolve_method(bank.specs[slot].method), tensors)
+    expected = spell_logits(backbone, batch, bank.specs[slot].method, tensors)
     torch.testing.assert_close(logits[real], expected[real], atol=1e-5, rtol=1e-4)
     expected[real].square().sum().backward()
     for name, tensor in tensors.items():
@@ -542,14 +542,14 @@ def test_slots_of_every_method_share_one_bank(backbone_of, family):
 
 @pytest.mark.parametrize(("family", "method"), UNSUPPORTED)
 def test_an_unsupported_pair_is_refused_by_name(backbone_of, family, method):
-    spec = SlotSpec(MethodConfig(method), head_of(backbone_of(family), 2))
+    spec = SlotSpec.of(MethodConfig(method), head_of(backbone_of(family), 2))
     with pytest.raises(Unsupported, match=f"`{method}`.*`{family}`"):
         Bank(backbone_of(family), 1).initialise(0, spec, seed=0)
 
 
 @pytest.mark.parametrize("method", DEBERTA_LINEARS)
 def test_layers_that_also_project_positions_are_refused_by_name(backbone_of, method):
-    spec = SlotSpec(MethodConfig(method), HeadSpec("classify", 2, "mean"))
+    spec = SlotSpec.of(MethodConfig(method), HeadSpec("classify", 2, "mean"))
     with pytest.raises(InlayError, match=r"`(query|key)` of the backbone family `deberta-v2`: it also projects"):
         Bank(backbone_of("deberta-v2"), 1).initialise(0, spec, seed=0)
 
@@ -570,7 +570,7 @@ def test_texts_written_in_a_mixed_batch_are_those_that_transformers_generates_al
     written = ["".join(map(chr, answer.int().tolist())) for answer in infer(bank, rows)]
     assert len(set(written)) > 1 or method == "norms"
     for row, text in zip(rows, written, strict=True):
-        config, tensors = resolve_method(bank.specs[row.slot].method), bank.read(row.slot)
+        config, tensors = bank.specs[row.slot].method, bank.read(row.slot)
         model = plain_model(backbone, config, tensors)
         with torch.no_grad():
             for name, value in merged_weights(backbone, config, tensors).items():

@@ -25,7 +25,7 @@ def old_folder(tiny_bert, publish_random, tmp_path):
 
     def make(method: MethodConfig, **changes: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         store = Store(tmp_path / "other")
-        version = publish_random(store, "task", tiny_bert, SlotSpec(method, CLS))
+        version = publish_random(store, "task", tiny_bert, SlotSpec.of(method, CLS))
         export_folder("task", store, tiny_bert, "adapterhub", tmp_path / "folder")
         path = tmp_path / "folder" / "adapter_config.json"
         tree = {**json.loads(path.read_text()), **changes}

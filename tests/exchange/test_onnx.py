@@ -41,27 +41,27 @@ def classify(num_outputs, pooling="mean", **more):
 NUMBER = HeadSpec("regress", 1, "mean", target_mean=100, target_std=7)
 # One batch of these meets every method and setting that a bank can mix, and every two slots differ in something.
 SPECS = {
-    "plain": SlotSpec(MethodConfig("houlsby", 5), classify(3, "cls")),
-    "end": SlotSpec(MethodConfig("pfeiffer", 9), HeadSpec("multilabel", 5, "mean")),
-    "number": SlotSpec(MethodConfig("houlsby", 8, activation="tanh", norms="none"), NUMBER),
-    "exact": SlotSpec(MethodConfig("pfeiffer", 2, activation="gelu-exact", norms="encoder"), classify(2)),
-    "layer-norm": SlotSpec(MethodConfig("houlsby", 6, inner_norm="layer", scale=0.5), classify(2, hidden="tanh")),
-    "batch-norm": SlotSpec(MethodConfig("pfeiffer", 4, inner_norm="batch"), classify(4, "cls")),
-    "deep": SlotSpec(MethodConfig("houlsby", 3, depth=3, activation="swish"), classify(2)),
-    "product": SlotSpec(MethodConfig("houlsby", 7, combine="multiply", sharing="all"), classify(2)),
-    "beside": SlotSpec(MethodConfig("houlsby", 7, form="parallel", sharing="within-layer"), classify(2)),
-    "parallel": SlotSpec(MethodConfig("parallel", 5, layers="-1:"), classify(3)),
-    "lora": SlotSpec(MethodConfig("lora", 3, alpha=6, linears=("value", "project", "expand", "contract")), NUMBER),
-    "ia3": SlotSpec(MethodConfig("ia3", linears=("value", "project", "expand", "contract")), classify(2)),
-    "norms": SlotSpec(MethodConfig("norms"), classify(2, "cls")),
-    "head": SlotSpec(MethodConfig("head"), classify(6, features="mix")),
+    "plain": SlotSpec.of(MethodConfig("houlsby", 5), classify(3, "cls")),
+    "end": SlotSpec.of(MethodConfig("pfeiffer", 9), HeadSpec("multilabel", 5, "mean")),
+    "number": SlotSpec.of(MethodConfig("houlsby", 8, activation="tanh", norms="none"), NUMBER),
+    "exact": SlotSpec.of(MethodConfig("pfeiffer", 2, activation="gelu-exact", norms="encoder"), classify(2)),
+    "layer-norm": SlotSpec.of(MethodConfig("houlsby", 6, inner_norm="layer", scale=0.5), classify(2, hidden="tanh")),
+    "batch-norm": SlotSpec.of(MethodConfig("pfeiffer", 4, inner_norm="batch"), classify(4, "cls")),
+    "deep": SlotSpec.of(MethodConfig("houlsby", 3, depth=3, activation="swish"), classify(2)),
+    "product": SlotSpec.of(MethodConfig("houlsby", 7, combine="multiply", sharing="all"), classify(2)),
+    "beside": SlotSpec.of(MethodConfig("houlsby", 7, form="parallel", sharing="within-layer"), classify(2)),
+    "parallel": SlotSpec.of(MethodConfig("parallel", 5, layers="-1:"), classify(3)),
+    "lora": SlotSpec.of(MethodConfig("lora", 3, alpha=6, linears=("value", "project", "expand", "contract")), NUMBER),
+    "ia3": SlotSpec.of(MethodConfig("ia3", linears=("value", "project", "expand", "contract")), classify(2)),
+    "norms": SlotSpec.of(MethodConfig("norms"), classify(2, "cls")),
+    "head": SlotSpec.of(MethodConfig("head"), classify(6, features="mix")),
 }
 # What not every family has.
 QUERIES = ("query", "key", "value")
 BERT_SPECS = SPECS | {
-    "bitfit": SlotSpec(MethodConfig("bitfit"), classify(2, "pooler")),
-    "queries": SlotSpec(MethodConfig("lora", 4, linears=QUERIES), classify(3, hidden="pooler")),
-    "factors": SlotSpec(MethodConfig("ia3", linears=QUERIES), classify(3, "pooler", hidden="tanh")),
+    "bitfit": SlotSpec.of(MethodConfig("bitfit"), classify(2, "pooler")),
+    "queries": SlotSpec.of(MethodConfig("lora", 4, linears=QUERIES), classify(3, hidden="pooler")),
+    "factors": SlotSpec.of(MethodConfig("ia3", linears=QUERIES), classify(3, "pooler", hidden="tanh")),
 }
 
 
@@ -306,11 +306,11 @@ def test_the_example_in_the_readme_runs_without_torch_and_says_the_same(filled, 
 
 
 TOWERS = {
-    "towers": SlotSpec(MethodConfig("houlsby", 5), classify(3, pairs="towers")),
+    "towers": SlotSpec.of(MethodConfig("houlsby", 5), classify(3, pairs="towers")),
     "plain": SPECS["plain"],
-    "near": SlotSpec(MethodConfig("lora", 3), dataclasses.replace(NUMBER, pooling="cls", pairs="towers")),
+    "near": SlotSpec.of(MethodConfig("lora", 3), dataclasses.replace(NUMBER, pooling="cls", pairs="towers")),
     "end": SPECS["end"],
-    "mixed": SlotSpec(MethodConfig("head"), classify(6, features="mix", pairs="towers")),
+    "mixed": SlotSpec.of(MethodConfig("head"), classify(6, features="mix", pairs="towers")),
 }
 
 
@@ -373,12 +373,12 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(filled, short
 
 
 def test_what_shares_no_graph_is_refused_by_name():
-    span = SlotSpec(MethodConfig("houlsby"), HeadSpec("span", 2, "cls"))
+    span = SlotSpec.of(MethodConfig("houlsby"), HeadSpec("span", 2, "cls"))
     with pytest.raises(Unsupported, match="`mine@1` is of the kind `span`"):
         onnx.check_spec("mine@1", span)
     for method in ("full", "top"):
         with pytest.raises(Unsupported, match=f"`mine@1` has its own copy .* `{method}`"):
-            onnx.check_spec("mine@1", SlotSpec(MethodConfig(method), classify(2)))
+            onnx.check_spec("mine@1", SlotSpec.of(MethodConfig(method), classify(2)))
 
 
 def test_a_graph_that_answers_otherwise_leaves_no_folder(filled, short_bert, tmp_path, monkeypatch):

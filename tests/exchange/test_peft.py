@@ -142,7 +142,7 @@ def test_exported_from_inlay_gives_the_same_logits_in_peft(
     family, case, head, backbone_folder, backbone_of, publish_random, texts, tmp_path
 ):
     backbone, store = backbone_of(family), Store(tmp_path / "store")
-    version = publish_random(store, "task", backbone, SlotSpec(LEAVING[case], head))
+    version = publish_random(store, "task", backbone, SlotSpec.of(LEAVING[case], head))
     export_folder("task", store, backbone, "peft", tmp_path / "folder")
     base = open_base(backbone_folder(family), head.num_outputs)
     model = peft.PeftModel.from_pretrained(base, str(tmp_path / "folder")).eval()

@@ -29,7 +29,7 @@ HOULSBY = MethodConfig("houlsby", 4, norms="none")
 def folder(tiny_bert, publish_random, tmp_path):
     """An AdapterHub folder of a Houlsby task on the tiny BERT."""
     store = Store(tmp_path / "other")
-    publish_random(store, "task", tiny_bert, SlotSpec(HOULSBY, CLS))
+    publish_random(store, "task", tiny_bert, SlotSpec.of(HOULSBY, CLS))
     export_folder("task", store, tiny_bert, "adapterhub", tmp_path / "folder")
     return tmp_path / "folder"
 
@@ -256,7 +256,7 @@ LEAVING: dict[str, tuple[str, MethodConfig, HeadSpec, str, str]] = {
 def test_what_a_format_cannot_express_is_refused_with_what_to_do(case, tiny_bert, publish_random, tmp_path):
     format_name, method, head, words, advice = LEAVING[case]
     store = Store(tmp_path / "store")
-    publish_random(store, "task", tiny_bert, SlotSpec(method, head))
+    publish_random(store, "task", tiny_bert, SlotSpec.of(method, head))
     with pytest.raises(Unsupported, match=words) as raised:
         export_folder("task", store, tiny_bert, format_name, tmp_path / "folder")
     assert advice in str(raised.value.hint)
@@ -351,7 +351,7 @@ FAMILIES: dict[str, tuple[str, str, MethodConfig, HeadSpec]] = {
 def test_family_that_a_format_cannot_express_is_refused(case, backbone_of, publish_random, tmp_path):
     format_name, family, method, head = FAMILIES[case]
     store = Store(tmp_path / "store")
-    publish_random(store, "task", backbone_of(family), SlotSpec(method, head))
+    publish_random(store, "task", backbone_of(family), SlotSpec.of(method, head))
     with pytest.raises(InlayError) as raised:
         export_folder("task", store, backbone_of(family), format_name, tmp_path / "folder")
     assert raised.value.hint

@@ -50,7 +50,7 @@ EXPRESSIBLE = [
 @pytest.mark.parametrize(("format_name", "family", "case", "head"), EXPRESSIBLE)
 def test_export_and_import_give_equal_tensors(format_name, family, case, head, backbone_of, publish_random, tmp_path):
     backbone, store = backbone_of(family), Store(tmp_path / "store")
-    version = publish_random(store, "task", backbone, SlotSpec(METHOD_CASES[case], head))
+    version = publish_random(store, "task", backbone, SlotSpec.of(METHOD_CASES[case], head))
     export_folder("task", store, backbone, format_name, tmp_path / "folder")
     back = import_folder(tmp_path / "folder", backbone, store, Wishes(name="back"))
     before, after = store.load(version), store.load(back.version)
@@ -75,7 +75,7 @@ def test_every_method_is_expressible_in_some_format_or_refused():
 def exported(tiny_bert, publish_random, tmp_path):
     """A folder of each format, and the store of the version it came from."""
     store = Store(tmp_path / "store")
-    publish_random(store, "task", tiny_bert, SlotSpec(METHOD_CASES["lora"], POOLER))
+    publish_random(store, "task", tiny_bert, SlotSpec.of(METHOD_CASES["lora"], POOLER))
     for format_name in FORMATS:
         export_folder("task", store, tiny_bert, format_name, tmp_path / format_name)
     return store
@@ -147,7 +147,7 @@ def test_other_backbones_go_by_the_name_they_were_loaded_by(
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_readme_says_the_temperature_where_there_is_one(format_name, exported, tiny_bert, publish_random, tmp_path):
     head = dataclasses.replace(POOLER, temperature=1.75)
-    publish_random(exported, "warm", tiny_bert, SlotSpec(METHOD_CASES["lora"], head))
+    publish_random(exported, "warm", tiny_bert, SlotSpec.of(METHOD_CASES["lora"], head))
     export_folder("warm", exported, tiny_bert, format_name, tmp_path / "warm")
     assert "divides the logits by its temperature, 1.75" in (tmp_path / "warm" / "README.md").read_text()
     assert "temperature" not in (tmp_path / format_name / "README.md").read_text()
@@ -156,7 +156,7 @@ def test_readme_says_the_temperature_where_there_is_one(format_name, exported, t
 def test_numbers_keep_their_scale(tiny_bert, publish_random, texts, tmp_path):
     store = Store(tmp_path / "store")
     head = HeadSpec("regress", 1, "cls", target_mean=50.0, target_std=7.0)
-    publish_random(store, "task", tiny_bert, SlotSpec(METHOD_CASES["houlsby"], head))
+    publish_random(store, "task", tiny_bert, SlotSpec.of(METHOD_CASES["houlsby"], head))
     folder = export_folder("task", store, tiny_bert, "adapterhub", tmp_path / "folder")
     assert any("scale of the numbers" in note for note in folder.notes)
     import_folder(tmp_path / "folder", tiny_bert, store, Wishes(name="back"))
@@ -169,7 +169,7 @@ def test_numbers_keep_their_scale(tiny_bert, publish_random, texts, tmp_path):
 def test_shared_adapters_leave_as_copies_with_a_note(tiny_bert, publish_random, texts, tmp_path):
     store = Store(tmp_path / "store")
     method = MethodConfig("houlsby", 4, norms="none", sharing="every-2")
-    publish_random(store, "task", tiny_bert, SlotSpec(method, CLS))
+    publish_random(store, "task", tiny_bert, SlotSpec.of(method, CLS))
     folder = export_folder("task", store, tiny_bert, "adapterhub", tmp_path / "folder")
     assert any("copies" in note for note in folder.notes)
     import_folder(tmp_path / "folder", tiny_bert, store, Wishes(name="back"))

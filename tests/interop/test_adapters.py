@@ -152,11 +152,11 @@ def exported(
         backbone, key = backbone_of(family), f"{family}/{case}"
         method, head = LEAVING[case]
         (root / family).mkdir(exist_ok=True)
-        version = publish_random(store, f"{family}-{case}".replace("/", "-"), backbone, SlotSpec(method, head))
+        version = publish_random(store, f"{family}-{case}".replace("/", "-"), backbone, SlotSpec.of(method, head))
         export_folder(version.reference, store, backbone, "adapterhub", root / key)
         loaded = store.load(version)
         split = Split(texts, None, None, [])
-        own[key] = torch.stack(predict_split(SlotSpec(method, head), loaded.tensors, backbone, split, 64))
+        own[key] = torch.stack(predict_split(SlotSpec.of(method, head), loaded.tensors, backbone, split, 64))
         jobs[key] = {
             "folder": str(root / key),
             "backbone": str(backbone_folder(family)),

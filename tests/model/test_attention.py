@@ -157,7 +157,7 @@ def test_packed_logits_and_gradients_equal_padded_ones(backbone_of, family):
         bank = Bank(backbone, 2, trainable=True)
         for slot in range(2):
             bank.initialise(
-                slot, SlotSpec(MethodConfig("houlsby", 8, init_std=0.3), HeadSpec("classify", 3, "mean")), slot
+                slot, SlotSpec.of(MethodConfig("houlsby", 8, init_std=0.3), HeadSpec("classify", 3, "mean")), slot
             )
         flat = bank.flatten()
         with bank.routed(batch.route):
@@ -191,7 +191,7 @@ def test_a_last_block_of_first_tokens_alone_gives_heads_and_gradients_the_same(b
     for is_narrow in (False, True):
         bank = Bank(backbone, 2, trainable=True)
         for slot in range(2):
-            bank.initialise(slot, SlotSpec(method, HeadSpec("classify", 3, "cls")), slot)
+            bank.initialise(slot, SlotSpec.of(method, HeadSpec("classify", 3, "cls")), slot)
         flat = bank.flatten()
         # Some methods begin at zero, where half of the gradients are.
         noise = torch.randn(flat.values_SP.shape, generator=torch.Generator().manual_seed(3))

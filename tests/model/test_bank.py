@@ -12,12 +12,12 @@ from inlay.model.batch.route import Route, Row, Segment, collate
 from inlay.model.heads.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.heads.inference import batches_by_length, infer, infer_canonically, single_thread
 from inlay.model.kernels import launch
-from inlay.model.kernels.reference import ACTIVATIONS, Bottleneck, Shape, bottleneck_update, layer_norm, linear_heads
+from inlay.model.kernels.reference import ACTIVATIONS, Bottleneck, Shape, bottleneck, layer_norm, linear_heads
 from inlay.settings.run_config import MethodConfig
 
 
 def spec(size=8, num_labels=2, method="houlsby", **more):
-    return SlotSpec(MethodConfig(method, size, **more), HeadSpec("classify", num_labels, "mean"))
+    return SlotSpec.of(MethodConfig(method, size, **more), HeadSpec("classify", num_labels, "mean"))
 
 
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3]]
@@ -158,7 +158,7 @@ def test_bottleneck_is_the_formula_for_each_segment_and_its_own_columns():
     weights = random_bottleneck([5, 16, 0, 1])
     route = Route((Segment(1, 0, 2), Segment(2, 2, 3), Segment(3, 3, 7)))
     h = torch.randn(7, 3, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = bottleneck_update(h, weights, route)
+    found = bottleneck(h, weights, route)
     for slot, start, stop in route.segments:
         shape = weights.shapes[slot]
         if shape is None:

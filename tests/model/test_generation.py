@@ -20,7 +20,7 @@ SCORED = HeadSpec("classify", len(TEXTS), WRITTEN, texts=TEXTS)
 def make_bank(backbone, heads, trainable=False):
     bank = Bank(backbone, len(heads), trainable=trainable)
     for slot, head in enumerate(heads):
-        spec = SlotSpec(MethodConfig("mahabadi", 4 + 3 * slot), head)
+        spec = SlotSpec.of(MethodConfig("mahabadi", 4 + 3 * slot), head)
         bank.put(slot, spec, random_tensors(backbone, spec, slot))
     return bank
 

@@ -12,7 +12,7 @@ import transformers
 from inlay.errors import Unsupported
 from inlay.model.backbone.sites import survey
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import find_hypernet, layout, materialized_method
+from inlay.model.bank.methods import layout, make_expander, materialized_method, resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts.hypernet import write_adapters
@@ -29,7 +29,7 @@ def t5_shape(**config):
 
 def count(anatomy, num_tasks, name, size, **more):
     """Parameters of a run: what its tasks share once, what each has of its own as often as there are tasks."""
-    specs = layout(anatomy, MethodConfig(name, size, **more))
+    specs = layout(anatomy, resolve_method(MethodConfig(name, size, **more)))
     return sum(spec.num_parameters * (1 if spec.is_shared else num_tasks) for spec in specs)
 
 
@@ -68,8 +68,8 @@ def test_an_encoder_has_one_stack_of_the_same_parts(tiny_bert):
 def make_net(anatomy, name, **more):
     """Two networks of one shape, and the embeddings of three tasks for each."""
     torch.manual_seed(0)
-    config = MethodConfig(name, 4, **more)
-    net = find_hypernet(anatomy, config)
+    config = resolve_method(MethodConfig(name, 4, **more))
+    net = make_expander(anatomy, config, 1).net
     shared = {item.name: 0.1 * torch.randn(2, *item.shape) for item in net.tensors()}
     return net, shared, torch.randn(2, 3, net.task_size)
 
@@ -118,11 +118,11 @@ def test_a_trained_task_has_the_tensors_of_an_ordinary_slot(backbone_of, family,
     anatomy = backbone_of(family).anatomy
     size = None if name == "full-multi" else 4
     for more in ({}, {"writes": "blocks"}, {"writes": "norms"}) if name.startswith("hyper") else ({},):
-        config = MethodConfig(name, size, **more)
+        config = resolve_method(MethodConfig(name, size, **more))
         ordinary = {item.name: item.shape for item in layout(anatomy, materialized_method(config))}
         kept = {item.name: item.shape for item in layout(anatomy, config)}
         if name.startswith("hyper"):
-            net = find_hypernet(anatomy, config)
+            net = make_expander(anatomy, config, 1).net
             shared = {item.name: torch.zeros(1, *item.shape) for item in net.tensors()}
             written = write_adapters(net, shared, torch.zeros(1, 1, net.task_size))
             kept |= {key: tuple(tensor.shape[1:]) for key, tensor in written.items()}
@@ -141,6 +141,6 @@ def test_all_layers_tasks_and_networks_come_from_a_few_products(tiny_bert):
 
 
 def test_a_slot_of_a_hypernetwork_answers_nothing_by_itself(tiny_bert):
-    spec = SlotSpec(MethodConfig("hyperformer++", 4), HeadSpec("classify", 2, "mean"))
+    spec = SlotSpec.of(MethodConfig("hyperformer++", 4), HeadSpec("classify", 2, "mean"))
     with pytest.raises(Unsupported, match="materialize"):
         Bank(tiny_bert, 1).initialise(0, spec, seed=0)

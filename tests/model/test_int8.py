@@ -20,7 +20,7 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
 
-HOULSBY = SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 3, "mean"))
+HOULSBY = SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 3, "mean"))
 
 
 def rows_of(backbone, texts):
@@ -118,7 +118,7 @@ def test_every_linear_layer_of_the_blocks_is_int8_and_answers_stay_near(backbone
 @pytest.mark.parametrize("method", ["lora", "bitfit", "ia3", "pfeiffer"])
 def test_what_a_task_writes_at_linear_layers_is_kept_in_float(tiny_bert, texts, method):
     size = 4 if method in ("lora", "pfeiffer") else None
-    spec = SlotSpec(MethodConfig(method, size), HeadSpec("classify", 2, "mean"))
+    spec = SlotSpec.of(MethodConfig(method, size), HeadSpec("classify", 2, "mean"))
     plain, rounded = logits_of(tiny_bert, texts, spec), logits_of(quantize(tiny_bert), texts, spec)
     assert (rounded - plain).abs().max() < 0.1 * plain.abs().max().clamp(min=1)
 
@@ -224,7 +224,7 @@ def test_int8_answers_hardly_depend_on_the_rows_beside_them(tiny_bert, kept):
 
 def test_a_task_with_its_own_weights_is_refused_in_int8_and_spoils_no_other(tiny_bert, publish_random, tmp_path):
     store = Store(tmp_path)
-    publish_random(store, "full", tiny_bert, SlotSpec(MethodConfig("full"), HeadSpec("classify", 2, "mean")))
+    publish_random(store, "full", tiny_bert, SlotSpec.of(MethodConfig("full"), HeadSpec("classify", 2, "mean")))
     publish_random(store, "small", tiny_bert, HOULSBY)
     engine = Engine(tiny_bert, store, precision="int8")
     refused, answered = engine.predict([Request("full", "good"), Request("small", "good")])

@@ -40,7 +40,7 @@ def test_layers_that_are_not_alike_stay_apart(odd):
 def count_products(backbone, method, monkeypatch) -> int:
     """How many linear layers of the backbone's width a pass of a bank with one slot computes."""
     bank = Bank(backbone, 1)
-    bank.initialise(0, SlotSpec(method, HeadSpec("classify", 2, "mean")), seed=0)
+    bank.initialise(0, SlotSpec.of(method, HeadSpec("classify", 2, "mean")), seed=0)
     batch = backbone.collate([Row([5, 6, 7], 0)])
     inputs, own = [], F.linear
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ from inlay.model.bank.methods import METHODS, layout, resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.tensors import adapted_layers
+from inlay.model.parts.part import adapted_layers
 from inlay.settings.run_config import MethodConfig
 from tiny_backbones import random_tensors
 
@@ -33,7 +34,7 @@ def bert_base():
 
 
 def count(model, parts=("adapters", "norms", "head"), num_labels=2, **method):
-    specs = layout(survey(model), MethodConfig(**method), HeadSpec("classify", num_labels, "pooler"))
+    specs = layout(survey(model), resolve_method(MethodConfig(**method)), HeadSpec("classify", num_labels, "pooler"))
     return sum(spec.num_parameters for spec in specs if spec.part in parts)
 
 
@@ -80,7 +81,7 @@ def test_pfeiffer_has_one_adapter_per_layer_and_no_norms(bert_base):
 
 
 def test_weight_decay_is_for_matrices_only(bert_base):
-    specs = layout(survey(bert_base), MethodConfig(), HeadSpec("classify", 2, "cls"))
+    specs = layout(survey(bert_base), resolve_method(MethodConfig()), HeadSpec("classify", 2, "cls"))
     assert {spec.name.rsplit(".", 1)[1] for spec in specs if spec.decays} == {"down", "up", "weight"}
 
 
@@ -108,7 +109,7 @@ def test_sharing_strategies_have_the_counts_of_the_report(bert_base):
 
 def test_the_unshared_model_of_the_report_has_a_tanh_layer_before_the_head(bert_base):
     head = HeadSpec("classify", 2, "cls", hidden="tanh")
-    specs = layout(survey(bert_base), MethodConfig(norms="encoder"), head)
+    specs = layout(survey(bert_base), resolve_method(MethodConfig(norms="encoder")), head)
     assert sum(spec.num_parameters for spec in specs if spec.name.startswith("head.hidden")) == 590_592
     without_head = [spec for spec in specs if spec.name not in ("head.weight", "head.bias")]
     assert sum(spec.num_parameters for spec in without_head) == 3_006_720
@@ -131,14 +132,14 @@ def test_top_k_layers_are_those_layers_and_the_pooler(bert_base):
     pooler = 768 * 768 + 768
     assert count(bert_base, ["weights"], name="top") == layer + pooler
     assert count(bert_base, ["weights"], name="top", layers="-3:") == 3 * layer + pooler
-    specs = layout(survey(bert_base), MethodConfig("top"), HeadSpec("classify", 2, "mean"))
+    specs = layout(survey(bert_base), resolve_method(MethodConfig("top")), HeadSpec("classify", 2, "mean"))
     assert sum(spec.num_parameters for spec in specs if spec.part == "weights") == layer  # nothing reads the pooler
 
 
 @pytest.mark.parametrize("layers", ["2", "0:3", "9,11"])
 def test_top_layers_must_reach_the_top(bert_base, layers):
     with pytest.raises(BadConfig, match=f"trains the top layers, but `method.layers` is `{layers}`"):
-        layout(survey(bert_base), MethodConfig("top", layers=layers))
+        layout(survey(bert_base), resolve_method(MethodConfig("top", layers=layers)))
 
 
 def test_extensions_count_what_they_add(bert_base):
@@ -169,11 +170,11 @@ def test_layers_are_named_as_slices_are(bert_base, layers, found):
 @pytest.mark.parametrize("layers", ["12", "-13", "x", "", "5:2", "1;2", "2-5", "3 5", "-3-1"])
 def test_layers_that_are_not_there_are_refused(bert_base, layers):
     with pytest.raises(BadConfig, match=r"method\.layers"):
-        layout(survey(bert_base), MethodConfig(layers=layers))
+        layout(survey(bert_base), resolve_method(MethodConfig(layers=layers)))
 
 
 def test_norms_below_the_first_adapted_layer_stay_frozen(bert_base):
-    specs = layout(survey(bert_base), MethodConfig(layers="10:"))
+    specs = layout(survey(bert_base), resolve_method(MethodConfig(layers="10:")))
     assert {spec.name.split(".")[1] for spec in specs if spec.part == "norms"} == {"10", "11"}
 
 
@@ -198,7 +199,7 @@ def test_settings_that_do_not_go_together_are_refused(settings, message):
 @pytest.mark.parametrize("name", METHODS)
 def test_resolving_twice_changes_nothing(name):
     once = resolve_method(MethodConfig(name))
-    assert resolve_method(once) == once
+    assert resolve_method(once.as_config()) == once
 
 
 def test_lora_scales_by_alpha_over_rank():
@@ -219,7 +220,7 @@ def test_pals_have_the_published_number_of_parameters(bert_base):
 @pytest.mark.parametrize(("width", "heads", "size"), [(768, 12, 204), (384, 12, 108), (1024, 16, 272), (32, 4, 8)])
 def test_projected_attention_is_as_wide_as_heads_allow(width, heads, size):
     model = shape_of(hidden_size=width, num_hidden_layers=1, num_attention_heads=heads)
-    shapes = {item.name: item.shape for item in layout(survey(model), MethodConfig("pal"))}
+    shapes = {item.name: item.shape for item in layout(survey(model), resolve_method(MethodConfig("pal")))}
     assert shapes["pal.encode"] == (width, size)
     assert size % heads == 0
     assert abs(size - 0.266 * width) <= heads / 2
@@ -227,7 +228,7 @@ def test_projected_attention_is_as_wide_as_heads_allow(width, heads, size):
 
 def test_a_parallel_adapter_counts_four_times_as_published(tiny_bert):
     """He et al. 2022: the feed-forward sublayer gives FFN(x) + 4·up(relu(down(x))), if nobody says another factor."""
-    spec = SlotSpec(MethodConfig("parallel", 8), HeadSpec("classify", 2, "cls"))
+    spec = SlotSpec.of(MethodConfig("parallel", 8), HeadSpec("classify", 2, "cls"))
     tensors = random_tensors(tiny_bert, spec)
     bank = Bank(tiny_bert, 1)
     bank.put(0, spec, tensors)
@@ -250,3 +251,10 @@ def test_a_parallel_adapter_counts_four_times_as_published(tiny_bert):
     with torch.no_grad():
         expected = plain(torch.tensor([ids])).last_hidden_state
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_resolved_method_has_the_settings_of_a_config_in_its_order():
+    """Manifests have them so, and a config made of it says the same."""
+    method = resolve_method(MethodConfig("lora", 4))
+    assert list(dataclasses.asdict(method)) == [item.name for item in dataclasses.fields(MethodConfig)]
+    assert dataclasses.asdict(method) == dataclasses.asdict(method.as_config())

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from inlay.errors import StoreDamaged
 from inlay.model import load_backbone
 from inlay.model.backbone.sites import survey
-from inlay.model.bank.methods import layout
+from inlay.model.bank.methods import layout, resolve_method
 from inlay.model.heads.generation import Read
 from inlay.settings.run_config import MethodConfig
 
@@ -33,7 +33,7 @@ def shape_of(**config):
 def test_single_task_adapters_have_the_published_number_of_parameters(shape, backbone, size, total, norms):
     model = shape_of(**shape)
     assert sum(parameter.numel() for parameter in model.parameters()) == backbone
-    specs = layout(survey(model), MethodConfig("mahabadi", size))
+    specs = layout(survey(model), resolve_method(MethodConfig("mahabadi", size)))
     assert sum(spec.num_parameters for spec in specs) == total
     assert sum(spec.num_parameters for spec in specs if spec.part == "norms") == norms
 

@@ -27,7 +27,7 @@ def fill(backbone, methods, *, trainable):
     for slot, method in enumerate(methods):
         texts = ("no", "very good", "bad", "so so so")[: 2 + slot]
         head = HeadSpec("classify", 2 + slot, WRITTEN, texts=texts) if backbone.is_seq2seq else None
-        spec = SlotSpec(method, head or HeadSpec("classify", 2 + slot, "mean"))
+        spec = SlotSpec.of(method, head or HeadSpec("classify", 2 + slot, "mean"))
         bank.initialise(slot, spec, seed=slot)
         noise = torch.Generator().manual_seed(slot)
         tensors = {key: t + 0.2 * torch.rand(t.shape, generator=noise) for key, t in bank.read(slot).items()}
@@ -120,7 +120,7 @@ def test_tasks_of_one_run_in_tiles_equal_the_loop(backbone_of, monkeypatch, fami
         bank = Bank(backbone, 6, trainable=True, slots_per_run=3)
         for slot in range(6):
             head = HeadSpec("classify", 2, WRITTEN, texts=("no", "good")) if backbone.is_seq2seq else None
-            spec = SlotSpec(MethodConfig(method, 3), head or HeadSpec("classify", 2, "mean"))
+            spec = SlotSpec.of(MethodConfig(method, 3), head or HeadSpec("classify", 2, "mean"))
             bank.initialise(slot, spec, slot // 3, f"task-{slot % 3}")
         flats = [bank.flatten(), bank.flatten(shared=True)]
         rows = [Row([5 + i for i in range(length)], slot, written=[9, 10] if backbone.is_seq2seq else None)

@@ -25,11 +25,11 @@ TEXTS = ([2, 9, 8, 7, 30, 31, 3], [2, 12, 3], [2, 20, 21, 22, 3], [2, 7, 3], [2,
 
 
 def tower_spec(pooling="mean", num_outputs=3, **head):
-    return SlotSpec(METHOD, HeadSpec("classify", num_outputs, pooling, pairs="towers", **head))
+    return SlotSpec.of(METHOD, HeadSpec("classify", num_outputs, pooling, pairs="towers", **head))
 
 
 def single_spec(kind="classify", num_outputs=2, pooling="mean"):
-    return SlotSpec(METHOD, HeadSpec(kind, num_outputs, pooling))
+    return SlotSpec.of(METHOD, HeadSpec(kind, num_outputs, pooling))
 
 
 def fill(backbone, *specs):
@@ -102,8 +102,8 @@ def test_towers_read_a_mix_of_layers(tiny_bert):
 @pytest.mark.parametrize("family", ["bert", "deberta-v2"])
 def test_a_batch_of_towers_and_any_other_heads_equals_rows_alone(backbone_of, family):
     backbone = backbone_of(family)
-    tag = SlotSpec(METHOD, HeadSpec("tag", 4, "tokens"))
-    number = SlotSpec(METHOD, HeadSpec("regress", 1, "cls", pairs="towers"))
+    tag = SlotSpec.of(METHOD, HeadSpec("tag", 4, "tokens"))
+    number = SlotSpec.of(METHOD, HeadSpec("regress", 1, "cls", pairs="towers"))
     bank = fill(backbone, single_spec(), tower_spec(), tag, number, single_spec(pooling="cls"))
     rows = [
         Row(TEXTS[0], 2), Row(TEXTS[4], 0), Row(TEXTS[1], 1, other=TEXTS[4]), Row(TEXTS[3], 4),
@@ -278,7 +278,7 @@ def test_batches_hold_their_budget_with_both_texts_of_every_pair():
 
 
 def test_a_slot_with_towers_has_a_matrix_more_and_its_parameters_are_counted(tiny_bert):
-    joined = SlotSpec(METHOD, HeadSpec("classify", 3, "mean"))
+    joined = SlotSpec.of(METHOD, HeadSpec("classify", 3, "mean"))
     more = tower_spec().count_parameters(tiny_bert.anatomy) - joined.count_parameters(tiny_bert.anatomy)
     assert more == 3 * (3 * WIDTH + 1)
     assert {item.name for item in tower_spec().layout(tiny_bert.anatomy)} - {

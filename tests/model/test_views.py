@@ -26,7 +26,9 @@ def test_batch_norm_learns_its_statistics_from_the_slots_own_real_tokens(tiny_be
     head = HeadSpec("classify", 2, "mean")
     bank = Bank(tiny_bert, 2, trainable=True)
     for slot in range(2):
-        bank.initialise(slot, SlotSpec(MethodConfig(size=3 + slot, inner_norm="batch", init_std=0.3), head), seed=slot)
+        bank.initialise(
+            slot, SlotSpec.of(MethodConfig(size=3 + slot, inner_norm="batch", init_std=0.3), head), seed=slot
+        )
     seen = {}
     site = tiny_bert.model.get_submodule("encoder.layer.0.attention.output.dropout.inner")
     handle = site.register_forward_hook(lambda module, args, out: seen.update(h=out.detach()))
@@ -45,7 +47,7 @@ def test_batch_norm_learns_its_statistics_from_the_slots_own_real_tokens(tiny_be
 
 def test_batch_norm_statistics_stay_still_outside_of_training(tiny_bert):
     bank = Bank(tiny_bert, 1, trainable=True)
-    bank.initialise(0, SlotSpec(MethodConfig(size=3, inner_norm="batch"), HeadSpec("classify", 2, "mean")), seed=0)
+    bank.initialise(0, SlotSpec.of(MethodConfig(size=3, inner_norm="batch"), HeadSpec("classify", 2, "mean")), seed=0)
     batch = make_batch(tiny_bert, [0] * 4)
     before = bank.read(0)
     with bank.routed(batch.route):
@@ -58,7 +60,7 @@ def test_batch_norm_statistics_stay_still_outside_of_training(tiny_bert):
 def test_a_mix_is_the_softmax_mean_of_all_layers_times_a_factor(backbone_of, family):
     backbone = backbone_of(family)
     bank = Bank(backbone, 1)
-    bank.initialise(0, SlotSpec(MethodConfig("head"), HeadSpec("classify", 3, "cls", features="mix")), seed=0)
+    bank.initialise(0, SlotSpec.of(MethodConfig("head"), HeadSpec("classify", 3, "cls", features="mix")), seed=0)
     tensors = bank.read(0)
     tensors["head.mix"] = torch.tensor([0.3, -1.0, 2.0, 0.5])
     tensors["head.mix_scale"] = torch.tensor([1.7])
@@ -81,7 +83,7 @@ def test_a_tanh_layer_stands_before_the_head_and_a_pooler_starts_as_the_backbone
     batch = make_batch(tiny_bert, [0] * 4)
     head = HeadSpec("classify", 3, "cls", hidden="pooler")
     bank = Bank(tiny_bert, 2)
-    bank.initialise(0, SlotSpec(MethodConfig("head"), head), seed=0)
+    bank.initialise(0, SlotSpec.of(MethodConfig("head"), head), seed=0)
     with torch.no_grad(), bank.routed(batch.route):
         (logits,) = bank.logits(batch)
         hidden = tiny_bert.hidden(batch)
@@ -89,7 +91,7 @@ def test_a_tanh_layer_stands_before_the_head_and_a_pooler_starts_as_the_backbone
     tensors = bank.read(0)
     torch.testing.assert_close(logits, pooled @ tensors["head.weight"].T + tensors["head.bias"])
 
-    bank.initialise(0, SlotSpec(MethodConfig("head"), dataclasses.replace(head, hidden="tanh")), seed=0)
+    bank.initialise(0, SlotSpec.of(MethodConfig("head"), dataclasses.replace(head, hidden="tanh")), seed=0)
     tensors = bank.read(0)
     with torch.no_grad(), bank.routed(batch.route):
         (logits,) = bank.logits(batch)
@@ -101,7 +103,7 @@ def test_dropout_is_before_and_after_a_tanh_layer_but_not_before_a_pooler(tiny_b
     batch = make_batch(tiny_bert, [0] * 4)
     for hidden, times in [("none", 1), ("tanh", 2), ("pooler", 1)]:
         bank = Bank(tiny_bert, 1, trainable=True)
-        bank.initialise(0, SlotSpec(MethodConfig("head"), HeadSpec("classify", 3, "cls", hidden=hidden)), seed=0)
+        bank.initialise(0, SlotSpec.of(MethodConfig("head"), HeadSpec("classify", 3, "cls", hidden=hidden)), seed=0)
         rates = []
         monkeypatch.setattr(readout, "_dropped", lambda x, rate, rates=rates: rates.append(rate) or x)
         with bank.routed(batch.route):

@@ -19,12 +19,12 @@ from inlay.store import Store
 pytestmark = pytest.mark.triton
 
 TASKS = {
-    "two": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean")),
-    "tags": SlotSpec(MethodConfig("houlsby", 8), HeadSpec("tag", 5, "mean")),
-    "twenty": SlotSpec(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls", hidden="tanh")),
-    "number": SlotSpec(MethodConfig("houlsby", 16), HeadSpec("regress", 1, "mean")),
+    "two": SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean")),
+    "tags": SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("tag", 5, "mean")),
+    "twenty": SlotSpec.of(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls", hidden="tanh")),
+    "number": SlotSpec.of(MethodConfig("houlsby", 16), HeadSpec("regress", 1, "mean")),
 }
-LATER = SlotSpec(MethodConfig("pfeiffer", 24), HeadSpec("multilabel", 33, "mean"))
+LATER = SlotSpec.of(MethodConfig("pfeiffer", 24), HeadSpec("multilabel", 33, "mean"))
 
 
 @pytest.fixture

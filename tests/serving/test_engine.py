@@ -298,7 +298,7 @@ def test_a_batch_reads_the_store_once_for_a_task_and_not_at_all_when_it_is_hot(
     tiny_bert, publish_random, tmp_path, monkeypatch
 ):
     store = Store(tmp_path)
-    spec = SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
+    spec = SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
     names = [f"task-{index}" for index in range(6)]
     for seed, name in enumerate(names):
         publish_random(store, name, tiny_bert, spec, seed)
@@ -318,7 +318,7 @@ def test_a_name_that_was_settled_is_looked_up_again_when_its_versions_change(
     tiny_bert, publish_random, tmp_path, monkeypatch
 ):
     store = Store(tmp_path)
-    spec = SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
+    spec = SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
     monkeypatch.setattr("inlay.store.store._SETTLED_NS", 0)
     engine = Engine(tiny_bert, store)
     for number in (1, 2):
@@ -335,7 +335,7 @@ def test_a_name_that_was_settled_is_looked_up_again_when_its_versions_change(
 
 def test_a_name_that_changed_just_now_has_no_stamp(tiny_bert, publish_random, tmp_path):
     store = Store(tmp_path)
-    spec = SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
+    spec = SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
     publish_random(store, "task", tiny_bert, spec)
     assert store.stamp("task") is None
     long_ago = time.time() - 60

@@ -35,7 +35,7 @@ def bank(tiny_bert):
     bank = Bank(tiny_bert, len(HEADS))
     for slot, head in enumerate(HEADS):
         method = MethodConfig("pfeiffer" if slot % 2 else "houlsby", 8 * (slot + 1), init_std=0.3)
-        bank.initialise(slot, SlotSpec(method, head), seed=slot)
+        bank.initialise(slot, SlotSpec.of(method, head), seed=slot)
     return bank
 
 
@@ -176,7 +176,7 @@ def test_nothing_is_compiled_again_when_tasks_come_go_and_change_places(
 
     def publish(name, size, head, method="houlsby"):
         norms = {} if method == "pfeiffer" else {"norms": "encoder"}
-        publish_random(store, name, tiny_bert, SlotSpec(MethodConfig(method, size, **norms), head), len(counts))
+        publish_random(store, name, tiny_bert, SlotSpec.of(MethodConfig(method, size, **norms), head), len(counts))
 
     def ask(names, length):
         with pytest.raises(Traced):

@@ -88,7 +88,7 @@ def test_a_span_scores_as_the_task_whose_adapters_there_do_nothing(tmp_path, tin
 
 def test_all_adapters_removed_is_the_backbone_with_the_trained_norms_and_head(tmp_path, tiny_bert, toy_task):
     run, tensors = write_run(tmp_path, toy_task(num_rows=120), tiny_bert)
-    norms_only = SlotSpec(MethodConfig("norms"), run.spec.head)
+    norms_only = SlotSpec.of(MethodConfig("norms"), run.spec.head)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("adapter.")}
     expected = accuracy_of(tiny_bert, dataclasses.replace(run, spec=norms_only), kept)
     assert score_spans(tiny_bert, tmp_path, run.task)[0, 2] == expected

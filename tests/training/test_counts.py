@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from inlay.model.backbone.sites import survey
-from inlay.model.bank.methods import layout
+from inlay.model.bank.methods import layout, resolve_method
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig
 from inlay.training.run.counts import Totals, count_totals
@@ -34,12 +34,12 @@ def bert_base():
 
 def count(anatomy, hidden="none", **method):
     head = HeadSpec("classify", 2, "pooler" if hidden == "none" else "cls", hidden=hidden)
-    return count_totals(layout(anatomy, MethodConfig(**method), head), anatomy)
+    return count_totals(layout(anatomy, resolve_method(MethodConfig(**method)), head), anatomy)
 
 
 def count_several(anatomy, num_tasks, *method):
     """Tasks of one run, which write their answers: what they share once, what each has of its own for each."""
-    specs = layout(anatomy, MethodConfig(*method))
+    specs = layout(anatomy, resolve_method(MethodConfig(*method)))
     shared, own = ([spec for spec in specs if spec.is_shared == is_shared] for is_shared in (True, False))
     return count_totals(shared + num_tasks * own, anatomy, num_tasks=num_tasks)
 
@@ -146,7 +146,7 @@ def test_a_trained_copy_of_the_pooler_stands_in_for_the_backbones(bert_base):
 
 
 def test_what_tasks_share_and_do_not_train_is_kept_but_not_trained(bert_base):
-    specs = layout(bert_base, MethodConfig("hyperformer++", 24), HeadSpec("classify", 2, "cls"))
+    specs = layout(bert_base, resolve_method(MethodConfig("hyperformer++", 24)), HeadSpec("classify", 2, "cls"))
     totals = count_totals(specs, bert_base, is_shared_frozen=True)
     assert totals.trained == 64 + 1_538  # its embedding and its head
     assert totals.kept == sum(spec.num_parameters for spec in specs)

@@ -324,7 +324,7 @@ def test_texts_that_tasks_write_in_a_mixed_batch_are_those_they_write_alone(back
     for slot, part in enumerate(run.parts):
         own = write_out(part, cohort.members[0].read(cohort.bank), t5)
         head = part.spec.head if part.name == "two" else dataclasses.replace(part.spec.head, beams=beams, max_answer=6)
-        bank.put(slot, SlotSpec(materialized_method(run.config.method), head), own)
+        bank.put(slot, SlotSpec(materialized_method(run.spec.method), head), own)
     rows = [row for part in cohort.members[0].parts for row in part.dev_rows()[:3]]
     for row, answer in zip(rows, infer(bank, rows), strict=True):
         torch.testing.assert_close(answer, infer(bank, [row])[0], atol=1e-4, rtol=1e-4)

@@ -140,7 +140,7 @@ def test_folders_of_other_libraries_say_them_and_bring_them_back(
 ):
     store = Store(tmp_path / "store")
     cuts = (-0.25, 0.5) if kind == "multilabel" else (0.125,)
-    spec = SlotSpec(MethodConfig("lora", 4), HeadSpec(kind, 2, "pooler", thresholds=cuts))
+    spec = SlotSpec.of(MethodConfig("lora", 4), HeadSpec(kind, 2, "pooler", thresholds=cuts))
     version = publish_random(store, "task", tiny_bert, spec)
     export_folder("task", store, tiny_bert, format_name, tmp_path / "folder")
     readme = (tmp_path / "folder" / "README.md").read_text()

@@ -19,13 +19,15 @@ from torch import Tensor
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
 from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
-from inlay.exchange.parts import Bottleneck, LowRank, join_bottlenecks, join_low_ranks, name_layers
+from inlay.exchange.parts import ForeignAdapter, LowRank, join_bottlenecks, join_low_ranks, name_layers
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.tensors import adapted_linears
+from inlay.model.parts.ia3 import FACTORS
+from inlay.model.parts.part import adapted_linears
 from inlay.settings.run_config import MethodConfig
 
 CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
@@ -196,7 +198,7 @@ def locate_bottleneck(anatomy: Anatomy, site_key: str) -> str:
     return site.path.rpartition(".")[0]
 
 
-def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     anatomy = locate.anatomy
     name, places = _find_places(inner)
     activation = ACTIVATIONS.get(str(inner.get("non_linearity")).lower())
@@ -220,7 +222,7 @@ def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[Method
     return resolve_method(method), tensors
 
 
-def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> Bottleneck:
+def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> ForeignAdapter:
     """An adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
     width, path = locate.anatomy.hidden_size, locate_bottleneck(locate.anatomy, key)
     down = locate.take(path, "adapters", "adapter_down.0.weight", None, width)
@@ -231,7 +233,7 @@ def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> Bottle
     if has_scaling:
         factor = locate.take(path, "adapters", "scaling", None)
         up, up_bias = up * factor[:, None], up_bias * factor
-    return Bottleneck(down.T, down_bias, up.T, up_bias)
+    return ForeignAdapter(down.T, down_bias, up.T, up_bias)
 
 
 def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -277,7 +279,7 @@ def _linear_method(inner: Mapping[str, Any], locate: _Locator, name: str) -> Met
     return MethodConfig(name=name, linears=_find_linears(inner), layers=layers)
 
 
-def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     config, rank = _linear_method(inner, locate, "lora"), int(read_number(inner, "r", 8))
     parts = {}
     for site in adapted_linears(locate.anatomy, resolve_method(config)):
@@ -288,7 +290,7 @@ def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig
     return resolve_method(replace(config, size=size, alpha=scale * size)), tensors
 
 
-def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     if inner.get("output_lora"):
         raise Unsupported(
             "`output_lora` with `composition_mode` `scale`: it multiplies what the second feed-forward layer gives, "
@@ -298,7 +300,7 @@ def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig,
     config = resolve_method(_linear_method(inner, locate, "ia3"))
     factor = read_number(inner, "alpha", 1)
     tensors = {
-        f"ia3.{site.key}": locate.take(site.path, "loras", "lora_B", site.out_width, 1)[:, 0] * factor
+        FACTORS.name(site.key): locate.take(site.path, "loras", "lora_B", site.out_width, 1)[:, 0] * factor
         for site in adapted_linears(locate.anatomy, config)
     }
     return config, tensors

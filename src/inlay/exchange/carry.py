@@ -28,7 +28,6 @@ from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_j
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.folders import BUILT_IN
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.methods import resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import find_head
 from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
@@ -275,7 +274,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
     check_backbone(version, manifest, backbone)
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
     base = BUILT_IN[backbone.name].hub if backbone.name in BUILT_IN else backbone.name
-    task = Leaving(version.name, resolve_method(spec.method), spec.head, tuple(manifest.labels), loaded.tensors, base)
+    task = Leaving(version.name, spec.method, spec.head, tuple(manifest.labels), loaded.tensors, base)
     folder = FORMATS[format_name].write(task, anatomy)
     own = {
         "name": version.name,

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from inlay.errors import BadData, Unsupported, WrongBackbone
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
-from inlay.settings.run_config import MethodConfig
 
 
 @dataclass(frozen=True)
 class Foreign:
     """A task as another library's folder describes it, in Inlay's terms."""
 
-    method: MethodConfig
+    method: ResolvedMethod
     head: HeadSpec
     tensors: dict[str, Tensor]
     labels: tuple[str, ...]
@@ -47,7 +47,7 @@ class Leaving:
     """A version on its way into another library's folder."""
 
     name: str
-    method: MethodConfig
+    method: ResolvedMethod
     """resolved"""
     head: HeadSpec
     labels: tuple[str, ...]

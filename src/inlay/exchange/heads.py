@@ -12,6 +12,7 @@ from inlay.exchange.folder import Leaving, Weights
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import CLASSIFIERS, find_family
 from inlay.model.heads.heads import HeadSpec
+from inlay.model.parts import head as head_part
 
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""
@@ -22,9 +23,9 @@ HEAD_KINDS = {"classification": "classify", "multilabel_classification": "multil
 
 def join_head(kind: str, pooling: str, out: Linear, hidden: Linear | None) -> tuple[HeadSpec, dict[str, Tensor]]:
     """A slot's head."""
-    tensors = {"head.weight": out[0], "head.bias": out[1]}
+    tensors = {head_part.WEIGHT: out[0], head_part.BIAS: out[1]}
     if hidden is not None:
-        tensors |= {"head.hidden.weight": hidden[0], "head.hidden.bias": hidden[1]}
+        tensors |= {head_part.HIDDEN_WEIGHT: hidden[0], head_part.HIDDEN_BIAS: hidden[1]}
     return HeadSpec(kind, len(out[0]), pooling, hidden="none" if hidden is None else "tanh"), tensors
 
 
@@ -107,7 +108,7 @@ def read_labels(ids: Any, num_outputs: int) -> tuple[str, ...]:
 def fold_targets(task: Leaving) -> Linear:
     """The output layer, which in other libraries gives a number itself and not its standard score."""
     std, mean = task.head.target_std, task.head.target_mean
-    return task.tensors["head.weight"] * std, task.tensors["head.bias"] * std + mean
+    return task.tensors[head_part.WEIGHT] * std, task.tensors[head_part.BIAS] * std + mean
 
 
 def describe_decisions(head: HeadSpec) -> str:

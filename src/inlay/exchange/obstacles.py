@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.errors import Unsupported
-from inlay.settings.run_config import MethodConfig
+from inlay.model.bank.resolved import ResolvedMethod
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Obstacle:
     """of `inlay train` that avoid it; None where none do"""
 
 
-def find_settings(method: MethodConfig, needs: Mapping[str, tuple[Any, str]]) -> list[Obstacle]:
+def find_settings(method: ResolvedMethod, needs: Mapping[str, tuple[Any, str]]) -> list[Obstacle]:
     """The settings of a method that are not as a format needs them: setting -> value, reason."""
     return [
         Obstacle(f"{reason}; this task has `{name}` `{getattr(method, name)}`", f"--set method.{name}={value}")

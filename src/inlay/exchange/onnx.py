@@ -36,7 +36,6 @@ from inlay.model.bank.methods import find_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row, collate, make_rows
 from inlay.model.heads.inference import canonical_backbone
-from inlay.model.parts.tensors import pals
 from inlay.serving.engine import check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
 from inlay.store.files import DRAFT_PREFIX, sync_directory
@@ -138,11 +137,10 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
             f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
             "such a task shares no graph with others: leave it out, or train it with another method",
         )
-    if pals in find_method(spec.method.name).builders:
-        raise Unsupported(
-            f"`{reference}` has attention of its own beside every block (method `{spec.method.name}`)",
-            "no graph holds it: leave it out, or train it with an adapter method",
-        )
+    for part in find_method(spec.method.name).parts:
+        if part.graph_obstacle is not None:
+            reason, hint = part.graph_obstacle
+            raise Unsupported(f"`{reference}` {reason} (method `{spec.method.name}`)", hint)
     if spec.head.is_written:
         raise Unsupported(
             f"`{reference}` stands on a backbone that writes its answers, token by token",

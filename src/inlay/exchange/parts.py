@@ -15,11 +15,13 @@ from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.methods import layout
-from inlay.settings.run_config import MethodConfig
+from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.parts.bottleneck import BOTTLENECK
+from inlay.model.parts.lora import LORA
 
 
 @dataclass(frozen=True)
-class Bottleneck:
+class ForeignAdapter:
     """An adapter at one site."""
 
     down_DR: Tensor
@@ -37,16 +39,16 @@ class LowRank:
     scale: float
 
 
-def join_bottlenecks(parts: Mapping[str, Bottleneck]) -> tuple[int, dict[str, Tensor]]:
+def join_bottlenecks(parts: Mapping[str, ForeignAdapter]) -> tuple[int, dict[str, Tensor]]:
     """The common size, and the tensors of a slot, by the sites' keys."""
     size = max(part.down_bias_R.numel() for part in parts.values())
     tensors = {}
     for key, part in parts.items():
         missing = size - part.down_bias_R.numel()
-        tensors[f"adapter.{key}.down"] = F.pad(part.down_DR, (0, missing))
-        tensors[f"adapter.{key}.down_bias"] = F.pad(part.down_bias_R, (0, missing))
-        tensors[f"adapter.{key}.up"] = F.pad(part.up_RD, (0, 0, 0, missing))
-        tensors[f"adapter.{key}.up_bias"] = part.up_bias_D
+        tensors[BOTTLENECK.name(key, "down")] = F.pad(part.down_DR, (0, missing))
+        tensors[BOTTLENECK.name(key, "down_bias")] = F.pad(part.down_bias_R, (0, missing))
+        tensors[BOTTLENECK.name(key, "up")] = F.pad(part.up_RD, (0, 0, 0, missing))
+        tensors[BOTTLENECK.name(key, "up_bias")] = part.up_bias_D
     return size, tensors
 
 
@@ -61,12 +63,14 @@ def join_low_ranks(parts: Mapping[str, LowRank]) -> tuple[int, float, dict[str, 
     for key, part in parts.items():
         missing = size - part.down_DR.shape[1]
         up = part.up_RE if part.scale == scale else part.up_RE * (part.scale / scale)
-        tensors[f"lora.{key}.down"] = F.pad(part.down_DR, (0, missing))
-        tensors[f"lora.{key}.up"] = F.pad(up, (0, 0, 0, missing))
+        tensors[LORA.name(key, "down")] = F.pad(part.down_DR, (0, missing))
+        tensors[LORA.name(key, "up")] = F.pad(up, (0, 0, 0, missing))
     return size, scale, tensors
 
 
-def complete(backbone: Backbone, method: MethodConfig, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+def complete(
+    backbone: Backbone, method: ResolvedMethod, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], int]:
     """The tensors with neutral ones where the method has a place and the folder had none, and how many those are."""
     whole = dict(tensors)
     for spec in layout(backbone.anatomy, method):

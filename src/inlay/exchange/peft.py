@@ -26,8 +26,13 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import CLASSIFIERS, find_family
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.tensors import adapted_linears, scales_input, trained_norms
+from inlay.model.parts import head as head_part
+from inlay.model.parts.ia3 import FACTORS, scales_input
+from inlay.model.parts.lora import LORA
+from inlay.model.parts.norms import NORMS, trained_norms
+from inlay.model.parts.part import adapted_linears
 from inlay.settings.run_config import MethodConfig
 
 CONFIG = "adapter_config.json"
@@ -135,7 +140,7 @@ def _method_of(name: str, sites: list[LinearSite], anatomy: Anatomy) -> MethodCo
     return MethodConfig(name=name, linears=names, layers=name_layers((s.layer for s in sites), anatomy.num_layers))
 
 
-def _read_lora(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_lora(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     parts, sites = {}, locate.linears("lora_A.weight")
     for site in sites:
         down = locate.take(site.path, "lora_A.weight", None, site.in_width)
@@ -157,7 +162,7 @@ def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     tensors, sites = {}, locate.linears("ia3_l")
     for site in sites:
         is_input = locate.shape(site.path, "ia3_l")[0] == 1
@@ -167,22 +172,22 @@ def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig
                 "train it with the output projections, and only those, among `feedforward_modules`",
             )
         shape = (1, site.in_width) if is_input else (site.out_width, 1)
-        tensors[f"ia3.{site.key}"] = locate.take(site.path, "ia3_l", *shape).flatten()
+        tensors[FACTORS.name(site.key)] = locate.take(site.path, "ia3_l", *shape).flatten()
     return resolve_method(_method_of("ia3", sites, locate.anatomy)), tensors
 
 
-def _read_norms(config: Mapping[str, Any], locate: _Locator) -> tuple[MethodConfig, dict[str, Tensor]]:
+def _read_norms(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     tensors, item = {}, "ln_tuning_layers"
     for norm in locate.anatomy.norms:
         if locate.has(norm.path, f"{item}.weight"):
-            tensors[f"norm.{norm.key}.scale"] = locate.take(norm.path, f"{item}.weight", norm.width)
+            tensors[NORMS.name(norm.key, "scale")] = locate.take(norm.path, f"{item}.weight", norm.width)
             if norm.has_shift:
-                tensors[f"norm.{norm.key}.shift"] = locate.take(norm.path, f"{item}.bias", norm.width)
-    has_outer = "norm.embeddings.scale" in tensors
+                tensors[NORMS.name(norm.key, "shift")] = locate.take(norm.path, f"{item}.bias", norm.width)
+    has_outer = NORMS.name("embeddings", "scale") in tensors
     return resolve_method(MethodConfig(name="norms", norms="all" if has_outer else "encoder")), tensors
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], _Locator], tuple[MethodConfig, dict[str, Tensor]]]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any], _Locator], tuple[ResolvedMethod, dict[str, Tensor]]]] = {
     "LORA": _read_lora,
     "IA3": _read_ia3,
     "LN_TUNING": _read_norms,
@@ -255,7 +260,7 @@ def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
     refuse(obstacles, formats=formats if needs_other else ())
 
 
-def _method_obstacles(method: MethodConfig) -> list[Obstacle]:
+def _method_obstacles(method: ResolvedMethod) -> list[Obstacle]:
     if method.name not in _WRITERS:
         reason = f"PEFT has no method like `{method.name}`: it has {', '.join(_WRITERS)}"
         return [Obstacle(reason, "--method lora")]
@@ -298,8 +303,8 @@ def _write_lora(task: Leaving, anatomy: Anatomy) -> Written:
     alpha, weights = scale * rank, {}
     sites = adapted_linears(anatomy, method)
     for site in sites:
-        weights[f"{prefix}.{site.path}.lora_A.weight"] = task.tensors[f"lora.{site.key}.down"].T
-        weights[f"{prefix}.{site.path}.lora_B.weight"] = task.tensors[f"lora.{site.key}.up"].T
+        weights[f"{prefix}.{site.path}.lora_A.weight"] = task.tensors[LORA.name(site.key, "down")].T
+        weights[f"{prefix}.{site.path}.lora_B.weight"] = task.tensors[LORA.name(site.key, "up")].T
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": int(alpha) if alpha == int(alpha) else alpha}
     config |= {"target_modules": [f"{prefix}.{site.path}" for site in sites], "lora_dropout": 0.0, "bias": "none"}
     return config, weights
@@ -309,7 +314,7 @@ def _write_ia3(task: Leaving, anatomy: Anatomy) -> Written:
     prefix, sites = find_family(anatomy.family).prefix, adapted_linears(anatomy, task.method)
     weights = {}
     for site in sites:
-        vector = task.tensors[f"ia3.{site.key}"]
+        vector = task.tensors[FACTORS.name(site.key)]
         weights[f"{prefix}.{site.path}.ia3_l"] = vector[None] if scales_input(site) else vector[:, None]
     wide = [f"{prefix}.{site.path}" for site in sites if scales_input(site)]
     config = {"peft_type": "IA3", "target_modules": [f"{prefix}.{site.path}" for site in sites]}
@@ -321,7 +326,7 @@ def _write_norms(task: Leaving, anatomy: Anatomy) -> Written:
     for norm in trained_norms(anatomy, task.method):
         targets.append(f"{prefix}.{norm.path}")
         for ours, theirs in {"scale": "weight", **({"shift": "bias"} if norm.has_shift else {})}.items():
-            weights[f"{prefix}.{norm.path}.ln_tuning_layers.{theirs}"] = task.tensors[f"norm.{norm.key}.{ours}"]
+            weights[f"{prefix}.{norm.path}.ln_tuning_layers.{theirs}"] = task.tensors[NORMS.name(norm.key, ours)]
     return {"peft_type": "LN_TUNING", "target_modules": targets}, weights
 
 
@@ -337,5 +342,6 @@ def _write_head(task: Leaving, anatomy: Anatomy) -> tuple[list[str], dict[str, T
     weights = {f"{form.out}.weight": out_weight, f"{form.out}.bias": out_bias}
     if head.hidden == "none":
         return ["classifier"], weights
-    weights |= {f"{hidden}.{item}": task.tensors[f"head.hidden.{item}"] for item in ("weight", "bias")}
+    weights[f"{hidden}.weight"] = task.tensors[head_part.HIDDEN_WEIGHT]
+    weights[f"{hidden}.bias"] = task.tensors[head_part.HIDDEN_BIAS]
     return ["classifier"] if form.hidden else ["classifier", str(family.pooler)], weights

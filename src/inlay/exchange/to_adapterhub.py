@@ -19,9 +19,13 @@ from inlay.exchange.heads import HEAD_KINDS, describe_decisions, fold_targets
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.tensors import adapted_layers, adapted_linears, adapter_groups
-from inlay.settings.run_config import MethodConfig
+from inlay.model.parts import head as head_part
+from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, adapter_groups
+from inlay.model.parts.ia3 import FACTORS
+from inlay.model.parts.lora import LORA
+from inlay.model.parts.part import adapted_layers, adapted_linears
 
 _BOTTLENECK: dict[str, Any] = {
     "mh_adapter": False,
@@ -109,7 +113,7 @@ def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
     )
 
 
-def _method_obstacles(method: MethodConfig) -> list[Obstacle]:
+def _method_obstacles(method: ResolvedMethod) -> list[Obstacle]:
     if method.name not in _WRITERS:
         return [Obstacle(f"AdapterHub has no method like `{method.name}`: it has {', '.join(_WRITERS)}")]
     found = find_settings(method, _NEEDS)
@@ -159,7 +163,7 @@ def _write_bottleneck(task: Leaving, anatomy: Anatomy, name: str) -> Written:
     weights = {}
     for site, group in adapter_groups(anatomy, method).items():
         path = f"{prefix}.{adapterhub.locate_bottleneck(anatomy, site)}.adapters.{name}"
-        adapter = {item: task.tensors[f"adapter.{group}.{item}"] for item in ("down", "down_bias", "up", "up_bias")}
+        adapter = {item: task.tensors[BOTTLENECK.name(group, item)] for item in BLOCK}
         weights[f"{path}.adapter_down.0.weight"] = adapter["down"].T
         weights[f"{path}.adapter_down.0.bias"] = adapter["down_bias"]
         weights[f"{path}.adapter_up.weight"] = adapter["up"].T
@@ -223,8 +227,8 @@ def _write_lora(task: Leaving, anatomy: Anatomy, name: str) -> Written:
     config |= {"r": rank, "alpha": scale * rank, "composition_mode": "add", "init_weights": "lora"}
     weights = {}
     for site in adapted_linears(anatomy, method):
-        weights[f"{prefix}.{site.path}.loras.{name}.lora_A"] = task.tensors[f"lora.{site.key}.down"].T
-        weights[f"{prefix}.{site.path}.loras.{name}.lora_B"] = task.tensors[f"lora.{site.key}.up"].T
+        weights[f"{prefix}.{site.path}.loras.{name}.lora_A"] = task.tensors[LORA.name(site.key, "down")].T
+        weights[f"{prefix}.{site.path}.loras.{name}.lora_B"] = task.tensors[LORA.name(site.key, "up")].T
     return config, weights, []
 
 
@@ -233,7 +237,7 @@ def _write_ia3(task: Leaving, anatomy: Anatomy, name: str) -> Written:
     config = _linear_config(task, anatomy)
     config |= {"r": 1, "alpha": 1, "composition_mode": "scale", "init_weights": "ia3"}
     weights = {
-        f"{prefix}.{site.path}.loras.{name}.lora_B": task.tensors[f"ia3.{site.key}"][:, None]
+        f"{prefix}.{site.path}.loras.{name}.lora_B": task.tensors[FACTORS.name(site.key)][:, None]
         for site in adapted_linears(anatomy, task.method)
     }
     return config, weights, []
@@ -254,7 +258,8 @@ def _write_head(task: Leaving, name: str) -> tuple[dict[str, Any], dict[str, Ten
     weights, layers = {f"heads.{name}.1.weight": out_weight, f"heads.{name}.1.bias": out_bias}, 1
     if head.hidden != "none":
         weights = {f"heads.{name}.4.weight": out_weight, f"heads.{name}.4.bias": out_bias}
-        weights |= {f"heads.{name}.1.{item}": task.tensors[f"head.hidden.{item}"] for item in ("weight", "bias")}
+        weights[f"heads.{name}.1.weight"] = task.tensors[head_part.HIDDEN_WEIGHT]
+        weights[f"heads.{name}.1.bias"] = task.tensors[head_part.HIDDEN_BIAS]
         layers = 2
     config = {
         "head_type": _KINDS[head.kind],

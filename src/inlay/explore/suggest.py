@@ -33,6 +33,7 @@ from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row, collate, make_rows
 from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
+from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.store import Store, Version
 
 NUM_ROWS = 256
@@ -167,9 +168,9 @@ def pooled_vectors(
         if candidate.spec is not None:
             bank.put(slot, candidate.spec, candidate.tensors)
     weights = {
-        name.removeprefix("weight."): backbone.like_own(name, tensor)
+        OWN_WEIGHTS.theirs(name): backbone.like_own(name, tensor)
         for name, tensor in candidates[0].tensors.items()
-        if name.startswith("weight.")
+        if OWN_WEIGHTS.owns(name)
     }
     found = [np.zeros((len(encoded), backbone.hidden_size)) for _ in candidates]
     places = [(slot, row) for row in range(len(encoded)) for slot in range(len(candidates))]

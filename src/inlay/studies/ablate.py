@@ -20,7 +20,6 @@ from inlay.data.token_cache import encode_cached
 from inlay.errors import Unsupported
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.bank.views import site_shapes
 from inlay.model.batch.route import make_rows
@@ -71,7 +70,7 @@ def _choose_metric(task: Task, metric: str | None) -> str:
 
 
 def _require_adapters(spec: SlotSpec, backbone: Backbone) -> None:
-    if not site_shapes(backbone.anatomy, resolve_method(spec.method)):
+    if not site_shapes(backbone.anatomy, spec.method):
         raise Unsupported(
             f"an ablation of method `{spec.method.name}`, which has no adapters to take out",
             "give a run of houlsby, pfeiffer, parallel or lora",

@@ -30,6 +30,7 @@ from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import make_rows
 from inlay.model.heads.inference import canonical_backbone, infer_canonically
+from inlay.model.parts import head as head_part
 from inlay.settings.run_config import RunConfig, digest
 from inlay.store import write_atomically
 from inlay.training import FitSettings, fit
@@ -120,7 +121,7 @@ class _Walk:
         """Take over what a step trained: from its result, or of a network that went on, what was kept of it."""
         own = place / "own.safetensors"
         if result.tensors and run.spec.is_finetuned:
-            self._body |= {name: tensor for name, tensor in result.tensors.items() if not name.startswith("head.")}
+            self._body |= {name: tensor for name, tensor in result.tensors.items() if not head_part.is_of_head(name)}
         if not result.tensors and not own.is_file():
             return  # diverged before it had any weights
         if not own.is_file():

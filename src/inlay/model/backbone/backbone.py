@@ -340,18 +340,13 @@ class Backbone:
         return tensor.to(self._find_own(name), copy=True)
 
     def _find_own(self, name: str) -> Tensor:
-        kind, _, rest = name.partition(".")
-        if kind == "weight":
-            return self.model.get_parameter(self._mounted_names[rest])
-        if kind == "norm":
-            key, _, which = rest.rpartition(".")
-            path = next(norm.path for norm in self.anatomy.norms if norm.key == key)
-            return self.model.get_parameter(f"{path}.inner.{'weight' if which == 'scale' else 'bias'}")
-        if kind == "bias":
-            linear = next(linear for linear in self.anatomy.linears if linear.key == rest)
-            return self.model.get_parameter(f"{linear.path}.inner.bias")[linear.start : linear.stop]
-        assert name.startswith("head.hidden."), name
-        return self.model.get_parameter(f"{find_family(self.anatomy.family).pooler}.dense.{rest.rpartition('.')[2]}")
+        from inlay.model.parts import find_part
+
+        return find_part(name).own(name, self)
+
+    def own_parameter(self, name: str) -> Tensor:
+        """A parameter by transformers' own name of it."""
+        return self.model.get_parameter(self._mounted_names[name])
 
     @contextmanager
     def checkpointed(self, first_layer: int = 0) -> Iterator[None]:

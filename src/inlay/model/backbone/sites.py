@@ -13,6 +13,9 @@ from torch import nn
 
 from inlay.model.backbone.families import Family, Stack, find_family
 
+ATTENTION_LINEARS = ("query", "key", "value", "project")
+"""the linear layers of a block's attention"""
+
 
 @dataclass(frozen=True)
 class Site:

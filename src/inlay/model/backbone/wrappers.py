@@ -32,15 +32,13 @@ class SlotOperations(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor: ...
 
-    def rewrite(self, place: str, output: Tensor) -> Tensor: ...
+    def on_output(self, place: str, output: Tensor, dropout: Any = None) -> Tensor: ...
 
-    def drop_and_rewrite(self, place: str, dropout: Any, output: Tensor) -> Tensor: ...
+    def on_norm(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
 
-    def normalize(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
+    def on_linear(self, sites: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None) -> Tensor: ...
 
-    def transform(self, parts: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None) -> Tensor: ...
-
-    def activate(self, kind: str, inner: Any, x: Tensor) -> Tensor: ...
+    def on_activation(self, kind: str, inner: Any, x: Tensor) -> Tensor: ...
 
 
 class ActiveRoute:
@@ -101,9 +99,9 @@ class OutputSite(_Wrapper):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         active = self._mount.active
         if active is not None and self._is_dropout and self.training:
-            return active.drop_and_rewrite(self.place, self.inner, *args)
+            return active.on_output(self.place, args[0], self.inner)
         output = self.inner(*args, **kwargs)
-        return output if active is None else active.rewrite(self.place, output)
+        return output if active is None else active.on_output(self.place, output)
 
 
 class NormWrapper(_Wrapper):
@@ -115,19 +113,19 @@ class NormWrapper(_Wrapper):
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.normalize(self.name, self.place, self.inner, x)
+        return self.inner(x) if active is None else active.on_norm(self.name, self.place, self.inner, x)
 
 
 class LinearWrapper(_Wrapper):
     """A linear layer with every slot's own update, bias and scale."""
 
-    def __init__(self, inner: nn.Module, mount: ActiveRoute, parts: tuple[LinearSite, ...]) -> None:
+    def __init__(self, inner: nn.Module, mount: ActiveRoute, sites: tuple[LinearSite, ...]) -> None:
         super().__init__(inner, mount)
-        self.parts = parts
+        self.sites = sites
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.transform(self.parts, self.inner, x, self._mount.joined)
+        return self.inner(x) if active is None else active.on_linear(self.sites, self.inner, x, self._mount.joined)
 
 
 class ActivationWrapper(_Wrapper):
@@ -139,7 +137,7 @@ class ActivationWrapper(_Wrapper):
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.activate(self.kind, self.inner, x)
+        return self.inner(x) if active is None else active.on_activation(self.kind, self.inner, x)
 
 
 class BlockWrapper(_Wrapper):
@@ -169,9 +167,9 @@ def mount(model: nn.Module, anatomy: Anatomy) -> ActiveRoute:
             model.set_submodule(path, Dropout(module.p).train(module.training))
     # Linear layers and activations first: they may lie inside a site, or be one (DistilBERT's attention).
     for path in dict.fromkeys(linear.path for linear in anatomy.linears):
-        parts = tuple(linear for linear in anatomy.linears if linear.path == path)
-        block = mounted.blocks[parts[0].layer]
-        model.set_submodule(path, LinearWrapper(model.get_submodule(path), block, parts))
+        sites = tuple(linear for linear in anatomy.linears if linear.path == path)
+        block = mounted.blocks[sites[0].layer]
+        model.set_submodule(path, LinearWrapper(model.get_submodule(path), block, sites))
     family = find_family(anatomy.family)
     for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
         _mount_activation(model, path, block, family)

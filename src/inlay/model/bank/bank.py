@@ -6,7 +6,7 @@ forward passes inside the block. Training banks have gradients, and their slots 
 an adapter read one stack. Serving banks grow as versions come in and may mix methods: what is shared is expanded.
 
 A run may own several slots, one for each of its tasks, that share parameters (a hypernetwork, norms, a copy of the
-backbone): those are stacked by run. What such slots read is expanded for every pass (`expand.py`); only training banks
+backbone): those are stacked by run. What such slots read is expanded for every pass (`Expander`); only training banks
 have them, since a trained task becomes an ordinary slot.
 
 A slot with its own copy of the backbone's weights (full and top-k fine-tuning) shares no forward pass with another:
@@ -31,7 +31,7 @@ from inlay.errors import Unsupported
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.flat import FlatBank, lay_flat
 from inlay.model.bank.forward import BankForward
-from inlay.model.bank.methods import materialized_method, resolve_method
+from inlay.model.bank.methods import make_expander, materialized_method
 from inlay.model.bank.slots import SlotSpec, check_tensors
 from inlay.model.bank.views import Gated, TiledLayouts, Views, build_views, site_shapes
 from inlay.model.batch.route import Batch, Route, Segment
@@ -40,11 +40,13 @@ from inlay.model.heads import readout
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels import launch
 from inlay.model.kernels import reference as kernels
-from inlay.model.parts.expand import Expander, renumber
-from inlay.model.parts.tensors import TensorSpec, adapter_groups, draw_tensor
+from inlay.model.parts import find_part
+from inlay.model.parts import head as head_part
+from inlay.model.parts.hypernet import Expander
+from inlay.model.parts.own_weights import OWN_WEIGHTS
+from inlay.model.parts.part import TensorSpec, draw_tensor
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
-_OWN = "weight."  # tensors that are a slot's own copy of the backbone's: never stacked in a serving bank
 
 
 class Bank:
@@ -76,7 +78,7 @@ class Bank:
         self._removed: list[frozenset[int]] = [frozenset()] * num_slots
         self._is_repeated = self._is_flat = False
         self._grown: set[str] = set()
-        """adapters of which a stack grew since all of theirs were as wide"""
+        """leaders of stacks of which one grew since all of theirs were as wide"""
         self._items: dict[str, TensorSpec] = {}
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
@@ -84,7 +86,7 @@ class Bank:
         self._molds: dict[tuple[Gated, ...], TiledLayouts] = {}
         self._trees: dict[tuple[str, ...], writing.Tree] = {}
         self._views: Views | None = None
-        self._no_views = Views()  # of a slot with its own weights
+        self._beside_own: tuple[Views | None, Views] = (None, Views())  # of slots with their own weights
         self.num_changes = 0
         """how often a slot changed hands"""
 
@@ -148,7 +150,7 @@ class Bank:
         self.specs[slot], self._layouts[slot] = spec, expected
         with torch.no_grad():
             for name, item in expected.items():
-                if name.startswith(_OWN) and not self.is_trainable:
+                if not find_part(name).is_stacked and not self.is_trainable:
                     self._own_weights[slot][name] = self.backbone.like_own(name, tensors[name])
                     continue
                 for place in self._places(spec, name):
@@ -156,7 +158,7 @@ class Bank:
                     stack[self._row(item, slot)][_corner(item.shape)] = tensors[name].to(stack)
             self._equalise_widths()
         if spec.is_joint:
-            self._expander = Expander(self.anatomy, resolve_method(spec.method), self.slots_per_run)
+            self._expander = make_expander(self.anatomy, spec.method, self.slots_per_run)
         self._refresh_views(slot)
 
     def reserve(self, spec: SlotSpec) -> None:
@@ -258,7 +260,7 @@ class Bank:
         if self._expander is not None and not is_finetuned:
             views, route = self._expand(self._expander, route)
         else:
-            views = self._beside_own_weights() if is_finetuned else self.views
+            views = self._views_beside_own() if is_finetuned else self.views
         if launch.is_available(device) and route.tiling is None:
             num_slots = views.num_slots or self.num_slots
             route = self._tiled(route, num_slots)
@@ -276,11 +278,11 @@ class Bank:
             yield
         operations.settle()
 
-    def _beside_own_weights(self) -> Views:
+    def _views_beside_own(self) -> Views:
         """What slots with their own weights have besides: the same object while the views are the same."""
-        if self._no_views.pals is not self.views.pals and self.views.pals:
-            self._no_views = Views(pals=self.views.pals)
-        return self._no_views
+        if self._beside_own[0] is not self.views:
+            self._beside_own = self.views, self.views.beside_own_weights()
+        return self._beside_own[1]
 
     def _tiled(self, route: Route, num_slots: int) -> Route:
         width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
@@ -323,11 +325,11 @@ class Bank:
         route = Route(segments)
         if launch.is_available(self.backbone.device):
             route = route.tiled(self.num_slots, 1, self.backbone.device)
-        weight, bias = self.stacks["head.weight"], self.stacks["head.bias"]
+        weight, bias = self.stacks[head_part.WEIGHT], self.stacks[head_part.BIAS]
         logits = kernels.linear_heads(vectors, weight, bias, num_outputs, route)
         if any(head.has_towers for head in heads):
             pairs = [(slot, seen.pairs_BF) for slot, seen in zip(slots, read, strict=True)]
-            logits = kernels.add_pairs(logits, self.stacks["head.pair_weight"], pairs)
+            logits = kernels.add_pairs(logits, self.stacks[head_part.PAIR_WEIGHT], pairs)
         found = [
             part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
             for part, seen, head, texts in zip(logits, read, heads, batch.texts, strict=True)
@@ -355,9 +357,9 @@ class Bank:
         if not self.is_finetuned(slot):
             return None
         if not self.is_trainable:
-            return {name.removeprefix(_OWN): tensor for name, tensor in self._own_weights[slot].items()}
-        names = [name for name in self._layouts[slot] if name.startswith(_OWN)]
-        return {name.removeprefix(_OWN): self.stacks[name].view(self.stacks[name].shape[1:]) for name in names}
+            return {OWN_WEIGHTS.theirs(name): tensor for name, tensor in self._own_weights[slot].items()}
+        names = [name for name in self._layouts[slot] if OWN_WEIGHTS.owns(name)]
+        return {OWN_WEIGHTS.theirs(name): self.stacks[name].view(self.stacks[name].shape[1:]) for name in names}
 
     def _expand(self, expander: Expander, route: Route) -> tuple[Views, Route]:
         """What the slots of a route read, computed from what their runs share, and the route among them alone."""
@@ -378,27 +380,24 @@ class Bank:
             self._known_views = None if torch.is_grad_enabled() else (key, views)
         else:
             views = self._known_views[1]
-        return views, renumber(route, slots)
+        return views, route.renumbered(slots)
 
     def _initial(self, item: TensorSpec, seed: int, task: str) -> Tensor:
         return self.backbone.own_tensor(item.name) if item.start == "backbone" else draw_tensor(item, seed, task)
 
     def _places(self, spec: SlotSpec, name: str) -> list[str]:
         """The stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""
-        if self.is_trainable or not name.startswith("adapter.") or spec.method.sharing == "none":
+        if self.is_trainable:
             return [name]
-        group, _, part = name.removeprefix("adapter.").rpartition(".")
-        groups = adapter_groups(self.anatomy, resolve_method(spec.method))
-        return [f"adapter.{site}.{part}" for site, owner in groups.items() if owner == group]
+        return find_part(name).places(self.anatomy, spec.method, name)
 
     def _row(self, item: TensorSpec, slot: int) -> int:
         """Which row of its stack a slot's tensor is."""
         return self.run_of(slot) if item.is_shared else slot
 
     def _neutral(self, name: str) -> Tensor | float:
-        if name.startswith(("norm.", "bias.")):
-            return self.backbone.own_tensor(name).to(self.stacks[name])
-        return 1.0 if name.startswith("ia3.") else 0.0
+        value = find_part(name).neutral(name, self.backbone)
+        return value.to(self.stacks[name]) if isinstance(value, Tensor) else value
 
     def _stack_for(self, name: str, item: TensorSpec) -> Tensor:
         """The stack of `name`, made or enlarged so that the tensor fits."""
@@ -409,25 +408,25 @@ class Bank:
         assert not self._is_flat, "a stack that grows leaves what is trained"
         if old is not None:
             shape = tuple(max(have, want) for have, want in zip(old.shape[1:], shape, strict=True))
-        dtype = self._dtype if name.startswith(("adapter.", "lora.")) and len(shape) > 1 else torch.float32
+        part = find_part(name)
+        dtype = self._dtype if part.is_compact and len(shape) > 1 else torch.float32
         num_rows = self.num_slots // self.slots_per_run if item.is_shared else self.num_slots
         new = torch.zeros(num_rows, *shape, dtype=dtype, device=self.backbone.device)
         if old is not None:
             new[_corner(tuple(old.shape))] = old.detach()
         self.stacks[name], self._views, self._items[name] = new, None, item
-        self._grown.add(_adapter_of(name))
+        self._grown.add(part.leader(name))
         if old is None:
             new[:] = self._neutral(name)
         return new.requires_grad_(self.is_trainable)
 
     def _equalise_widths(self) -> None:
         """Make all stacks of an adapter that grew as wide as its widest: programs for all slots read them together."""
-        groups = self._grown - {""}
-        for name in [name for name in self.stacks if _adapter_of(name) in groups]:
-            item = self._items[name]
-            beside = f"{_adapter_of(name)}.down"
-            if item.ranks and beside in self.stacks:
-                width = self.stacks[beside].shape[2]
+        leaders = self._grown - {""}
+        for name in [*self.stacks] if leaders else []:
+            item, leader = self._items[name], find_part(name).leader(name)
+            if leader in leaders and item.ranks and leader in self.stacks:
+                width = self.stacks[leader].shape[2]
                 shape = tuple(width if axis in item.ranks else n for axis, n in enumerate(item.shape))
                 self._stack_for(name, replace(item, shape=shape))
         self._grown = set()
@@ -450,11 +449,6 @@ def _check_texts(batch: Batch, heads: Sequence[HeadSpec]) -> None:
     for head, rows, texts in zip(heads, batch.rows, batch.texts, strict=True):
         num_texts = (2 if head.has_towers else 1) * (rows.stop - rows.start)
         assert texts.stop - texts.start == num_texts, f"rows of slot {rows.slot} are not of its head's reading of pairs"
-
-
-def _adapter_of(name: str) -> str:
-    """The adapter that a stack is a part of; "" if of none."""
-    return name.rpartition(".")[0] if name.startswith("adapter.") else ""
 
 
 def _corner(shape: Sequence[int]) -> tuple[slice, ...]:

@@ -2,7 +2,7 @@
 
 `layout` turns a method and a backbone's anatomy into a list of tensors: what is initialised, counted, trained, stored
 and loaded. It needs shapes only, so counts come from models on the meta device too. A method is a row of METHODS: the
-settings it takes, what it chooses where they are left open, and the kinds of tensors it is made of. What a family
+settings it takes, what it chooses where they are left open, and the parts it is made of (model/parts/). What a family
 cannot do stands in UNSUPPORTED.
 
 Houlsby et al. 2019 put an adapter after both sublayers of every block and train all layer norms; Pfeiffer et al. 2021
@@ -20,19 +20,25 @@ adapters they were compared with, multi-task fine-tuning and PALs. A trained tas
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase as fnmatch
-from functools import partial
 
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.families import find_family
-from inlay.model.backbone.sites import Anatomy
+from inlay.model.backbone.sites import ATTENTION_LINEARS, Anatomy
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels.reference import ACTIVATIONS
-from inlay.model.parts import tensors
-from inlay.model.parts.hypernet import EMBEDDED, Hypernet
-from inlay.model.parts.tensors import TensorSpec
+from inlay.model.parts.biases import BIASES
+from inlay.model.parts.bottleneck import BOTTLENECK, BottleneckPart, sharing_step
+from inlay.model.parts.head import HEAD
+from inlay.model.parts.hypernet import EMBEDDED, HYPERNET, Expander, HypernetPart
+from inlay.model.parts.ia3 import FACTORS
+from inlay.model.parts.lora import LORA
+from inlay.model.parts.norms import NORMS, NormPart
+from inlay.model.parts.own_weights import OWN_WEIGHTS
+from inlay.model.parts.pal import PALS
+from inlay.model.parts.part import Part, TensorSpec, adapted_layers
 from inlay.settings.run_config import MethodConfig
 
 
@@ -41,7 +47,7 @@ class Method:
     """One row of the table."""
 
     summary: str
-    builders: tuple[Callable[[Anatomy, MethodConfig], Iterator[TensorSpec]], ...]
+    parts: tuple[Part, ...]
     settings: frozenset[str]
     """of `MethodConfig`, those it takes"""
     size: int | None = None
@@ -59,8 +65,6 @@ class Method:
     """that on backbones that write their answers, if it is another"""
     lr_alone: float | None = None
     """that where a task of several trains nothing but what is its own, if it is another"""
-    trains_norm_scales: bool = True
-    """of the norms it trains, the scales too, not the shifts alone"""
     is_finetuned: bool = False
     """it trains a copy of the backbone's own weights: no other slot can share its forward pass"""
     shared: tuple[str, ...] = ()
@@ -70,8 +74,6 @@ class Method:
     task_size: int | None = None
     """width of a task's embedding, where a hypernetwork writes its adapters"""
     projector: int | None = None
-    shares_heads: bool = False
-    """the hypernetwork's heads are the same for all layers and places"""
 
     @property
     def is_joint(self) -> bool:
@@ -84,13 +86,18 @@ class Method:
         return (self.lr_alone if is_alone else None) or usual
 
     @property
+    def trains_norms_alone(self) -> bool:
+        """Whether beside the head it trains nothing but layer norms."""
+        return all(isinstance(part, NormPart) for part in self.parts)
+
+    @property
     def shares_all(self) -> bool:
         """Whether the tasks of a run have nothing of their own but their heads."""
-        return self.shared == ("weight.*",) and self.builders == (tensors.own_weights,)
+        return self.is_joint and self.parts == (OWN_WEIGHTS,)
 
 
-def resolve_method(config: MethodConfig) -> MethodConfig:
-    """The config with everything left open replaced by the method's own choice: what is hashed, stored and shown."""
+def resolve_method(config: MethodConfig) -> ResolvedMethod:
+    """Replace everything that a config leaves open by the method's own choice: what is hashed, stored and shown."""
     method = find_method(config.name)
     _refuse_foreign_settings(config, method)
     size = config.size or method.size
@@ -119,42 +126,41 @@ def resolve_method(config: MethodConfig) -> MethodConfig:
     task_size = EMBEDDED if method.task_size and resolved.projector == 0 else method.task_size
     resolved = dataclasses.replace(resolved, task_size=config.task_size or task_size)
     _check(resolved, method)
-    return resolved
+    return ResolvedMethod.spelt_by(resolved)
 
 
-def materialized_method(config: MethodConfig) -> MethodConfig:
+def materialized_method(method: ResolvedMethod) -> ResolvedMethod:
     """The ordinary method that a task of this one is of once it is trained; an ordinary one is its own."""
-    config = resolve_method(config)
-    becomes = find_method(config.name).becomes
+    becomes = find_method(method.name).becomes
     if not becomes:
-        return config
-    settings = find_method(becomes).settings & find_method(config.name).settings
-    own = {name: getattr(config, name) for name in settings}
-    if config.writes == "norms":
+        return method
+    settings = find_method(becomes).settings & find_method(method.name).settings
+    own = {name: getattr(method, name) for name in settings}
+    if method.writes == "norms":
         own["inner_norm"] = "alone"
     return resolve_method(MethodConfig(becomes, **own))
 
 
-def find_hypernet(anatomy: Anatomy, config: MethodConfig) -> Hypernet:
-    """What the hypernetwork of this method is on a backbone."""
-    config = resolve_method(config)
-    return tensors.make_hypernet(anatomy, config, shares_heads=find_method(config.name).shares_heads)
+def make_expander(anatomy: Anatomy, method: ResolvedMethod, slots_per_run: int) -> Expander:
+    """What makes the stacks of runs that own several slots those that the slots read."""
+    row = find_method(method.name)
+    nets = [part.network(anatomy, method) for part in row.parts if isinstance(part, HypernetPart)]
+    return Expander(nets[0] if nets else None, row.shared, slots_per_run)
 
 
-def layout(anatomy: Anatomy, config: MethodConfig, head: HeadSpec | None = None) -> list[TensorSpec]:
+def layout(anatomy: Anatomy, method: ResolvedMethod, head: HeadSpec | None = None) -> list[TensorSpec]:
     """Every tensor of a task with this method, in a fixed order; refuses what the backbone's family cannot do."""
-    config = resolve_method(config)
-    if reason := UNSUPPORTED.get((anatomy.family, config.name)):
-        raise Unsupported(f"method `{config.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
-    specs = [spec for build in find_method(config.name).builders for spec in build(anatomy, config)]
-    if not find_method(config.name).is_finetuned:
-        specs += tensors.norms(anatomy, config, with_scales=find_method(config.name).trains_norm_scales)
-    elif head is None or head.pooling != "pooler":
-        poolers = {f"weight.{parameter.name}" for parameter in anatomy.parameters if parameter.is_pooler}
-        specs = [spec for spec in specs if spec.name not in poolers]  # nothing reads it
-    patterns = find_method(config.name).shared
-    specs = [dataclasses.replace(spec, is_shared=any(fnmatch(spec.name, each) for each in patterns)) for spec in specs]
-    return specs if head is None else [*specs, *tensors.head_layers(anatomy, head)]
+    if reason := UNSUPPORTED.get((anatomy.family, method.name)):
+        raise Unsupported(f"method `{method.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
+    row = find_method(method.name)
+    specs = [spec for part in row.parts for spec in part.tensors(anatomy, method)]
+    if row.is_finetuned and (head is None or head.pooling != "pooler"):
+        specs = OWN_WEIGHTS.without_pooler(anatomy, specs)  # nothing reads it
+    specs = [
+        dataclasses.replace(spec, is_shared=any(fnmatch(spec.name, pattern) for pattern in row.shared))
+        for spec in specs
+    ]
+    return specs if head is None else [*specs, *HEAD.of(anatomy, head)]
 
 
 def find_method(name: str) -> Method:
@@ -165,22 +171,21 @@ def find_method(name: str) -> Method:
     return found
 
 
-def first_layer(anatomy: Anatomy, config: MethodConfig) -> int:
+def first_layer(anatomy: Anatomy, method: ResolvedMethod) -> int:
     """The lowest layer that anything is trained in; below it all is frozen, norms and dropout too."""
-    config = resolve_method(config)
-    if not (find_method(config.name).builders or config.norms != "none"):
+    if method.norms == "none" and find_method(method.name).trains_norms_alone:
         return anatomy.num_layers
-    return min(tensors.adapted_layers(anatomy, config))
+    return min(adapted_layers(anatomy, method))
 
 
-def has_frozen_attention(anatomy: Anatomy, config: MethodConfig) -> bool:
+def has_frozen_attention(anatomy: Anatomy, method: ResolvedMethod) -> bool:
     """Whether in the lowest trained layer nothing is trained up to what attention's projection gives."""
-    layer = first_layer(anatomy, config)
-    has_own = find_method(config.name).is_finetuned
+    layer = first_layer(anatomy, method)
+    has_own = find_method(method.name).is_finetuned
     if layer == anatomy.num_layers or has_own or find_family(anatomy.family).is_prenorm:
         return False
-    inside = tuple(f".{layer}.{name}" for name in tensors.ATTENTION_LINEARS)
-    return not any(place in spec.name for spec in layout(anatomy, config) for place in inside)
+    inside = tuple(f".{layer}.{name}" for name in ATTENTION_LINEARS)
+    return not any(place in spec.name for spec in layout(anatomy, method) for place in inside)
 
 
 def _refuse_foreign_settings(config: MethodConfig, method: Method) -> None:
@@ -196,7 +201,7 @@ def _refuse_foreign_settings(config: MethodConfig, method: Method) -> None:
 
 
 def _check(config: MethodConfig, method: Method) -> None:
-    if not method.builders and "norms" in method.settings and config.norms == "none":
+    if method.trains_norms_alone and "norms" in method.settings and config.norms == "none":
         raise BadConfig(
             f"method `{config.name}` with `method.norms` `none` trains nothing", "use all or encoder, or method `head`"
         )
@@ -205,7 +210,7 @@ def _check(config: MethodConfig, method: Method) -> None:
     for place in config.places if "places" in method.settings else ():
         if place not in ("attention", "feedforward"):
             raise UnknownName("place", place, ("attention", "feedforward"))
-    tensors.sharing_step(config.sharing, 1)
+    sharing_step(config.sharing, 1)
     if config.combine == "multiply" and config.form == "parallel":
         raise BadConfig(
             "`method.combine` is `multiply` for a parallel adapter",
@@ -218,7 +223,7 @@ _BOTTLENECK = frozenset(
 )
 _HYPERFORMER = Method(
     "a hypernetwork writes the adapters of all tasks, with heads of its own for every place",
-    (tensors.hypernet,),
+    (HYPERNET, NORMS),
     frozenset("size norms places layers task_size projector writes".split()),
     size=24,
     activation="gelu",
@@ -232,7 +237,7 @@ _HYPERFORMER = Method(
     # An embedding begins with numbers of size one: at the rates of weights it stays where it was. Of 1e-4 to 0.1, tried
     # for 30 to 60 steps (MiniLM on SST-2, flan-T5-small on CB and MRPC), 0.01 to 0.1 brought the training loss lowest.
     lr_alone=3e-2,
-    shared=("hyper.*", "adapter.*", "norm.*"),
+    shared=(HYPERNET.pattern, BOTTLENECK.pattern, NORMS.pattern),
     becomes="mahabadi",
     task_size=512,
     projector=128,
@@ -240,7 +245,7 @@ _HYPERFORMER = Method(
 METHODS: dict[str, Method] = {
     "houlsby": Method(
         "two adapters per block, all layer norms",
-        (tensors.adapters,),
+        (BOTTLENECK, NORMS),
         _BOTTLENECK,
         size=64,
         activation="gelu",
@@ -251,7 +256,7 @@ METHODS: dict[str, Method] = {
     ),
     "mahabadi": Method(
         "two adapters per block with a layer norm behind each, all layer norms",
-        (tensors.adapters,),
+        (BOTTLENECK, NORMS),
         _BOTTLENECK,
         size=24,
         activation="gelu",
@@ -267,7 +272,7 @@ METHODS: dict[str, Method] = {
     ),
     "pfeiffer": Method(
         "one adapter per block, layer norms frozen",
-        (tensors.adapters,),
+        (BOTTLENECK, NORMS),
         _BOTTLENECK - {"places", "form", "combine"},
         size=64,
         activation="relu",
@@ -277,7 +282,7 @@ METHODS: dict[str, Method] = {
     ),
     "parallel": Method(
         "one scaled adapter beside each feed-forward sublayer",
-        (partial(tensors.adapters, starts_at_zero=True),),
+        (BottleneckPart(starts_at_zero=True), NORMS),
         _BOTTLENECK - {"init_std", "form", "combine"},
         size=64,
         activation="relu",
@@ -287,7 +292,7 @@ METHODS: dict[str, Method] = {
     ),
     "lora": Method(
         "low-rank updates of linear layers, query and value",
-        (tensors.low_ranks,),
+        (LORA, NORMS),
         frozenset(("size", "alpha", "scale", "linears", "norms", "layers")),
         size=8,
         scale=1.0,
@@ -296,29 +301,28 @@ METHODS: dict[str, Method] = {
     ),
     "ia3": Method(
         "(IA)³: factors on keys, values and the wide activations",
-        (tensors.factors,),
+        (FACTORS, NORMS),
         frozenset(("linears", "norms", "layers")),
         linears=("key", "value", "contract"),
         lr=5e-3,
     ),
     "bitfit": Method(
         "all biases of blocks and norms",
-        (tensors.biases,),
+        (BIASES, NormPart(with_scales=False)),
         frozenset(("layers",)),
         norms="all",
         lr=1e-3,
-        trains_norm_scales=False,
     ),
     "pal": Method(
         "projected attention beside every block, the backbone frozen",
-        (tensors.pals,),
+        (PALS, NORMS),
         frozenset(("norms", "layers")),
     ),
-    "norms": Method("layer norms only", (), frozenset(("norms", "layers")), norms="all", lr=1e-3),
+    "norms": Method("layer norms only", (NORMS,), frozenset(("norms", "layers")), norms="all", lr=1e-3),
     "head": Method("nothing but the head, on frozen features", (), frozenset(), lr=3e-3),
     "full": Method(
         "every weight, a copy of the backbone per task",
-        (tensors.own_weights,),
+        (OWN_WEIGHTS,),
         frozenset(),
         norms="all",
         lr=5e-5,
@@ -327,7 +331,7 @@ METHODS: dict[str, Method] = {
     ),
     "top": Method(
         "every weight of the top layers",
-        (tensors.own_weights,),
+        (OWN_WEIGHTS,),
         frozenset(("layers",)),
         norms="all",
         layers="-1:",
@@ -339,35 +343,34 @@ METHODS["pal-full"] = dataclasses.replace(
     METHODS["full"],
     summary="projected attention beside every block, and a copy of the backbone",
     lr_writing=None,
-    builders=(tensors.own_weights, tensors.pals),
+    parts=(OWN_WEIGHTS, PALS),
 )
 JOINT_METHODS: dict[str, Method] = {
     "hyperformer": _HYPERFORMER,
     "hyperformer++": dataclasses.replace(
         _HYPERFORMER,
         summary="one hypernetwork writes the adapters of all tasks, layers and places",
-        builders=(partial(tensors.hypernet, shares_heads=True),),
+        parts=(HypernetPart(shares_heads=True), NORMS),
         task_size=64,
-        shares_heads=True,
     ),
     "mahabadi-multi": dataclasses.replace(
         METHODS["mahabadi"],
         summary="adapters for every task, the norms behind them and all layer norms shared by all tasks",
-        shared=("adapter.*.out_*", "norm.*"),
+        shared=(BOTTLENECK.out_norms, NORMS.pattern),
         becomes="mahabadi",
     ),
     "full-multi": dataclasses.replace(
         METHODS["full"],
         summary="every weight, one copy of the backbone for all tasks",
         lr_alone=METHODS["head"].lr,
-        shared=("weight.*",),
+        shared=(OWN_WEIGHTS.pattern,),
         becomes="full",
     ),
     "pal-published": dataclasses.replace(
         METHODS["pal-full"],
         summary="projected attention for every task, and one copy of the backbone that all train together",
         lr_alone=METHODS["pal"].lr,
-        shared=("weight.*",),
+        shared=(OWN_WEIGHTS.pattern,),
         becomes="pal-full",
     ),
 }

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.methods import find_method, layout
+from inlay.model.bank.methods import find_method, layout, resolve_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.tensors import TensorSpec
+from inlay.model.parts.part import TensorSpec
 from inlay.settings.run_config import MethodConfig
 
 
@@ -20,8 +21,13 @@ from inlay.settings.run_config import MethodConfig
 class SlotSpec:
     """What a slot holds: a method with all its settings, and a head."""
 
-    method: MethodConfig
+    method: ResolvedMethod
     head: HeadSpec
+
+    @classmethod
+    def of(cls, config: MethodConfig, head: HeadSpec) -> SlotSpec:
+        """The spec of a method as it is asked for."""
+        return cls(resolve_method(config), head)
 
     def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
         """The slot's tensors, in a fixed order."""
@@ -45,11 +51,12 @@ class SlotSpec:
     def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:
         """The spec a version's manifest describes."""
         try:
-            return cls(MethodConfig(**method), HeadSpec(**head))
+            config, spec = MethodConfig(**method), HeadSpec(**head)
         except TypeError as error:
             raise Unsupported(
                 f"the version has a setting this Inlay does not know: {error}", "it was made by a newer Inlay: upgrade"
             ) from None
+        return cls.of(config, spec)
 
 
 def check_tensors(expected: Mapping[str, TensorSpec], tensors: Mapping[str, Tensor]) -> None:

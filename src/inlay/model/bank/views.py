@@ -1,39 +1,30 @@
-"""A bank's stacks arranged by site: which of them the slots read there, and what each slot is.
+"""A bank's stacks arranged by place: which operations act at each hook of the backbone, and what each slot is there.
 
-`build_views` makes them; they are rebuilt whenever a slot becomes of a new kind. `routed.py` reads them.
+`build_views` makes them of the parts; they are rebuilt whenever a slot becomes of a new kind. `forward.py` reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.methods import find_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels import tiled
-from inlay.model.parts.tensors import PAL_PARTS, adapted_linears, adapter_groups
-from inlay.settings.run_config import MethodConfig
-
-PAL_PLACE = "feedforward"
-"""The place of a block whose output what stands beside the whole block is added to"""
+from inlay.model.parts import PARTS
+from inlay.model.parts.part import Occupants, Operation, SiteShapes, SlotOperation, Stacks, layer_of
 
 _ALIGNED = 8  # numbers of two bytes that programs read at once
 
-Stacks = Mapping[str, Tensor]
 TiledLayouts = Mapping[tuple[str, str], tiled.TiledBottleneck]
-
-
-@dataclass(frozen=True)
-class LinearView:
-    """What the slots do to one linear layer."""
-
-    lora: kernels.Bottleneck | None = None
-    bias_SD: Tensor | None = None
-    factor_SD: Tensor | None = None
+Operations = Mapping[str, tuple[Operation, ...]]
+"""place -> what acts there, in order"""
 
 
 class Copies:
@@ -69,34 +60,47 @@ class Copies:
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """A bank's stacks by site, or those of one block by the names within it."""
+    """The operations of a bank's slots by the place where they act, or those of one block by the names within it."""
 
-    sequential: Mapping[str, kernels.Bottleneck] = field(default_factory=dict)
-    parallel: Mapping[str, kernels.Bottleneck] = field(default_factory=dict)
-    norms: Mapping[str, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)
-    """scale and shift [S, D]; None: the backbone's own"""
-    linears: Mapping[str, LinearView] = field(default_factory=dict)
-    pals: Mapping[str, kernels.Projected] = field(default_factory=dict)
-    """what stands beside each block"""
+    linears: Operations = field(default_factory=dict)
+    outputs: Operations = field(default_factory=dict)
+    norms: Operations = field(default_factory=dict)
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
     _copies: Copies | None = field(default=None, repr=False)
 
     @property
+    def _slotted(self) -> dict[tuple[str, str], SlotOperation]:
+        """(form, place) -> the operation there, of those in which slots may differ in kind."""
+        return {
+            (operation.form, key): operation
+            for found in (self.outputs, self.linears)
+            for key, operations in found.items()
+            for operation in operations
+            if isinstance(operation, SlotOperation)
+        }
+
+    @cached_property
+    def beside_sublayers(self) -> frozenset[str]:
+        """The places where something stands beside a sublayer, and reads what it reads."""
+        return frozenset(key for key, found in self.outputs.items() if any(each.reads_input for each in found))
+
+    @cached_property
+    def has_beside_block(self) -> bool:
+        """Whether something stands beside a whole block."""
+        return any(operation.reads_block for found in self.outputs.values() for operation in found)
+
+    @property
     def num_slots(self) -> int:
         """How many slots the adapters here have; 0 if there are none."""
-        return next((len(weights.shapes) for weights in (*self.sequential.values(), *self.parallel.values())), 0)
+        return next((len(operation.weights.shapes) for operation in self._slotted.values()), 0)
 
     def set_slot(self, slot: int, shapes: SiteShapes) -> bool:
         """Make a slot what `shapes` say, in place. False if there is no place for it here: build them anew."""
-        places: dict[tuple[str, str], kernels.Bottleneck] = {
-            **{("sequential", key): weights for key, weights in self.sequential.items()},
-            **{("parallel", key): weights for key, weights in self.parallel.items()},
-            **{("lora", key): view.lora for key, view in self.linears.items() if view.lora is not None},
-        }
-        if not all(place in places and places[place].has_kind(shape) for place, shape in shapes.items()):
+        places = self._slotted
+        if not all(place in places and places[place].weights.has_kind(shape) for place, shape in shapes.items()):
             return False
-        for place, weights in places.items():
-            weights.set_slot(slot, shapes.get(place))
+        for place, operation in places.items():
+            operation.set_slot(slot, shapes.get(place))
         return True
 
     def to_tiled(
@@ -109,152 +113,77 @@ class Views:
         """
         molds, copies = molds or {}, None if dtype is None else Copies(dtype)
 
-        def prepare(weights: kernels.Bottleneck, mold: tiled.TiledBottleneck | None = None) -> kernels.Bottleneck:
+        def prepare(mold: tiled.TiledBottleneck | None, weights: kernels.Bottleneck) -> kernels.Bottleneck:
             tiles = kernels.to_tiled(weights, mold, is_fixed=is_fixed)
             if copies is None or weights.down_SDR.dtype == dtype or not kernels.reads_copies(tiles):
                 return tiles
             return kernels.with_copies(tiles, (copies.add(weights.down_SDR), copies.add(weights.up_SRE)))
 
-        linears = {
-            key: view if view.lora is None else replace(view, lora=prepare(view.lora))
-            for key, view in self.linears.items()
-        }
-        sequential, parallel = (
-            {key: prepare(weights, molds.get((form, key))) for key, weights in found.items()}
-            for form, found in (("sequential", self.sequential), ("parallel", self.parallel))
-        )
-        return Views(sequential, parallel, self.norms, linears, self.pals, _copies=copies)
+        def change(key: str, operation: Operation) -> Operation:
+            if not isinstance(operation, SlotOperation):
+                return operation
+            return operation.with_weights(partial(prepare, molds.get((operation.form, key))))
+
+        return Views(_changed(self.linears, change), _changed(self.outputs, change), self.norms, _copies=copies)
 
     @property
     def molds(self) -> TiledLayouts:
         """What follows from the shapes at every site, of views in tiles."""
-        by_form = (("sequential", self.sequential), ("parallel", self.parallel))
-        return {(form, key): kernels.tiled_layout(weights) for form, found in by_form for key, weights in found.items()}
+        return {place: kernels.tiled_layout(operation.weights) for place, operation in self._slotted.items()}
 
     def renew_copies(self) -> None:
         """Bring the copies up to what was copied."""
         if self._copies is not None:
             self._copies.renew()
 
+    def beside_own_weights(self) -> Views:
+        """What slots with their own weights have besides: the operations that stand beside whole blocks."""
+        found = {
+            key: tuple(operation for operation in operations if operation.reads_block)
+            for key, operations in self.outputs.items()
+        }
+        return Views(outputs={key: operations for key, operations in found.items() if operations})
+
     def at(self, layer: int) -> Views:
         """Those of one block."""
         if layer not in self._layers:
             self._layers[layer] = Views(
-                _within(layer, self.sequential),
-                _within(layer, self.parallel),
-                _within(layer, self.norms),
-                _within(layer, self.linears),
-                _within(layer, self.pals),
+                _within(layer, self.linears), _within(layer, self.outputs), _within(layer, self.norms)
             )
         return self._layers[layer]
 
 
-def _within(layer: int, views: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(operations: Operations, change: Callable[[str, Operation], Operation]) -> Operations:
+    return {key: tuple(change(key, operation) for operation in found) for key, found in operations.items()}
+
+
+def _within(layer: int, operations: Operations) -> Operations:
     prefix = f"{layer}."
-    return {name.removeprefix(prefix): view for name, view in views.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): found for name, found in operations.items() if name.startswith(prefix)}
 
 
-Gated = tuple[MethodConfig | None, frozenset[int]]
-"""A slot's resolved method, None if it is free, and the layers whose adapters are removed from it."""
-SiteShapes = Mapping[tuple[str, str], kernels.Shape]
-"""What one slot is at each site: (form, site) -> its bottleneck there."""
+Gated = tuple[ResolvedMethod | None, frozenset[int]]
+"""A slot's method, None if it is free, and the layers whose adapters are removed from it."""
 
 
-def site_shapes(anatomy: Anatomy, method: MethodConfig | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
-    """What a slot of this resolved method is at each site; nothing for a free slot, or in the layers `removed`."""
+def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
+    """What a slot of this method is at each site; nothing for a free slot, or in the layers `removed`."""
     if method is None:
         return {}
-    found: dict[tuple[str, str], kernels.Shape] = {}
-    if method.form != "auto":
-        assert method.size is not None
-        assert method.scale is not None
-        multiplies = method.combine == "multiply"
-        shape = kernels.Shape(method.size, method.activation, method.scale, method.depth, method.inner_norm, multiplies)
-        found |= {(method.form, key): shape for key in adapter_groups(anatomy, method)}
-    if method.size and method.linears:  # (IA)³ names linear layers too, but has no size: its factors are no bottleneck
-        low_rank = kernels.Shape(method.size, scale=1.0 if method.scale is None else method.scale)
-        found |= {("lora", linear.key): low_rank for linear in adapted_linears(anatomy, method)}
-    return {place: shape for place, shape in found.items() if _layer_of(place[1]) not in removed}
-
-
-def _layer_of(key: str) -> int:
-    """The layer of a site or linear layer, by its key."""
-    return int(key.partition(".")[0])
+    found = [item for part in find_method(method.name).parts for item in part.shapes(anatomy, method).items()]
+    return {place: shape for place, shape in found if layer_of(place[1]) not in removed}
 
 
 def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
-    """The views of slots with these resolved methods. `is_expanded`: shared adapters stand at every site."""
+    """The views of slots with these methods. `is_expanded`: shared adapters stand at every site."""
     known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
     by_site: dict[tuple[str, str], list[kernels.Shape | None]] = {}
     for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
         by_site[place] = [known[slot].get(place) for slot in slots]
-    owners: dict[str, str] = {}
-    if not is_expanded:
-        groups = [adapter_groups(anatomy, method) for method, _ in known if method and method.form != "auto"]
-        assert all(group == groups[0] for group in groups), "slots trained together must share alike"
-        owners = groups[0] if groups else {}
-    by_form: dict[str, dict[str, kernels.Bottleneck]] = {"sequential": {}, "parallel": {}}
-    for site in anatomy.sites:
-        for form, found in by_form.items():
-            if (form, site.key) in by_site:
-                name = f"adapter.{owners.get(site.key, site.key)}"
-                found[site.key] = _bottleneck(name, stacks, by_site[form, site.key])
-    linears = _linear_views(anatomy, stacks, by_site)
-    pals = _pal_views(anatomy, stacks)
-    return Views(by_form["sequential"], by_form["parallel"], _norm_views(stacks), linears, pals)
-
-
-def _bottleneck(name: str, stacks: Stacks, shapes: list[kernels.Shape | None]) -> kernels.Bottleneck:
-    depth = max(shape.depth for shape in shapes if shape)
-
-    def pair(first: str, second: str) -> tuple[Tensor, Tensor] | None:
-        return (stacks[f"{name}.{first}"], stacks[f"{name}.{second}"]) if f"{name}.{first}" in stacks else None
-
-    out_norm = pair("out_scale", "out_shift")
-    down, up = stacks.get(f"{name}.down"), stacks.get(f"{name}.up")
-    if down is None or up is None:  # a norm alone at every slot: nothing is read of what stands before it
-        assert out_norm is not None
-        num_slots, width = out_norm[0].shape
-        down, up = (out_norm[0].new_zeros(num_slots, *shape) for shape in ((width, 8), (8, width)))
-    return kernels.Bottleneck(
-        down,
-        up,
-        shapes,
-        stacks.get(f"{name}.down_bias"),
-        stacks.get(f"{name}.up_bias"),
-        tuple((stacks[f"{name}.hidden{i}"], stacks[f"{name}.hidden{i}_bias"]) for i in range(1, depth)),
-        norm=pair("norm_scale", "norm_shift"),
-        out_norm=out_norm,
-        running=pair("running_mean", "running_var"),
-    )
-
-
-def _pal_views(anatomy: Anatomy, stacks: Stacks) -> dict[str, kernels.Projected]:
-    found = {}
-    for layer in range(anatomy.num_layers):
-        if f"pal.{layer}.query" in stacks:
-            query, key, value = (stacks[f"pal.{layer}.{name}"] for name in PAL_PARTS)
-            encode, decode = stacks["pal.encode"], stacks["pal.decode"]
-            heads = kernels.Projected(encode, decode, query, key, value, anatomy.num_heads)
-            found[f"{layer}.{PAL_PLACE}"] = heads
-    return found
-
-
-def _norm_views(stacks: Stacks) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    keys = dict.fromkeys(name.removeprefix("norm.").rpartition(".")[0] for name in stacks if name.startswith("norm."))
-    return {key: (stacks.get(f"norm.{key}.scale"), stacks.get(f"norm.{key}.shift")) for key in keys}
-
-
-def _linear_views(
-    anatomy: Anatomy, stacks: Stacks, by_site: Mapping[tuple[str, str], list[kernels.Shape | None]]
-) -> dict[str, LinearView]:
-    views = {}
-    for linear in anatomy.linears:
-        lora = None
-        if ("lora", linear.key) in by_site:
-            down, up = stacks[f"lora.{linear.key}.down"], stacks[f"lora.{linear.key}.up"]
-            lora = kernels.Bottleneck(down, up, by_site["lora", linear.key])
-        view = LinearView(lora, stacks.get(f"bias.{linear.key}"), stacks.get(f"ia3.{linear.key}"))
-        if view != LinearView():
-            views[linear.key] = view
-    return views
+    occupants = Occupants(tuple(method for method, _ in known if method), by_site, is_expanded)
+    hooks: dict[str, dict[str, tuple[Operation, ...]]] = {"linear": {}, "output": {}, "norm": {}}
+    for part in PARTS:
+        for placed in part.bind(anatomy, stacks, occupants):
+            found = hooks[placed.hook]
+            found[placed.key] = (*found.get(placed.key, ()), placed.operation)
+    return Views(hooks["linear"], hooks["output"], hooks["norm"])

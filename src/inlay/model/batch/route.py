@@ -187,6 +187,15 @@ class Route:
         is_long = len(starts) > 0 and num_tokens >= LONG * len(starts)
         return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest, is_long=is_long))
 
+    def renumbered(self, slots: Sequence[int]) -> Route:
+        """The route with slots counted among these."""
+        places = {slot: place for place, slot in enumerate(slots)}
+        segments = tuple(Segment(places[slot], start, stop) for slot, start, stop in self.segments)
+        if segments == self.segments:
+            return self
+        decoder, wide = (other and other.renumbered(slots) for other in (self.decoder, self.wide))
+        return replace(self, segments=segments, decoder=decoder, wide=wide)
+
     @cached_property
     def slots_B(self) -> Tensor:
         """The slot of every row, or of every token."""

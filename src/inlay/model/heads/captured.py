@@ -27,6 +27,7 @@ from inlay.model.heads.readout import read_deeper
 from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import grouped, launch
 from inlay.model.kernels.cuda_graphs import Recorder
+from inlay.model.parts import head as head_part
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """What compiles; a test counts with one of its own."""
@@ -139,8 +140,8 @@ class GraphedForward:
         if program.forms.has_hidden:
             above_BD = read_deeper(pooled_BD, stacks, rung.row_tiles)
             pooled_BD = torch.where(has_hidden_B.unsqueeze(1) > 0, above_BD, pooled_BD)
-        weight_SDL = stacks["head.weight"].transpose(1, 2)
-        return grouped.segment_linear(pooled_BD, weight_SDL, stacks["head.bias"], rung.row_tiles)
+        weight_SDL = stacks[head_part.WEIGHT].transpose(1, 2)
+        return grouped.segment_linear(pooled_BD, weight_SDL, stacks[head_part.BIAS], rung.row_tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +161,7 @@ class _Forms:
         names = tuple(sorted({head.pooling for head in heads if head is not None}))
         places = [0 if head is None else names.index(head.pooling) for head in heads]
         hidden = [head is not None and head.hidden != "none" for head in heads]
-        return cls(names, "head.hidden.weight" in bank.stacks, np.array([places, hidden], np.int32))
+        return cls(names, head_part.HIDDEN_WEIGHT in bank.stacks, np.array([places, hidden], np.int32))
 
 
 class _Program:

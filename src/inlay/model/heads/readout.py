@@ -20,6 +20,7 @@ from inlay.model.batch.route import Batch, Segment
 from inlay.model.batch.tiles import Tiles
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels import grouped
+from inlay.model.parts import head as head_part
 
 if TYPE_CHECKING:
     from inlay.model.bank.bank import Bank
@@ -117,7 +118,7 @@ def _mix(bank: Bank, slot: int, layers: Sequence[Tensor]) -> Tensor:
     """The last layer, or ELMo's mix of all: a factor times their mean weighted by a softmax."""
     if bank.head_of(slot).features == "last":
         return layers[-1]
-    weights = torch.softmax(bank.stacks["head.mix"][slot], -1) * bank.stacks["head.mix_scale"][slot]
+    weights = torch.softmax(bank.stacks[head_part.MIX][slot], -1) * bank.stacks[head_part.MIX_SCALE][slot]
     # In float32: bf16 would round away what the weights learn.
     mixed = sum(weight * layer.float() for weight, layer in zip(weights, layers, strict=True))
     return mixed.to(layers[-1].dtype)
@@ -127,15 +128,15 @@ def _before_head(bank: Bank, slot: int, vector_BD: Tensor, head: HeadSpec, rate:
     """The vector the head reads: as it is, or through a tanh layer."""
     if head.hidden == "none":
         return vector_BD.float()
-    weight, bias = bank.stacks["head.hidden.weight"][slot], bank.stacks["head.hidden.bias"][slot]
+    weight, bias = bank.stacks[head_part.HIDDEN_WEIGHT][slot], bank.stacks[head_part.HIDDEN_BIAS][slot]
     return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
 
 
 def read_deeper(vectors: Tensor, stacks: Mapping[str, Tensor], tiles: Tiles) -> Tensor:
     """What the layer before the last gives of each vector, by its slot, of tensors alone; slots without one have
     zeros there."""
-    weight_SDD = stacks["head.hidden.weight"].transpose(1, 2)
-    return torch.tanh(grouped.segment_linear(vectors, weight_SDD, stacks["head.hidden.bias"], tiles))
+    weight_SDD = stacks[head_part.HIDDEN_WEIGHT].transpose(1, 2)
+    return torch.tanh(grouped.segment_linear(vectors, weight_SDD, stacks[head_part.HIDDEN_BIAS], tiles))
 
 
 def _dropped(vector: Tensor, rate: float) -> Tensor:

@@ -173,33 +173,74 @@ def tiled_layout(weights: Bottleneck) -> tiled.TiledBottleneck:
     )
 
 
-def bottleneck_update(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None) -> Tensor:
+def bottleneck(
+    h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None, *, is_added: bool = False
+) -> Tensor:
     """scale·up(act(down(h))), the rows of each segment through its slot; zero where a slot has no bottleneck here.
 
-    With `moments`, batch norm is training: it uses the tokens at hand and notes what it saw of them.
+    With `is_added` h is added to it. With `moments`, batch norm is training: it uses the tokens at hand and notes what
+    it saw of them.
     """
     if route.tiling is not None and moments is None:
         assert weights.tiled is not None
-        return _by_token(h_BTD, tiled.update(h_BTD.flatten(0, -2), weights.tiled, route.tiling))
+        compute = tiled.adapt if is_added else tiled.update
+        return _by_token(h_BTD, compute(h_BTD.flatten(0, -2), weights.tiled, route.tiling))
+    down, up = _by_slot(weights.down_SDR), _by_slot(weights.up_SRE)
+    down_bias, up_bias = _by_slot_or_none(weights.down_bias_SR), _by_slot_or_none(weights.up_bias_SE)
+    hidden = [(_by_slot(w_SRR), _by_slot(b_SR)) for w_SRR, b_SR in weights.hidden]
+    norm, out_norm = _by_slot_pair(weights.norm), _by_slot_pair(weights.out_norm)
     pieces = []
-    by_slot = _BySlot(weights)
     for (slot, start, stop), h in _by_segment(h_BTD, route):
         shape = weights.shapes[slot]
         if shape is None:
             pieces.append(h.new_zeros(*h.shape[:-1], weights.up_SRE.shape[-1]))
             continue
-        real = None if route.mask_BT is None else route.mask_BT[start:stop].bool()
-        update = by_slot.update(h, slot, shape, real, moments)
+        update = h
+        if shape.inner_norm != "alone":
+            # Down, the norm inside, further layers, up: of every tensor the slot's own columns.
+            size, activate = shape.size, ACTIVATIONS.get(shape.activation or "", _as_it_is)
+            bias = None if down_bias is None else _columns(down_bias[slot], 0, size)
+            z = _linear(h, _columns(down[slot], 1, size), bias)
+            if shape.inner_norm in ("layer", "batch"):
+                assert norm is not None
+                real = None if route.mask_BT is None else route.mask_BT[start:stop].bool()
+                z = _norm_inside(z, slot, shape, (norm[0][slot], norm[1][slot]), weights.running, real, moments)
+            z = activate(z)
+            for w, b in hidden[: shape.depth - 1]:
+                z = activate(_linear(z, _columns(_columns(w[slot], 0, size), 1, size), _columns(b[slot], 0, size)))
+            update = _linear(z, _columns(up[slot], 0, size), None if up_bias is None else up_bias[slot])
+        # The norm behind it, and its factor.
+        if shape.inner_norm in ("output", "alone"):
+            assert out_norm is not None
+            update = _layer_norm(update, out_norm[0][slot], out_norm[1][slot], NORM_EPS)
+        update = update if shape.scale == 1.0 else update * shape.scale
         pieces.append(h * update if shape.multiplies else update)
-    return _join(pieces)
+    update_BTE = _join(pieces)
+    return h_BTD + update_BTE if is_added else update_BTE
 
 
-def adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None) -> Tensor:
-    """h + scale·up(act(down(h)))."""
-    if route.tiling is not None and moments is None:
-        assert weights.tiled is not None
-        return tiled.adapt(h_BTD.flatten(0, -2), weights.tiled, route.tiling).view_as(h_BTD)
-    return h_BTD + bottleneck_update(h_BTD, weights, route, moments)
+def _norm_inside(
+    z: Tensor,
+    slot: int,
+    shape: Shape,
+    norm: tuple[Tensor, Tensor],
+    running: tuple[Tensor, Tensor] | None,
+    real: Tensor | None,
+    moments: list[Moments] | None,
+) -> Tensor:
+    """A layer or batch norm over a slot's own columns, in float32 at least."""
+    scale, shift = (_columns(tensor, 0, shape.size) for tensor in norm)
+    if shape.inner_norm == "layer":
+        return _layer_norm(z, scale, shift, NORM_EPS)
+    wide = z.to(torch.promote_types(z.dtype, scale.dtype))
+    if moments is None:
+        assert running is not None
+        mean, var = (_columns(tensor[slot], 0, shape.size) for tensor in running)
+    else:
+        tokens = wide.flatten(0, -2) if real is None else wide[real]
+        mean, var = tokens.mean(0), tokens.var(0, correction=0)
+        moments.append(Moments(slot, mean.detach(), var.detach()))
+    return ((wide - mean) * torch.rsqrt(var + NORM_EPS) * scale + shift).to(z.dtype)
 
 
 def drops(weights: Bottleneck | None, route: Route) -> bool:
@@ -212,57 +253,6 @@ def dropped_and_adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, drop: 
     assert route.tiling is not None
     assert weights.tiled is not None
     return tiled.adapt(h_BTD.flatten(0, -2), weights.tiled, route.tiling, drop).view_as(h_BTD)
-
-
-class _BySlot:
-    """The weights of each slot, taken from the stacks once."""
-
-    def __init__(self, weights: Bottleneck) -> None:
-        self._weights = weights
-        self._down, self._up = _by_slot(weights.down_SDR), _by_slot(weights.up_SRE)
-        self._down_bias, self._up_bias = _by_slot_or_none(weights.down_bias_SR), _by_slot_or_none(weights.up_bias_SE)
-        self._hidden = [(_by_slot(w), _by_slot(b)) for w, b in weights.hidden]
-        self._norm = None if weights.norm is None else tuple(_by_slot(tensor) for tensor in weights.norm)
-        self._out_norm = None if weights.out_norm is None else tuple(_by_slot(tensor) for tensor in weights.out_norm)
-
-    def update(self, h: Tensor, slot: int, shape: Shape, real: Tensor | None, moments: list[Moments] | None) -> Tensor:
-        if shape.inner_norm == "alone":
-            return self._behind(h, slot, shape)
-        size, activate = shape.size, ACTIVATIONS.get(shape.activation or "")
-        bias = None if self._down_bias is None else _columns(self._down_bias[slot], 0, size)
-        z = _linear(h, _columns(self._down[slot], 1, size), bias)
-        z = z if shape.inner_norm in ("none", "output") else self._inner_norm(z, slot, shape, real, moments)
-        z = z if activate is None else activate(z)
-        for w, b in self._hidden[: shape.depth - 1]:
-            z = _linear(z, _columns(_columns(w[slot], 0, size), 1, size), _columns(b[slot], 0, size))
-            z = z if activate is None else activate(z)
-        update = _linear(z, _columns(self._up[slot], 0, size), None if self._up_bias is None else self._up_bias[slot])
-        return self._behind(update, slot, shape)
-
-    def _behind(self, update: Tensor, slot: int, shape: Shape) -> Tensor:
-        """What a bottleneck gives, through the norm behind it, if it has one, and times its factor."""
-        if shape.inner_norm in ("output", "alone"):
-            assert self._out_norm is not None
-            update = _layer_norm(update, self._out_norm[0][slot], self._out_norm[1][slot], NORM_EPS)
-        return update if shape.scale == 1.0 else update * shape.scale
-
-    def _inner_norm(
-        self, z: Tensor, slot: int, shape: Shape, real: Tensor | None, moments: list[Moments] | None
-    ) -> Tensor:
-        """A norm over a slot's own columns, in float32 at least."""
-        assert self._norm is not None
-        scale, shift = (_columns(tensor[slot], 0, shape.size) for tensor in self._norm)
-        wide = z.to(torch.promote_types(z.dtype, scale.dtype))
-        if shape.inner_norm == "layer":
-            return _layer_norm(z, scale, shift, NORM_EPS)
-        if moments is None:
-            assert self._weights.running is not None
-            mean, var = (_columns(tensor[slot], 0, shape.size) for tensor in self._weights.running)
-        else:
-            tokens = wide.flatten(0, -2) if real is None else wide[real]
-            mean, var = tokens.mean(0), tokens.var(0, correction=0)
-            moments.append(Moments(slot, mean.detach(), var.detach()))
-        return ((wide - mean) * torch.rsqrt(var + NORM_EPS) * scale + shift).to(z.dtype)
 
 
 def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float, route: Route) -> Tensor:
@@ -401,6 +391,14 @@ def _by_slot(stacked: Tensor) -> Tensor | tuple[Tensor, ...]:
 
 def _by_slot_or_none(stacked: Tensor | None) -> Tensor | tuple[Tensor, ...] | None:
     return None if stacked is None else _by_slot(stacked)
+
+
+def _by_slot_pair(stacked: tuple[Tensor, Tensor] | None) -> tuple[Tensor | tuple[Tensor, ...], ...] | None:
+    return None if stacked is None else (_by_slot(stacked[0]), _by_slot(stacked[1]))
+
+
+def _as_it_is(z: Tensor) -> Tensor:
+    return z
 
 
 def _linear(x: Tensor, w_DE: Tensor, bias_E: Tensor | None) -> Tensor:

@@ -1,1 +1,22 @@
-"""The parameters that a task may add to a backbone."""
+"""The parts: one file for each kind of task parameters, with all that is known of them (see `part.py`)."""
+
+from __future__ import annotations
+
+from inlay.model.parts.biases import BIASES
+from inlay.model.parts.bottleneck import BOTTLENECK
+from inlay.model.parts.head import HEAD
+from inlay.model.parts.hypernet import HYPERNET
+from inlay.model.parts.ia3 import FACTORS
+from inlay.model.parts.lora import LORA
+from inlay.model.parts.norms import NORMS
+from inlay.model.parts.own_weights import OWN_WEIGHTS
+from inlay.model.parts.pal import PALS
+from inlay.model.parts.part import Part
+
+PARTS: tuple[Part, ...] = (BOTTLENECK, PALS, LORA, BIASES, FACTORS, NORMS, OWN_WEIGHTS, HYPERNET, HEAD)
+"""In the order in which they act where several stand at one place."""
+
+
+def find_part(name: str) -> Part:
+    """The part that a tensor belongs to, by its name."""
+    return next(part for part in PARTS if part.owns(name))

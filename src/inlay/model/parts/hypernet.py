@@ -5,22 +5,36 @@ scale and shift of the norm behind them. HyperFormer has heads of its own for ev
 for all of them; HyperFormer++ has one set of heads for each stack of blocks, and an embedding of task, layer and place
 together. What comes out has the names and shapes of ordinary adapters, so that whatever reads those reads these.
 
+An `Expander` makes the stacks of a training bank whose runs own several slots what those slots read: a hypernetwork
+writes the adapters of the slots it is asked for, norms that tasks share are repeated for every slot. Gradients flow
+back through it, so that what is shared gets the sum over its slots.
+
 All sites' and all tasks' tensors of a kind come from one product, also those of several networks. Layers are never
 looped over.
 
-Shape letters: G networks, A tasks of each, Z embedding of a task, E what the heads read, J sites, V values of a head.
+Shape letters: S slots, G networks (runs), A tasks of each (slots asked for), Z embedding of a task, E what the heads
+read, J sites, V values of a head.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase as fnmatch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from inlay.model.backbone.sites import Anatomy
+from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, OUT_NORM, adapter_groups
+from inlay.model.parts.head import HEAD
+from inlay.model.parts.own_weights import OWN_WEIGHTS
+from inlay.model.parts.part import Part, TensorSpec
 
 EMBEDDED = 64
 """What the heads read, and how layers and places are embedded."""
@@ -30,17 +44,7 @@ SMALL_STD = 1e-3
 """how heads begin whose 0.08 (0.01·√64) a backbone's states would drown in"""
 _NORM_EPS = 1e-5
 _PLACES = ("attention", "feedforward")
-_NORM_PARTS = ("out_scale", "out_shift")
-
-
-@dataclass(frozen=True)
-class HyperTensor:
-    """One tensor of a hypernetwork: shared by all tasks, except the embedding of each."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: str
-    std: float = 0.0
+_EMBEDDING = "task.embedding"
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,9 @@ class Hypernet:
     @property
     def parts(self) -> dict[str, tuple[int, ...]]:
         """What is written for every site: name -> shape."""
-        blocks: dict[str, tuple[int, ...]] = {
-            "down": (self.width, self.size),
-            "down_bias": (self.size,),
-            "up": (self.size, self.width),
-            "up_bias": (self.width,),
-        }
-        norms: dict[str, tuple[int, ...]] = dict.fromkeys(_NORM_PARTS, (self.width,))
+        shapes = ((self.width, self.size), (self.size,), (self.size, self.width), (self.width,))
+        blocks: dict[str, tuple[int, ...]] = dict(zip(BLOCK, shapes, strict=True))
+        norms: dict[str, tuple[int, ...]] = dict.fromkeys(OUT_NORM, (self.width,))
         return {"both": blocks | norms, "blocks": blocks, "norms": norms}[self.writes]
 
     @property
@@ -95,35 +95,35 @@ class Hypernet:
     def _input_size(self) -> int:
         return self.task_size + 2 * EMBEDDED * self.is_shared
 
-    def task_tensors(self) -> Iterator[HyperTensor]:
+    def task_tensors(self) -> Iterator[TensorSpec]:
         """What each task has of its own."""
-        yield HyperTensor("task.embedding", (self.task_size,), "gaussian", 1.0)
+        yield TensorSpec(_EMBEDDING, (self.task_size,), "gaussian", 1.0)
 
-    def tensors(self) -> Iterator[HyperTensor]:
+    def tensors(self) -> Iterator[TensorSpec]:
         """What all tasks share, in a fixed order."""
         if not self.is_shared:
             yield from self._projector("hyper")
         for group in self.groups:
             name = f"hyper.{group.name}"
             if self.is_shared:
-                yield HyperTensor(f"{name}.layers", (group.num_layers, EMBEDDED), "gaussian", 1.0)
-                yield HyperTensor(f"{name}.places", (len(_PLACES), EMBEDDED), "gaussian", 1.0)
+                yield TensorSpec(f"{name}.layers", (group.num_layers, EMBEDDED), "gaussian", 1.0)
+                yield TensorSpec(f"{name}.places", (len(_PLACES), EMBEDDED), "gaussian", 1.0)
                 yield from self._projector(name)
-                yield HyperTensor(f"{name}.norm.scale", (self.read_size,), "ones")
-                yield HyperTensor(f"{name}.norm.shift", (self.read_size,), "zeros")
+                yield TensorSpec(f"{name}.norm.scale", (self.read_size,), "ones")
+                yield TensorSpec(f"{name}.norm.shift", (self.read_size,), "zeros")
             sites = () if self.is_shared else (len(group.keys),)
             for part, shape in self.parts.items():
                 num_values = math.prod(shape)
                 weight = (*sites, self.read_size, num_values)
-                std = self.norm_std if part in _NORM_PARTS else LINEAR_STD
-                yield HyperTensor(f"{name}.{part}.weight", weight, "gaussian", std)
-                yield HyperTensor(f"{name}.{part}.bias", (*sites, num_values), "zeros")
+                std = self.norm_std if part in OUT_NORM else LINEAR_STD
+                yield TensorSpec(f"{name}.{part}.weight", weight, "gaussian", std)
+                yield TensorSpec(f"{name}.{part}.bias", (*sites, num_values), "zeros")
 
-    def _projector(self, name: str) -> Iterator[HyperTensor]:
+    def _projector(self, name: str) -> Iterator[TensorSpec]:
         widths = (self._input_size, self.projector, EMBEDDED)
         for index, layer in enumerate(("in", "out") if self.projector else ()):
-            yield HyperTensor(f"{name}.{layer}.weight", widths[index : index + 2], "gaussian", LINEAR_STD)
-            yield HyperTensor(f"{name}.{layer}.bias", widths[index + 1 : index + 2], "zeros")
+            yield TensorSpec(f"{name}.{layer}.weight", widths[index : index + 2], "gaussian", LINEAR_STD)
+            yield TensorSpec(f"{name}.{layer}.bias", widths[index + 1 : index + 2], "zeros")
 
 
 def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_GAZ: Tensor) -> dict[str, Tensor]:
@@ -141,7 +141,7 @@ def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_GAZ: Tenso
             values_GJAV = _read_heads(read, shared[f"{name}.weight"], shared[f"{name}.bias"])
             # Site by site: one copy here, where there are several networks, instead of one at each site.
             sites = values_GJAV.transpose(0, 1).flatten(1, 2).unflatten(-1, shape).unbind(0)
-            written |= {f"adapter.{key}.{part}": site for key, site in zip(group.keys, sites, strict=True)}
+            written |= {BOTTLENECK.name(key, part): site for key, site in zip(group.keys, sites, strict=True)}
     return written
 
 
@@ -182,3 +182,123 @@ def _read_heads(read: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     read = read.expand(-1, weight.shape[1], -1, -1)
     values = torch.baddbmm(bias.flatten(0, 1).unsqueeze(1), read.flatten(0, 1), weight.flatten(0, 1))
     return values.unflatten(0, weight.shape[:2])
+
+
+@dataclass(frozen=True)
+class HypernetPart(Part):
+    """A hypernetwork that tasks share, and the embedding that each has of its own."""
+
+    shares_heads: bool = False
+    """HyperFormer++: its heads are the same for all layers and places"""
+
+    prefix = "hyper."
+
+    def owns(self, name: str) -> bool:
+        return name.startswith((self.prefix, "task."))
+
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
+        net = self.network(anatomy, method)
+        yield from net.task_tensors()
+        yield from net.tensors()
+        if method.writes == "blocks":  # the norms behind them are trained as they are
+            for key in (key for group in net.groups for key in group.keys):
+                yield from BOTTLENECK.norm_behind(anatomy, key)
+
+    def network(self, anatomy: Anatomy, method: ResolvedMethod) -> Hypernet:
+        """What the hypernetwork of this method is on a backbone."""
+        assert method.size is not None
+        assert method.task_size is not None
+        assert method.projector is not None
+        adapted = adapter_groups(anatomy, method)
+        sites = [site for site in anatomy.sites if site.key in adapted]
+        stacks = {"encoder": range(anatomy.num_readers), "decoder": range(anatomy.num_readers, anatomy.num_layers)}
+        groups = []
+        for name, layers in stacks.items():
+            own = [site for site in sites if site.layer in layers]
+            if own:
+                keys, places = tuple(site.key for site in own), tuple(site.place for site in own)
+                groups.append(Group(name, keys, tuple(site.layer - layers[0] for site in own), len(layers), places))
+        # What HyperFormer++'s heads read is of size one, and what they write of 0.08: on T5, as published, a small part
+        # of its states. An encoder's would change by their own size, layer by layer.
+        is_small = self.shares_heads and not anatomy.has_decoder
+        return Hypernet(
+            tuple(groups),
+            anatomy.hidden_size,
+            method.size,
+            method.task_size,
+            method.projector,
+            self.shares_heads,
+            method.writes,
+            SMALL_STD if is_small else LINEAR_STD,
+        )
+
+
+HYPERNET = HypernetPart()
+
+
+@dataclass(frozen=True, eq=False)
+class Expander:
+    """How the stacks of a training bank become those its slots read."""
+
+    net: Hypernet | None
+    """what writes their adapters, if anything does"""
+    shared: tuple[str, ...]
+    """patterns of the tensors that the slots of a run share"""
+    slots_per_run: int
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether a hypernetwork writes for the slots asked for alone; otherwise all slots are there anyway."""
+        return self.net is not None
+
+    def expand(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
+        """Ordinary stacks [A, …] of these slots, which are in order; `stacks` are the bank's, by slot or by run."""
+        runs = tuple(slot // self.slots_per_run for slot in slots)
+        outside = (HYPERNET, HEAD, OWN_WEIGHTS)  # written from, or read by others, slot by slot
+        expanded = {
+            name: _repeat(stack, runs) if any(fnmatch(name, each) for each in self.shared) else stack
+            for name, stack in stacks.items()
+            if not any(part.owns(name) for part in outside)
+        }
+        return expanded if self.net is None else expanded | self._write(self.net, stacks, slots)
+
+    def _write(self, net: Hypernet, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
+        """The adapters of these slots: a few products for neighbouring runs that ask for equally many."""
+        embeddings = _rows(stacks[_EMBEDDING])
+        by_run = [(run, list(own)) for run, own in itertools.groupby(slots, lambda slot: slot // self.slots_per_run)]
+        pieces = []
+        for _, alike in itertools.groupby(enumerate(by_run), lambda item: (item[1][0] - item[0], len(item[1][1]))):
+            runs, own = zip(*(found for _, found in alike), strict=True)
+            tasks_GAZ = torch.stack([embeddings[slot] for each in own for slot in each]).unflatten(0, (len(runs), -1))
+            shared = {
+                name: _neighbours(stack, runs[0], runs[-1] + 1)
+                for name, stack in stacks.items()
+                if name.startswith(HYPERNET.prefix)
+            }
+            pieces.append(write_adapters(net, shared, tasks_GAZ))
+        if len(pieces) == 1:
+            return pieces[0]
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
+    """What each slot has of what its run shares."""
+    if len(stack_G) == 1:
+        return stack_G.expand(len(runs), *stack_G.shape[1:])
+    if runs == tuple(range(len(stack_G))):
+        return stack_G
+    often = len(runs) // len(stack_G)
+    if runs == tuple(run for run in range(len(stack_G)) for _ in range(often)):
+        # Of all slots: the gradient of an expanded tensor is a sum in order, that of an indexed one is not.
+        return stack_G.unsqueeze(1).expand(-1, often, *stack_G.shape[1:]).flatten(0, 1)
+    return stack_G[numbers_on(stack_G.device, runs)]
+
+
+def _neighbours(stack_G: Tensor, start: int, stop: int) -> Tensor:
+    # A slice of everything would make backward lay every gradient into zeros of its size.
+    return stack_G if stop - start == len(stack_G) else stack_G[start:stop]
+
+
+def _rows(stack: Tensor) -> Sequence[Tensor]:
+    # As kernels do: indexing row by row would make backward add tensors of the whole stack's size.
+    return (stack.view(stack.shape[1:]),) if len(stack) == 1 else stack.unbind(0)

@@ -15,7 +15,7 @@ import torch
 
 from inlay.data.tasks import Task
 from inlay.errors import Diverged, InlayError
-from inlay.model.parts.tensors import draw_tensor
+from inlay.model.parts.part import draw_tensor
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record, short_name
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.planning import Item, Plan

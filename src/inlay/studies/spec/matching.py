@@ -136,7 +136,7 @@ def _plan(study: Study, arm: Arm, tasks: tuple[str, ...], config: RunConfig, see
     if kind.is_trained:
         find_lr = find_method(method.name).find_lr
         lr = train.lr or find_lr(is_seq2seq=facts.is_seq2seq, is_alone=joint.trained == "task")
-        method, train = resolve_method(method), dataclasses.replace(train, lr=lr, bucket=train.bucket or 1)
+        method, train = resolve_method(method).as_config(), dataclasses.replace(train, lr=lr, bucket=train.bucket or 1)
     if kind.is_trained and not kind.is_joint:  # of several tasks each resolves these for itself
         longest = find_head("span" if "squad" in tasks[0] else "classify").max_length
         train = dataclasses.replace(train, pooling=pooling, max_length=train.max_length or longest)

@@ -180,7 +180,7 @@ class Cohort:
     @property
     def first_layer(self) -> int:
         """The lowest layer anything is trained in."""
-        return first_layer(self.backbone.anatomy, self.members[0].run.config.method)
+        return first_layer(self.backbone.anatomy, self.members[0].run.spec.method)
 
     @property
     def reach(self) -> CacheDepth:
@@ -188,7 +188,7 @@ class Cohort:
         config, backbone = self.members[0].run.config, self.backbone
         if not find_family(backbone.anatomy.family).reuses:
             return CacheDepth(0)
-        is_frozen = backbone.packs and has_frozen_attention(backbone.anatomy, config.method)
+        is_frozen = backbone.packs and has_frozen_attention(backbone.anatomy, self.members[0].run.spec.method)
         return CacheDepth(self.first_layer, is_frozen and not config.train.attention_dropout)
 
     @contextmanager

@@ -117,7 +117,7 @@ def has_known_heads(run: AnyRun) -> bool:
 
 def trains_apart(run: AnyRun, backbone: Backbone) -> bool:
     """Whether it joins no cohort of runs whose heads programs know."""
-    return has_programs(backbone, run.config.method) and not has_known_heads(run)
+    return has_programs(backbone, run.spec.method) and not has_known_heads(run)
 
 
 def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[AnyRun]]:
@@ -185,7 +185,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cac
 
 def _reuses_states(runs: Sequence[AnyRun], backbone: Backbone, asked: FitSettings) -> bool:
     """Whether the frozen layers of these runs' texts are worth keeping: there are some, and texts are read again."""
-    has_frozen = first_layer(backbone.anatomy, runs[0].config.method) > 0
+    has_frozen = first_layer(backbone.anatomy, runs[0].spec.method) > 0
     is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
     return asked.reuse_prefix and has_frozen and is_read_again
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from inlay.errors import OutOfMemory
+from inlay.model.parts import head as head_part
 from inlay.settings.fit_settings import FitSettings
 from inlay.threads import Threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
@@ -145,7 +146,7 @@ class CohortFiles:
     def write_probe(self, member: AnyMember, cohort: Cohort) -> None:
         """The head that a run begins with, so that what adapters are worth can be told from it."""
         if self.world.is_first:
-            head = {name: tensor for name, tensor in member.read(cohort.bank).items() if name.startswith("head.")}
+            head = {name: tensor for name, tensor in member.read(cohort.bank).items() if head_part.is_of_head(name)}
             write_tensors(self.run_dir(member.run) / PROBE_HEAD, head)
 
     def save(self, cohort: Cohort) -> None:

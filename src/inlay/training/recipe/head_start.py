@@ -32,6 +32,7 @@ from inlay.data.metrics import is_better
 from inlay.data.tasks import Task
 from inlay.model.bank.bank import Bank
 from inlay.model.heads.inference import infer_vectors
+from inlay.model.parts import head as head_part
 from inlay.training.recipe.linear import Linear, Validated, choose_strength, cross_validate, fit_raw
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
     if run.task.kind == "regress":  # heads give numbers on the scale of their targets
         weights, bias = weights / head.target_std, (bias - head.target_mean) / head.target_std
     width = bank.backbone.hidden_size
-    found = {"head.weight": weights[:, :width], "head.bias": bias}
+    found = {head_part.WEIGHT: weights[:, :width], head_part.BIAS: bias}
     if head.has_towers:
-        found["head.pair_weight"] = weights[:, width:]
+        found[head_part.PAIR_WEIGHT] = weights[:, width:]
     tensors = {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
     return FittedHead(tensors, honest.left_out.score, _find_suspects(task, honest))
 

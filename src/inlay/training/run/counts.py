@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.parts.tensors import TensorSpec
+from inlay.model.parts import head as head_part
+from inlay.model.parts.own_weights import OWN_WEIGHTS
+from inlay.model.parts.part import TensorSpec
 
-_LAST_LAYER = ("head.weight", "head.bias")
+_LAST_LAYER = (head_part.WEIGHT, head_part.BIAS)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def count_totals(
     its shape has, such as a pooler.
     """
     trained = [item for item in items if not (is_shared_frozen and item.is_shared)]
-    copied = {_bare(item).removeprefix("weight.") for item in items if item.part == "weights"}
+    copied = {OWN_WEIGHTS.theirs(_bare(item)) for item in items if item.part == "weights"}
     return Totals(
         backbone=num_backbone or sum(math.prod(site.shape) for site in anatomy.parameters),
         num_tasks=num_tasks,

@@ -23,7 +23,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import JOINT_METHODS, find_method
 from inlay.model.bank.slots import SlotSpec
-from inlay.model.parts.tensors import TensorSpec
+from inlay.model.parts.part import TensorSpec
 from inlay.settings.run_config import DataConfig, JointConfig, RunConfig, TrainConfig, digest, settled
 from inlay.training.run.run import Run, make_part
 from inlay.training.run.start import Start

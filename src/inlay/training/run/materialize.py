@@ -18,9 +18,9 @@ from torch import Tensor
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, BadData, Diverged, Missing, UnknownName, WrongBackbone
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import materialized_method, resolve_method
+from inlay.model.bank.methods import make_expander, materialized_method, resolve_method
 from inlay.model.bank.slots import SlotSpec
-from inlay.model.parts.expand import Expander
+from inlay.model.parts import head as head_part
 from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, read_toml
 from inlay.store import Manifest, Store
 from inlay.training.run.joint import JointRun, identify_joint
@@ -55,20 +55,20 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
 
 def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
     """A task of a finished run as an ordinary one."""
-    spec = SlotSpec(materialized_method(part.config.method), part.spec.head)
-    config = dataclasses.replace(part.config, method=spec.method, joint=JointConfig())
+    spec = SlotSpec(materialized_method(part.spec.method), part.spec.head)
+    config = dataclasses.replace(part.config, method=spec.method.as_config(), joint=JointConfig())
     run = dataclasses.replace(part, config=config, spec=spec, origin=origin)
     return Trained(run, _own_result(part, result, write_out(part, result.tensors, backbone)))
 
 
 def write_out(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
     """The tensors of a task's ordinary slot, from all that the run has trained."""
-    expander = Expander(backbone.anatomy, resolve_method(part.config.method), 1)
+    expander = make_expander(backbone.anatomy, part.spec.method, 1)
     own = Start(dict(tensors)).of(part.name)
     with torch.no_grad():
         written = expander.expand({name: tensor.unsqueeze(0) for name, tensor in own.items()}, (0,))
     whole = own | {name: tensor[0].contiguous() for name, tensor in written.items()}
-    wanted = SlotSpec(materialized_method(part.config.method), part.spec.head).layout(backbone.anatomy)
+    wanted = SlotSpec(materialized_method(part.spec.method), part.spec.head).layout(backbone.anatomy)
     return {item.name: whole[item.name].clone() for item in wanted}
 
 
@@ -257,7 +257,7 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
             raise UnknownName("task", new, by_name)
         own = {name: tensor for name, tensor in Start(result.tensors).of(old).items() if name not in shared}
         head = take_head(own, known[old].data, by_name[new]) if is_alike else {}
-        body = {name: tensor for name, tensor in own.items() if not name.startswith("head.")}
+        body = {name: tensor for name, tensor in own.items() if not head_part.is_of_head(name)}
         shared |= {f"{new}/{name}": tensor for name, tensor in (body | head).items()}
         if len(body) < len(own):
             why = f"its labels are not those of `{old}`" if is_alike else f"`{old}` read other states of the backbone"
@@ -268,7 +268,7 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
 
 def _check_method(method: MethodConfig, its: MethodConfig, run_id: str) -> None:
     # By name first: the settings of one method are refused by another.
-    mine = resolve_method(method) if method.name == its.name else method
+    mine = resolve_method(method).as_config() if method.name == its.name else method
     for item in dataclasses.fields(mine):
         if getattr(mine, item.name) != getattr(its, item.name):
             raise BadConfig(

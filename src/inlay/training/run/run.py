@@ -214,10 +214,11 @@ def make_part(
     data = dataclasses.replace(
         config.data, kind=task.kind, labels=task.labels, answers=answers, metric=task.metric, pairs=pairs
     )
+    method = resolve_method(config.method)
     resolved = dataclasses.replace(
-        config, task=task.name, method=resolve_method(config.method), train=train, data=data, backbone=backbone.name
+        config, task=task.name, method=method.as_config(), train=train, data=data, backbone=backbone.name
     )
-    spec = SlotSpec(resolved.method, _make_head(task, train, pairs))
+    spec = SlotSpec(method, _make_head(task, train, pairs))
     if backbone.is_seq2seq:
         _check_texts(task, spec.head.texts, backbone)
     spec.layout(backbone.anatomy)  # what the family cannot do is refused here, before any work

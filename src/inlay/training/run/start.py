@@ -17,9 +17,10 @@ from torch import Tensor
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import resolve_method
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
+from inlay.model.parts import head as head_part
 from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.store import Manifest, Store, Version
 
@@ -32,7 +33,7 @@ _SCALE = (
     "thresholds",
 )  # what of a head its own data decided
 _FREE = ("init_std",)  # what of a method may differ: with any other setting the same numbers would mean something else
-_OUTPUTS = {"head.weight", "head.pair_weight"}  # matrices of a head with a row for each output
+_OUTPUTS = {*head_part.OUTPUTS}  # matrices of a head with a row for each output
 _INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of training
 
 
@@ -78,7 +79,7 @@ def inherit(start: Sequence[str], store: Store) -> RunConfig:
     choices = {item.name: item.metadata["choices"] for item in dataclasses.fields(TrainConfig)}
     # A head on tokens pools nothing: then the new task's pooling is what suits the backbone.
     reading = {name: value for name in _INHERITED if (value := getattr(spec.head, name)) in choices[name]}
-    return RunConfig(method=spec.method, train=TrainConfig(**reading))
+    return RunConfig(method=spec.method.as_config(), train=TrainConfig(**reading))
 
 
 def load_sources(
@@ -104,7 +105,7 @@ def load_sources(
     return sources
 
 
-def check_method(method: MethodConfig, its: MethodConfig, reference: str) -> None:
+def check_method(method: MethodConfig, its: MethodConfig | ResolvedMethod, reference: str) -> None:
     """Refuse to start from a version of another method, before the other settings are taken for this one's."""
     if method.name != its.name:
         raise _unlike("name", method.name, its.name, reference)
@@ -115,11 +116,11 @@ def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backb
     if not sources:
         return Start()
     shapes = {item.name: item.shape for item in spec.layout(backbone.anatomy)}
-    body = [name for name in shapes if not name.startswith("head.")]
+    body = [name for name in shapes if not head_part.is_of_head(name)]
     for source in sources:
         if unlike := _differences(spec.method, source.spec.method, ignored=_FREE):
             raise _unlike(*unlike[0], source.version.reference)
-        own = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if not name.startswith("head.")}
+        own = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if not head_part.is_of_head(name)}
         if own != {name: shapes[name] for name in body}:
             raise BadConfig(
                 f"the run would not train the tensors that `{source.version.reference}` has",
@@ -148,21 +149,20 @@ def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[st
         answer.removeprefix(f"{label}=") for label, answer in zip(its.labels, its.answers or its.labels, strict=True)
     ]
     is_known = task.kind == its.kind == "classify" and set(task.written) <= set(known)
-    if not is_known or "head.weight" not in own:
+    if not is_known or head_part.WEIGHT not in own:
         return {}
     rows = [known.index(text) for text in task.written]
-    by_label = {*_OUTPUTS, "head.bias"}
+    by_label = {*_OUTPUTS, head_part.BIAS}
     return {
         name: tensor[rows].clone() if name in by_label else tensor
         for name, tensor in own.items()
-        if name.startswith("head.")
+        if head_part.is_of_head(name)
     }
 
 
 def _read_spec(manifest: Manifest) -> SlotSpec:
     """What a version's slot is, with every setting there is now."""
-    spec = SlotSpec.from_stored(manifest.method, manifest.head)
-    return SlotSpec(resolve_method(spec.method), spec.head)
+    return SlotSpec.from_stored(manifest.method, manifest.head)
 
 
 def _resolve(name: str, store: Store) -> Version:
@@ -206,7 +206,9 @@ def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:
     )
 
 
-def _differences(first: MethodConfig, second: MethodConfig, ignored: Sequence[str]) -> list[tuple[str, object, object]]:
+def _differences(
+    first: ResolvedMethod, second: ResolvedMethod, ignored: Sequence[str]
+) -> list[tuple[str, object, object]]:
     names = [item.name for item in dataclasses.fields(first) if item.name not in ignored]
     pairs = [(name, getattr(first, name), getattr(second, name)) for name in names]
     return [(name, mine, its) for name, mine, its in pairs if mine != its]
@@ -232,7 +234,7 @@ def _rescaled(source: StartSource, head: HeadSpec) -> dict[str, Tensor]:
         for name in _OUTPUTS & tensors.keys():
             tensors[name] = tensors[name] * (own.target_std / head.target_std)
         shift = own.target_mean - head.target_mean
-        tensors["head.bias"] = (tensors["head.bias"] * own.target_std + shift) / head.target_std
+        tensors[head_part.BIAS] = (tensors[head_part.BIAS] * own.target_std + shift) / head.target_std
     return tensors
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
+from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import CacheDepth, CachedStates
 from inlay.model.batch.tiles import Tiles
@@ -33,7 +34,7 @@ from inlay.model.heads.readout import read_deeper
 from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import grouped, launch
 from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
-from inlay.settings.run_config import MethodConfig
+from inlay.model.parts import head as head_part
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.memory import first_line
 from inlay.training.events import CompileEnded, CompileStarted, Notice
@@ -71,7 +72,7 @@ def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     return are_known and has_programs(bank.backbone, specs[0].method)
 
 
-def has_programs(backbone: Backbone, method: MethodConfig) -> bool:
+def has_programs(backbone: Backbone, method: ResolvedMethod) -> bool:
     """Whether steps are compiled here: packed rows on a device with kernels, and nothing that sees a batch whole."""
     return launch.is_available(backbone.device) and backbone.packs and method.inner_norm != "batch"
 
@@ -290,7 +291,7 @@ class CompiledStepper(Stepper):
 
     @property
     def _num_labels(self) -> int:
-        return self._bank.stacks["head.weight"].shape[1]
+        return self._bank.stacks[head_part.WEIGHT].shape[1]
 
     def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: CacheDepth | None) -> Program:
         """The program for a step. Rows, the longest row and kinds of heads only ever grow, so steps of one size share
@@ -419,7 +420,7 @@ class CompiledStepper(Stepper):
         if program.mix.rows_have_hidden if slots == "row_slots" else program.mix.tokens_have_hidden:
             above = _dropped(read_deeper(vectors, stacks, tiles), program.hidden_dropout_S[slot_V])
             vectors = torch.where(program.has_hidden_S[slot_V].unsqueeze(1) > 0, above, vectors)
-        return grouped.segment_linear(vectors, stacks["head.weight"].transpose(1, 2), stacks["head.bias"], tiles)
+        return grouped.segment_linear(vectors, stacks[head_part.WEIGHT].transpose(1, 2), stacks[head_part.BIAS], tiles)
 
 
 def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Each row's own of several results: every kind that occurs is computed for all rows, and each row keeps its own.
+
+For passes of any mix of slots (compiled, captured, exported), where nothing may depend on which rows are there.
+
+Shape letters: S slots, B rows (or tokens), D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def pick(names: Sequence[Any], numbers_B: Tensor, compute: Callable[[Any], Tensor]) -> Tensor:
+    """What `compute` gives for each row's own name; `numbers_B` are places in `names`."""
+    return pick_numbered(dict(enumerate(names)), numbers_B, compute)
+
+
+def pick_numbered(names: dict[int, Any], numbers_B: Tensor, compute: Callable[[Any], Tensor]) -> Tensor:
+    """What `compute` gives for the name of each row's number; a row of no number here has any."""
+    (_, first), *others = names.items()
+    result = compute(first)
+    for number, name in others:
+        is_own = (numbers_B == number).view(-1, *[1] * (result.dim() - 1))
+        result = torch.where(is_own, compute(name), result)
+    return result
+
+
+class Gather:
+    """The rows' slots, and what each row has of its slot: in an exported graph the slot is an input."""
+
+    def __init__(self, slots_B: Tensor) -> None:
+        self.slots_B = slots_B
+        self._known: dict[tuple[float, ...], Tensor] = {}
+
+    def own(self, stacked: Tensor) -> Tensor:
+        """Each row's own entry of a stack."""
+        return stacked.index_select(0, self.slots_B)  # `stacked[slots_B]` is traced as a slower kind of gather
+
+    def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
+        """Each row's own vector [B, 1, …, D], to be added to or multiplied with the rows of x."""
+        return self.own(stacked_SD).reshape(-1, *[1] * (x.dim() - 2), stacked_SD.shape[-1])
+
+    def plus(self, x: Tensor, bias_SD: Tensor | None) -> Tensor:
+        """Each row with its own vector added, if there are any."""
+        return x if bias_SD is None else x + self.per_row(bias_SD, x)
+
+    def value(self, values: Sequence[float], x: Tensor) -> Tensor:
+        """Each row's own number [B, 1, …, 1], for the rows of x."""
+        return self._numbers(values).reshape(-1, *[1] * (x.dim() - 1))
+
+    def pick(self, kinds: Sequence[Any], compute: Callable[[Any], Tensor]) -> Tensor:
+        """What `compute` gives for each row's own kind, by slot; a slot of the kind None takes any."""
+        names = [*dict.fromkeys(kind for kind in kinds if kind is not None)]
+        if len(names) == 1:
+            return compute(names[0])
+        return pick(names, self._numbers([0 if kind is None else names.index(kind) for kind in kinds]), compute)
+
+    def _numbers(self, values: Sequence[float]) -> Tensor:
+        key = tuple(map(float, values))
+        if key not in self._known:
+            self._known[key] = self.own(torch.tensor(key, dtype=torch.float32, device=self.slots_B.device))
+        return self._known[key]

@@ -1,0 +1,253 @@
+"""The common ground of the parts: what a part is, its tensors with their first values, and its operation at a place.
+
+A part is one kind of task parameters, and its file has all that is known of them: names and shapes, first values, what
+an empty slot has, how the bank's stacks of them are arranged, what they do to the backbone's states, and the same for
+rows that gather their parameters (ONNX). Nothing outside this folder spells the name of a task's tensor.
+
+A part acts at hooks of the backbone: `linear` (a linear layer), `output` (what a sublayer gives) and `norm` (a layer
+norm). What stands beside a whole block is added to its last output.
+
+Shape letters: S slots, D width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from inlay.errors import BadConfig, UnknownName, Unsupported
+from inlay.model.backbone.sites import Anatomy, LinearSite
+from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.kernels.reference import Bottleneck, Moments, Shape
+
+if TYPE_CHECKING:
+    from inlay.model.backbone.backbone import Backbone
+    from inlay.model.bank.forward import BankForward
+
+Stacks = Mapping[str, Tensor]
+SiteShapes = Mapping[tuple[str, str], Shape]
+"""What one slot is at each site: (form, site) -> its bottleneck there."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a slot."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: str
+    """initial values: "normal" (truncated at two standard deviations), "gaussian" (not truncated), "uniform" (as
+    torch's linear layers), "zeros", "ones", or "backbone" (copied from it)"""
+    std: float = 0.0
+    part: str = "adapters"
+    """what `plan` counts it under: adapters, norms, biases, weights or head"""
+    ranks: tuple[int, ...] = ()
+    """the axes that are as long as the slot's size, and padded to the bank's"""
+    is_trained: bool = True
+    """False for running statistics: stored with the slot, but no parameter"""
+    is_shared: bool = False
+    """all tasks of a run have it in common"""
+
+    @property
+    def num_parameters(self) -> int:
+        return math.prod(self.shape) if self.is_trained else 0
+
+    @property
+    def decays(self) -> bool:
+        """Weight decay is for matrices: none on biases, also where several lie in one tensor, and layer norms."""
+        return len(self.shape) > 1 and not self.name.endswith(".bias")
+
+
+def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
+    """The values that a tensor of a slot begins with, if they are not the backbone's: by the seed, and the task's name.
+
+    What tasks of a run share is drawn without a name.
+    """
+    if item.start in ("zeros", "ones"):
+        return torch.full(item.shape, float(item.start == "ones"))
+    words = f"{seed}/{item.name}/{'x'.join(map(str, item.shape))}" + (f"/{task}" if task else "")
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big"))
+    tensor = torch.zeros(item.shape)
+    if item.start == "uniform":
+        bound = 1 / math.sqrt(item.shape[0])
+        return tensor.uniform_(-bound, bound, generator=generator)
+    if item.start == "gaussian":
+        return tensor.normal_(0.0, item.std, generator=generator)
+    # A normal cut off at two standard deviations, by the inverse of its distribution: the same in every version of
+    # torch, and faster than drawing again what falls outside.
+    share = math.erf(math.sqrt(2.0))
+    drawn = tensor.uniform_(-share, share, generator=generator).erfinv_()
+    return drawn.mul_(math.sqrt(2.0) * item.std).clamp_(-2 * item.std, 2 * item.std)
+
+
+def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
+    """The layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
+    num_layers, found = anatomy.num_layers, set()
+    for item in ("0:",) if config.layers == "all" else config.layers.split(","):
+        match = re.fullmatch(r"\s*(?:(-?\d+)|(-?\d+)?(:)(-?\d+)?)\s*", item)
+        if match is None:
+            raise BadConfig(f"`method.layers` is `{config.layers}`", "write all, 6:, -3:, 2:5 or 0,2,5")
+        single, first, colon, last = match.groups()
+        if colon:
+            found |= set(range(*slice(*(int(end) if end else None for end in (first, last))).indices(num_layers)))
+        elif not -num_layers <= int(single) < num_layers:
+            raise BadConfig(
+                f"`method.layers` names layer {single} of {num_layers}", f"layers go from 0 to {num_layers - 1}"
+            )
+        else:
+            found.add(int(single) % num_layers)
+    if not found:
+        raise BadConfig(
+            f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers",
+            f"layers go from 0 to {num_layers - 1}",
+        )
+    return tuple(sorted(found))
+
+
+def adapted_linears(anatomy: Anatomy, config: ResolvedMethod) -> list[LinearSite]:
+    """The linear layers that LoRA or (IA)³ changes; a name that the family has not, or shares, is refused."""
+    known = [*dict.fromkeys(linear.name for linear in anatomy.linears)]
+    for name in config.linears:
+        if name in anatomy.shared_linears:
+            reason = anatomy.shared_linears[name]
+            others = ",".join(name for name in config.linears if name in known) or known[0]
+            raise Unsupported(
+                f"linear layer `{name}` of the backbone family `{anatomy.family}`: {reason}",
+                f"leave it out: `--set method.linears={others}`",
+            )
+        if name not in known:
+            raise UnknownName("linear layer", name, known)
+    layers = adapted_layers(anatomy, config)
+    return [linear for linear in anatomy.linears if linear.layer in layers and linear.name in config.linears]
+
+
+def layer_of(key: str) -> int:
+    """The layer of a site or linear layer, by its key."""
+    return int(key.partition(".")[0])
+
+
+class Part:
+    """One kind of task parameters."""
+
+    prefix: ClassVar[str]
+    """how the names of its tensors begin"""
+    is_compact: ClassVar[bool] = False
+    """a serving bank may hold its matrices in bf16"""
+    is_stacked: ClassVar[bool] = True
+    """False for weights that a serving bank keeps slot by slot"""
+    graph_obstacle: ClassVar[tuple[str, str] | None] = None
+    """why no exported graph holds it, and what to do instead; None if it has a gathered form"""
+
+    def owns(self, name: str) -> bool:
+        """Whether a tensor is one of its own."""
+        return name.startswith(self.prefix)
+
+    @property
+    def pattern(self) -> str:
+        """The pattern that all its names match, as `Method.shared` has them."""
+        return f"{self.prefix}*"
+
+    def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
+        """Its tensors in a slot of this method, in a fixed order."""
+        raise NotImplementedError
+
+    def places(self, anatomy: Anatomy, method: ResolvedMethod, name: str) -> list[str]:
+        """The stacks of a serving bank that hold a slot's tensor: one, or one for every site that shares it."""
+        return [name]
+
+    def leader(self, name: str) -> str:
+        """The stack whose last axis says how wide this one is, where programs read several together; "" if none."""
+        return ""
+
+    def neutral(self, name: str, backbone: Backbone) -> Tensor | float:
+        """What an empty slot has."""
+        return 0.0
+
+    def own(self, name: str, backbone: Backbone) -> Tensor:
+        """The backbone's own value of a tensor that begins as it."""
+        raise AssertionError(f"`{name}` is nothing that the backbone has")
+
+    def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
+        """What a slot of this method is at each site, where slots of one bank may differ in more than size."""
+        return {}
+
+    def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterable[Placed]:
+        """Its operations at the hooks of the backbone, on a bank's stacks."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Occupants:
+    """What the slots of a bank are."""
+
+    methods: tuple[ResolvedMethod, ...]
+    """each once"""
+    shapes: Mapping[tuple[str, str], list[Shape | None]]
+    """(form, site) -> each slot's bottleneck there; only sites where a slot has one"""
+    are_expanded: bool
+    """adapters that slots share stand at every site"""
+
+
+class Operation:
+    """A part's stacks at one place of the backbone, and what they do there. The wrappers' pass calls it as `at`."""
+
+    reads_input: ClassVar[bool] = False
+    """it stands beside a sublayer, and reads what that reads"""
+    reads_block: ClassVar[bool] = False
+    """it stands beside a whole block, also one with weights of its own"""
+
+    def on_input(self, site: LinearSite, x: Tensor, at: BankForward) -> Tensor:
+        """What a linear layer reads."""
+        return x
+
+    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: BankForward) -> Tensor:
+        """What a linear layer gives; x is what it reads."""
+        return y
+
+    def on_output(self, place: str, y: Tensor, at: BankForward) -> Tensor:
+        """What a sublayer gives."""
+        return y
+
+    def on_norm(self, x: Tensor, inner: Any, at: BankForward) -> Tensor:
+        """What a layer norm gives, of what it reads."""
+        return inner(x)
+
+    def drops(self, at: BankForward) -> bool:
+        """Whether it can compute the dropout before it in the same program."""
+        return False
+
+
+class SlotOperation(Operation):
+    """An operation by bottlenecks that may differ in kind from slot to slot."""
+
+    form: str
+    weights: Bottleneck
+
+    def set_slot(self, slot: int, shape: Shape | None) -> None:
+        """Make a slot of this shape, which must be of a kind that occurs; its weights are set by others."""
+        self.weights.set_slot(slot, shape)
+
+    def with_weights(self, change: Callable[[Bottleneck], Bottleneck]) -> SlotOperation:
+        """The same on changed weights."""
+        raise NotImplementedError
+
+    def settle(self, seen: Sequence[Moments]) -> None:
+        """Take up what was noted of a training pass, when it ends."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An operation where it acts."""
+
+    hook: str
+    """linear, output or norm"""
+    key: str
+    """of the linear layer, site or norm"""
+    operation: Operation

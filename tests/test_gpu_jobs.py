@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from inlay.studies.run.jobs import Crew, _Limits, conduct_in_jobs
 
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.studies.run.jobs import Crew, _Limits, conduct_in_jobs
 from inlay.studies.run.session import Places
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import find_study, read_study, study_folders

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.studies.glue_entries import Entry
-    from inlay.studies.run.ledger import Places
-    from inlay.studies.run.session import Outcome
+    from inlay.studies.run.records import StudyDirs
+    from inlay.studies.run.session import SessionResult
     from inlay.studies.spec.planning import Plan
     from inlay.studies.spec.study import Study
 
@@ -111,10 +111,11 @@ def study(
 ) -> None:
     """Reproduce published tables and figures.
 
-    Trains what has no record yet, in cohorts, and writes DIR/STUDY/BACKBONE-PROFILE.json. Several studies (`glue,extra`
-    or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part of each comes
-    first. It can be stopped at any moment: the same command goes on from there, and another machine's results may be
-    put beside them. At the end it draws tables, figures and what they say of the published claims: report.html and
+    Trains what has no record yet, in cohorts, and appends it to DIR/STUDY/BACKBONE-PROFILE.jsonl. Several studies
+    (`glue,extra` or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part
+    of each comes first. It can be stopped at any moment: the same command goes on from there, and another machine's
+    results may be put beside them. The same command in several terminals, or on machines that share the folders, does
+    each run once. At the end it draws tables, figures and what they say of the published claims: report.html and
     report.md. `inlay study report` draws them anew, of all studies or of those named after it, on all backbones or on
     that of `--backbone`, and trains nothing.
     """
@@ -158,7 +159,9 @@ def study(
     _put_outcomes(reports, outcome, drawn, as_json=json)
 
 
-def _put_outcomes(reports: Sequence[dict[str, Any]], outcome: Outcome, drawn: dict[str, str], *, as_json: bool) -> None:
+def _put_outcomes(
+    reports: Sequence[dict[str, Any]], outcome: SessionResult, drawn: dict[str, str], *, as_json: bool
+) -> None:
     num_left, seconds = len({item.id for item in outcome.missing}), round(outcome.seconds, 1)
     if as_json:
         totals = {"trained": outcome.total_trained, "left": num_left, "seconds": seconds}
@@ -251,10 +254,10 @@ class _Session:
         self._tasks: dict[Any, Task] = {}
 
     @property
-    def places(self) -> Places:
-        from inlay.studies.run.ledger import Places
+    def places(self) -> StudyDirs:
+        from inlay.studies.run.records import StudyDirs
 
-        return Places(self.results, self.kept / "runs")
+        return StudyDirs(self.results, self.kept / "runs")
 
     def prepare(self, study: Study) -> Plan:
         """Read a study's data and make its runs, saying what is left out."""
@@ -286,12 +289,14 @@ class _Session:
 
         return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
-    def conduct(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> Outcome:
+    def conduct(
+        self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float
+    ) -> SessionResult:
         """Train what is missing."""
         with _resumable():
             return self._work(plans, deadline, num_jobs, memory_share)
 
-    def answer(self, plan: Plan, outcome: Outcome, report: dict[str, Any]) -> None:
+    def answer(self, plan: Plan, outcome: SessionResult, report: dict[str, Any]) -> None:
         """Answer the test sets of a study that has a server for them, and put into its report where."""
         if not plan.study.submission or plan.study.is_toy:
             return
@@ -313,22 +318,22 @@ class _Session:
         with _resumable(), screen.Meter("training") as meter:
             train_again(plan, gone, self.places, ScreenWatcher(meter, num_runs=len(gone)))
 
-    def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> Outcome:
+    def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> SessionResult:
         from inlay.cli.study_progress import CrewStage, ScreenStage
-        from inlay.studies.run.jobs import Crew, conduct_in_jobs
         from inlay.studies.run.session import conduct
+        from inlay.studies.run.worker_processes import JobSettings, conduct_in_jobs
         from inlay.training.cohort.memory import take_share
 
         for plan in plans:
             take_share(plan.backbone.device, memory_share)
         if num_jobs == 1:
             return conduct(plans, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage())
-        crew = Crew(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
+        crew = JobSettings(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
         with CrewStage() as stage:
             return conduct_in_jobs(plans, self.places, crew, deadline=deadline, stage=stage)
 
 
-def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
+def _report(plan: Plan, outcome: SessionResult, places: StudyDirs) -> dict[str, Any]:
     from inlay.studies.run.records import results_file
 
     study = plan.study

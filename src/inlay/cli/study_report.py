@@ -11,7 +11,7 @@ from inlay.errors import Missing
 
 def put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, as_json: bool) -> None:
     """Draw the report of these studies and say where it lies; refused where there is nothing to report."""
-    if not any(results.glob("*/*.json")):
+    if not any(path.suffix in (".json", ".jsonl") for path in results.glob("*/*.json*")):
         raise Missing(f"no results in `{results}`", "run a study first, or say where they are with `--out DIR`")
     page = draw(paths, results, backbone)
     if as_json:

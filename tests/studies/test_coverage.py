@@ -230,7 +230,8 @@ def test_runs_that_go_on_from_an_older_run_are_none_of_the_study(tmp_path):
             config = {"joint": {**joint, "steps": steps or joint["steps"]}}
             extra = {"joint": {"tasks": [name.rpartition("/")[2] for name in arm.tasks], "run": run}}
             if arm.kind == "joint":
-                trained.add(arm.name, task, 0.7, axes=dict(point.axes), seed=0, config=config, extra=extra)
+                known = {"id": f"{run}{len(trained.records)}", "config": config, "extra": extra}
+                trained.add(arm.name, task, 0.7, axes=dict(point.axes), seed=0, **known)
     append_records(results_file(tmp_path, "fewshot", "minilm", "device"), bench.records)
     assert gather_chapter(path, tmp_path).left_out == {("minilm", "device"): []}
     append_records(results_file(tmp_path, "multitask", "minilm", "device"), trained.records)

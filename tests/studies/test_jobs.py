@@ -49,14 +49,7 @@ def backbone(tmp_path_factory):
 
 FORKS = multiprocessing.get_context("forkserver")
 # Imported once, not by every process: tests that count on a process of its own, as users have it, ask for `spawned`.
-FORKS.set_forkserver_preload(
-    [
-        "inlay.studies.run.worker_processes",
-        "inlay.studies.spec.planning",
-        "inlay.model.backbone.families",
-        "transformers",
-    ]
-)
+FORKS.set_forkserver_preload(["inlay.studies.run.worker_processes", "inlay.model.backbone.families", "transformers"])
 
 
 @pytest.fixture(autouse=True)
@@ -183,24 +176,15 @@ def test_what_two_processes_die_of_is_recorded_as_failed_and_tried_again_next_ti
     assert {record.status for record in read_records(file_of(dirs))} == {"finished"}
 
 
-def test_a_session_ends_after_three_processes_died_before_their_first_step(tmp_path, backbone, monkeypatch):
+def test_a_session_ends_after_three_processes_died_before_their_first_step(tmp_path, backbone, monkeypatch, started):
     plan, dirs = make_plan(tmp_path, backbone, LONG), dirs_in(tmp_path)
     settings = JobSettings(1, "cpu", root=str(tmp_path))
-    (broken,) = [study for study in [plan.study]]
-    start = worker_processes._Workers._start
-    num_started = []
-
-    def start_without_backbone(self, number):
-        num_started.append(number)
-        return start(self, number)
-
-    monkeypatch.setattr(worker_processes._Workers, "_start", start_without_backbone)
     monkeypatch.setattr(plan.backbone, "name", str(tmp_path / "gone"))
     with pytest.raises(LostProcess, match="one after another before their first step") as caught:
         conduct_in_jobs([plan], dirs, settings)
     assert "gone" in caught.value.message, "its last words"
     assert "--jobs 1" in caught.value.hint
-    assert len(num_started) == 3
+    assert len(started) == 3
 
 
 STOPPED = """
@@ -316,19 +300,26 @@ def make_session(plans, dirs, **known):
     return Session(plans, dirs, deadline=Deadline(None), **known)
 
 
+CLAIMING = """
+import sys
+from pathlib import Path
+from inlay.studies.run.claimed_work import Claims
+
+claims = Claims(Path(sys.argv[1]))
+with claims.choosing() as held:
+    assert not held
+    claims.claim(sys.argv[2:])
+print("claimed", flush=True)
+sys.stdin.readline()
+"""
+
+
 def test_what_another_process_has_claimed_is_left_to_it_until_it_dies(tmp_path, backbone):
     plan, dirs = make_plan(tmp_path, backbone), dirs_in(tmp_path)
     units = make_session([plan], dirs).list_units()
     ids = sorted(units[0].run_ids)
-    held = (
-        f"from inlay.studies.run.claimed_work import Claims; from pathlib import Path; import sys\n"
-        f"claims = Claims(Path({str(dirs.runs)!r}))\n"
-        f"with claims.choosing() as held: assert not held; claims.claim({ids!r})\n"
-        "print('claimed', flush=True); sys.stdin.readline()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+    command = [sys.executable, "-c", CLAIMING, str(dirs.runs), *ids]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "claimed\n"
         stage = Counter()
         result = conduct([plan], dirs, stage=stage)
@@ -382,15 +373,11 @@ def test_what_goes_on_from_a_run_waits_for_the_cohort_that_trains_it(tmp_path, b
     plans, dirs = [make_several(tmp_path, backbone, name) for name in ("several", "few")], dirs_in(tmp_path)
     session = make_session(plans, dirs, num_jobs=2)
     units = session.list_units()
-    source = next(unit for unit in units if few_source(plans) in unit.run_ids)
+    source = next(unit for unit in units if plans[1].items[0].source.id in unit.run_ids)
     (few,) = (unit for unit in units if unit.items[0].source)
     assert session._choose([few, source], set()) is source
     assert session._choose([few], source.run_ids) is None
     assert session._choose([few], set()) is few, "nobody else will train it"
-
-
-def few_source(plans):
-    return plans[1].items[0].source.id
 
 
 def test_a_process_may_prefer_copies_and_what_needs_no_new_programs(tmp_path, backbone):

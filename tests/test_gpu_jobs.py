@@ -7,8 +7,8 @@ import torch
 
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.studies.run.jobs import Crew, _Limits, conduct_in_jobs
-from inlay.studies.run.session import Places
+from inlay.studies.run.records import StudyDirs
+from inlay.studies.run.worker_processes import JobSettings, _Job, conduct_in_jobs
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import find_study, read_study, study_folders
 from inlay.studies.spec.toy import WORDS
@@ -23,7 +23,7 @@ def test_three_processes_do_studies_on_one_gpu(tmp_path):
     for name in ("glue", "tradeoff", "ablation"):
         study = read_study(find_study(name, study_folders()), "tiny")
         plans.append(plan_study(study, gpu, *load_tasks(study, None)))
-    outcome = conduct_in_jobs(plans, Places(tmp_path / "results", tmp_path / "runs"), Crew(3, "cuda"))
+    outcome = conduct_in_jobs(plans, StudyDirs(tmp_path / "results", tmp_path / "runs"), JobSettings(3, "cuda"))
     assert not outcome.failed
     assert not outcome.missing
     assert {record.hardware for record in outcome.records} == {torch.cuda.get_device_name(0)}
@@ -44,7 +44,10 @@ def test_a_process_that_may_have_a_share_of_the_gpu_counts_on_no_more():
 
 def test_all_shares_together_leave_room_for_contexts(tmp_path):
     gpu = load_backbone(str(make_tiny_folder(tmp_path / "tiny", WORDS)), device="cuda")
-    for num_jobs in (1, 2, 3, 8):
-        limits = _Limits.of([gpu], num_jobs)
-        num_copies = num_jobs - limits.most_cohorts
-        assert limits.most_cohorts * limits.for_cohort + num_copies * limits.for_copy <= 0.9 + 1e-6
+    dirs = StudyDirs(tmp_path / "results", tmp_path / "runs")
+    try:
+        for num_jobs in (1, 2, 3, 8):
+            _Job(0, {}, {}, dirs, JobSettings(num_jobs, "cuda:0"), None).take_share(gpu)
+            assert num_jobs * torch.cuda.get_per_process_memory_fraction(gpu.device.index) <= 0.9 + 1e-6
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, gpu.device)

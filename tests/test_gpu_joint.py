@@ -11,7 +11,8 @@ from inlay.model import Bank, infer, load_backbone
 from inlay.model.bank.methods import JOINT_METHODS as METHOD_TABLE
 from inlay.model.kernels import fused_attention
 from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
-from inlay.studies.run.session import Places, conduct
+from inlay.studies.run.records import StudyDirs
+from inlay.studies.run.session import conduct
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import find_study, read_study, study_folders
 from inlay.training.cohort.cohort import Cohort
@@ -211,7 +212,7 @@ def test_a_study_of_several_tasks_runs_whole(backbone_folder, tmp_path):
     for name in ("multitask", "fewshot"):
         study = read_study(find_study(name, study_folders()), "tiny")
         plan = plan_study(study, gpu, *load_tasks(study, None))
-        outcome = conduct([plan], Places(tmp_path / "results", tmp_path / "runs"))
+        outcome = conduct([plan], StudyDirs(tmp_path / "results", tmp_path / "runs"))
         assert not outcome.missing
         assert not outcome.failed
 

@@ -38,7 +38,7 @@ def test_every_study_runs_whole_in_its_tiny_profile_within_ten_seconds(name: str
     (report,) = ended.data["studies"]
     assert report["missing"] == {}
     assert report["failed"] == []
-    records = json.loads(Path(report["file"]).read_text())["records"]
+    records = [json.loads(line) for line in Path(report["file"]).read_text().splitlines()]
     study = read_study(STUDIES[name], "tiny")
     too_deep = {arm.name for arm in study.arms.values() if arm.min_layers > 4}
     assert {record["arm"] for record in records} == set(study.arms) - too_deep
@@ -69,7 +69,7 @@ def test_a_study_is_planned_conducted_and_found_done(inlay: Inlay, tmp_path: Pat
     ended = inlay(*command, "--commit", "abc")
     assert "trained  8 runs" in ended.out
     assert "missing  nothing" in ended.out
-    records = json.loads((tmp_path / "out" / "uva" / "tiny-tiny.json").read_text())["records"]
+    records = [json.loads(line) for line in (tmp_path / "out" / "uva" / "tiny-tiny.jsonl").read_text().splitlines()]
     assert {record["commit"] for record in records} == {"abc"}
     assert "trained  0 runs" in inlay(*command).out
     assert inlay(*command, "--dry-run", "--json").data["studies"][0]["units"] == []
@@ -112,7 +112,7 @@ def test_runs_of_several_studies_are_counted_once_when_they_are_trained(inlay: I
 
 def test_some_arms_and_tasks_may_be_asked_for(inlay: Inlay) -> None:
     ended = inlay("study", "tradeoff", "--profile", "tiny", "--arms", "full,top-*", "--tasks", "glue/cola", "--json")
-    records = json.loads(Path(ended.data["studies"][0]["file"]).read_text())["records"]
+    records = [json.loads(line) for line in Path(ended.data["studies"][0]["file"]).read_text().splitlines()]
     assert {record["arm"] for record in records} == {"full", "top-1", "top-4"}
     assert {record["task"] for record in records} == {"glue/cola"}
 

@@ -21,7 +21,7 @@ def test_a_study_ends_with_its_report_and_report_draws_it_anew(inlay: Inlay, tmp
     assert ended.data["report"] == str(page)
     first = page.read_text()
     assert "BERT (full), published" in first
-    kept = json.loads((out / "uva" / "tiny-tiny.json").read_text())["records"]
+    kept = [json.loads(line) for line in (out / "uva" / "tiny-tiny.jsonl").read_text().splitlines()]
     assert {record["extra"]["layers"] for record in kept} == {4}
     assert "85.0" in first
     assert "backbone: tiny instead of google-bert/bert-base-uncased" in first

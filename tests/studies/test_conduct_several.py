@@ -13,10 +13,10 @@ from inlay.data import load_task
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import units as work
-from inlay.studies.run.agenda import Unit
 from inlay.studies.run.estimate import estimate_units
-from inlay.studies.run.session import Places, conduct, list_todo
-from inlay.studies.run.units import Bench
+from inlay.studies.run.records import StudyDirs
+from inlay.studies.run.session import conduct, list_todo
+from inlay.studies.run.units import Unit, UnitRunner
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -86,7 +86,7 @@ def make_plan(folder, backbone, name="several"):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, backbone):
     folder = tmp_path_factory.mktemp("done")
-    plan, places = make_plan(folder, backbone), Places(folder / "results", folder / "runs")
+    plan, places = make_plan(folder, backbone), StudyDirs(folder / "results", folder / "runs")
     return plan, places, conduct([plan], places, commit="abc")
 
 
@@ -115,7 +115,7 @@ def test_a_run_of_several_tasks_has_a_record_for_each(done, backbone):
 
 
 def test_seeds_and_rates_of_a_method_train_as_one_cohort_and_copies_alone(tmp_path, done):
-    units = list_todo([done[0]], Places(tmp_path / "results", tmp_path / "runs"))
+    units = list_todo([done[0]], StudyDirs(tmp_path / "results", tmp_path / "runs"))
     described = [(unit.describe(), unit.num_runs) for unit in units]
     assert described == [
         ("hyper on 2 tasks, 2 seeds, size 4", 4),
@@ -126,7 +126,7 @@ def test_seeds_and_rates_of_a_method_train_as_one_cohort_and_copies_alone(tmp_pa
 
 
 def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, backbone, done):
-    plan, places = make_plan(tmp_path, backbone), Places(tmp_path / "results", tmp_path / "runs")
+    plan, places = make_plan(tmp_path, backbone), StudyDirs(tmp_path / "results", tmp_path / "runs")
     for stop_at in (3, 4, 3):
         with pytest.raises(KeyboardInterrupt):
             conduct([plan], places, stage=Counter(stop_at))
@@ -138,7 +138,7 @@ def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, ba
 
 def test_what_is_left_is_estimated_for_every_kind_of_run(tmp_path, backbone):
     plan = make_plan(tmp_path, backbone)
-    estimates = estimate_units(list_todo([plan], Places(tmp_path / "results", tmp_path / "runs")), [plan])
+    estimates = estimate_units(list_todo([plan], StudyDirs(tmp_path / "results", tmp_path / "runs")), [plan])
     assert all(found.seconds > 0 and found.memory_bytes > 0 for found in estimates)
     assert not (tmp_path / "runs").exists()
 
@@ -147,9 +147,9 @@ def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_h
     few = make_plan(tmp_path, backbone, "few")
     assert few.items
     assert {item.arm.name for item in few.items} == {"hyper-4", "hyper-8"}, "no task has 1,000 rows"
-    fresh = Places(tmp_path / "results", tmp_path / "runs")
+    fresh = StudyDirs(tmp_path / "results", tmp_path / "runs")
     alone = conduct([few], fresh, commit="abc")
-    kept = Places(tmp_path / "other", tmp_path / "kept")
+    kept = StudyDirs(tmp_path / "other", tmp_path / "kept")
     shutil.copytree(done[1].runs, kept.runs)
     stage = Counter()
     after = conduct([few], kept, commit="abc", stage=stage)
@@ -166,7 +166,7 @@ def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_h
 
 def test_a_source_is_trained_in_its_cohort_and_before_what_goes_on_from_it(tmp_path, backbone):
     plans = [make_plan(tmp_path, backbone, name) for name in ("few", "several")]
-    units = list_todo(plans, Places(tmp_path / "results", tmp_path / "runs"))
+    units = list_todo(plans, StudyDirs(tmp_path / "results", tmp_path / "runs"))
     described = [unit.describe() for unit in units]
     few = next(text for text in described if text.startswith("hyper-4"))
     assert described.index("hyper on 2 tasks, 2 seeds, size 4") < described.index(few)
@@ -206,7 +206,7 @@ def test_a_run_knows_where_its_rows_are_and_its_record_names_no_folder(tmp_path,
     (tmp_path / "own.toml").write_text(OWN.replace("[profiles.tiny]", f"{sample}[profiles.tiny]"))
     study, root = read_study(tmp_path / "own.toml", "tiny"), str(tmp_path / "data")
     plan = plan_study(study, backbone, *load_tasks(study, root), root=root)
-    places = Places(tmp_path / "results", tmp_path / "runs")
+    places = StudyDirs(tmp_path / "results", tmp_path / "runs")
     (record,) = conduct([plan], places).records
     assert (record.config["data"]["source"], record.config["data"]["root"]) == ("{root}/Mine/rows.jsonl", None)
     assert record.config["data"]["dev_share"] == 0.25
@@ -227,7 +227,7 @@ def test_seeds_draw_the_samples_and_dev_and_test_rows_are_cut_once(tmp_path, bac
 
 
 def test_a_source_whose_weights_were_dropped_is_trained_again(tmp_path, backbone, done):
-    places = Places(tmp_path / "results", tmp_path / "runs")
+    places = StudyDirs(tmp_path / "results", tmp_path / "runs")
     shutil.copytree(done[1].runs, places.runs)
     few = make_plan(tmp_path, backbone, "few")
     (places.runs / few.items[0].source.id / "best.safetensors").unlink()
@@ -238,10 +238,10 @@ def test_a_source_whose_weights_were_dropped_is_trained_again(tmp_path, backbone
 
 def test_the_source_of_a_run_that_has_ended_is_there_when_its_cohort_goes_on(tmp_path, backbone, monkeypatch):
     few, trained = make_plan(tmp_path, backbone, "few"), []
-    bench = Bench({"few": few}.__getitem__, tmp_path / "runs", lambda records: None)
+    runner = UnitRunner({"few": few}.__getitem__, tmp_path / "runs", lambda records: None)
     monkeypatch.setattr(work, "fit", lambda runs, *rest: trained.extend(run.id for run in runs))
-    unit = Unit("runs", (dataclasses.replace(few.items[0], source=None),), along=(few.items[1],))
-    bench._train_sources(unit, few, None, None)
+    unit = Unit("runs", (dataclasses.replace(few.items[0], source=None),), resumed_with=(few.items[1],))
+    runner._train_sources(unit, few, None, None)
     assert trained == [few.items[1].source.id]
 
 
@@ -250,7 +250,7 @@ def test_records_of_a_run_of_several_tasks_are_lent_to_other_studies(tmp_path, b
     study = dataclasses.replace(make_plan(tmp_path, backbone).study, name="other")
     other = plan_study(study, backbone, *load_tasks(study, None))
     stage = Counter()
-    outcome = conduct([other], Places(tmp_path / "results", tmp_path / "runs"), stage=stage)
+    outcome = conduct([other], StudyDirs(tmp_path / "results", tmp_path / "runs"), stage=stage)
     assert stage.trained == []
     assert not outcome.missing
     assert len(outcome.records) == len(done[2].records)

@@ -11,8 +11,7 @@ import pytest
 from inlay.cli.study_dry_run import describe_others
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.studies.run.ledger import Ledger, Places, count_read_otherwise
-from inlay.studies.run.records import read_records
+from inlay.studies.run.records import StudyDirs, StudyRecords, count_other_poolings, read_records
 from inlay.studies.run.session import conduct
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
@@ -50,7 +49,7 @@ def folder(tmp_path_factory):
 def done(folder, tmp_path_factory):
     """The study, conducted where nothing in the files says how rows are read."""
     place = tmp_path_factory.mktemp("done")
-    places = Places(place / "results", place / "runs")
+    places = StudyDirs(place / "results", place / "runs")
     plan = make_plan(place, folder)
     assert plan.backbone.default_pooling == "mean"
     conduct([plan], places)
@@ -72,9 +71,9 @@ def test_the_same_weights_read_in_another_way_are_another_experiment(done, folde
     (copy / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     other = make_plan(tmp_path, copy)
     assert other.backbone.fingerprint == plan.backbone.fingerprint
-    ledger = Ledger([other], places)
+    ledger = StudyRecords([other], places)
     assert {item.arm.name for item in other.items if ledger.is_known(item)} == {"first"}, "whose pooling is named"
-    assert count_read_otherwise(other, places.results) == {"mean": 4}, "two tasks alone, a sequence, a run of both"
+    assert count_other_poolings(other, places.results) == {"mean": 4}, "two tasks alone, a sequence, a run of both"
     (said,) = describe_others(other, places)
     assert "4 runs of small" in said
     assert "another experiment" in said
@@ -82,8 +81,8 @@ def test_the_same_weights_read_in_another_way_are_another_experiment(done, folde
 
 def test_a_plan_finds_its_own_and_nothing_otherwise(done):
     plan, places = done
-    assert all(map(Ledger([plan], places).is_known, plan.items))
-    assert count_read_otherwise(plan, places.results) == {}
+    assert all(map(StudyRecords([plan], places).is_known, plan.items))
+    assert count_other_poolings(plan, places.results) == {}
     assert describe_others(plan, places) == []
 
 
@@ -96,12 +95,12 @@ def test_another_setting_besides_is_not_the_same_read_otherwise(done, setting):
             for item in plan.items
             if item.arm.name == "adapters"
         ]
-        assert count_read_otherwise(dataclasses.replace(plan, items=tuple(items)), places.results) == expected
+        assert count_other_poolings(dataclasses.replace(plan, items=tuple(items)), places.results) == expected
 
 
 def test_records_that_leave_the_pooling_open_say_what_it_came_to(done):
     places = done[1]
-    (path,) = (places.results / "small").glob("*.json")
+    (path,) = (places.results / "small").glob("*.jsonl")
     found = {(record.arm, record.config["train"]["pooling"], record.pooling) for record in read_records(path)}
     assert found == {
         ("adapters", "mean", "mean"),

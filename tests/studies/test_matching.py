@@ -8,8 +8,7 @@ import pytest
 
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.studies.run.ledger import Ledger, Places
-from inlay.studies.run.records import FAILED, read_study
+from inlay.studies.run.records import FAILED, StudyDirs, StudyRecords, read_study
 from inlay.studies.run.session import conduct
 from inlay.studies.spec.matching import BackboneFacts, Count, count_found
 from inlay.studies.spec.planning import load_tasks, plan_study
@@ -60,14 +59,14 @@ def done(tmp_path_factory):
     (place / "small.toml").write_text(STUDY)
     study = read_study_file(place / "small.toml", "tiny")
     backbone = load_backbone(str(make_tiny_folder(place / "tiny", WORDS)), device="cpu")
-    plan, places = plan_study(study, backbone, *load_tasks(study, None)), Places(place / "results", place / "runs")
+    plan, places = plan_study(study, backbone, *load_tasks(study, None)), StudyDirs(place / "results", place / "runs")
     conduct([plan], places)
     facts = BackboneFacts("tiny", backbone.fingerprint, backbone.default_pooling, backbone.anatomy.num_layers)
     return plan, places, facts, read_study(places.results, "small")
 
 
 def count_really(plan, places):
-    ledger, ids = Ledger([plan], places), {item.id for item in plan.items}
+    ledger, ids = StudyRecords([plan], places), {item.id for item in plan.items}
     return Count(len(ids - {item.id for item in plan.items if not ledger.is_known(item)}), len(ids))
 
 

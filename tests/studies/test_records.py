@@ -13,9 +13,10 @@ import pytest
 from inlay.errors import BadData
 from inlay.studies.run.records import (
     Record,
-    add_records,
+    append_records,
     list_files,
     merge_records,
+    read_appended,
     read_records,
     read_study,
     results_file,
@@ -74,7 +75,7 @@ def test_a_run_that_reads_no_backbone_stands_beside_each_and_in_every_profile(tm
     places = [("small", "f", "device"), ("large", "g", "device"), ("small", "f", "paper")]
     records = [make_record("tfidf", backbone=name, fingerprint=of, profile=profile) for name, of, profile in places]
     for record in records:
-        add_records(results_file(tmp_path, "glue", record.backbone, record.profile), "glue", [record])
+        append_records(results_file(tmp_path, "glue", record.backbone, record.profile), [record])
     found = {(record.backbone, record.profile) for record in read_study(tmp_path, "glue")}
     assert found == {("small", "device"), ("large", "device"), ("small", "paper")}
 
@@ -89,22 +90,83 @@ def test_merging_does_not_depend_on_the_order():
 
 def test_what_is_written_is_what_is_read_and_a_merge_of_files_is_a_merge_of_lines(tmp_path):
     path = results_file(tmp_path, "glue", "/somewhere/tiny", "device")
-    assert path == tmp_path / "glue" / "tiny-device.json"
-    add_records(path, "glue", [make_record("b"), make_record("a", dev={"matthews": float("nan")})])
+    assert path == tmp_path / "glue" / "tiny-device.jsonl"
+    append_records(path, [make_record("b"), make_record("a", dev={"matthews": float("nan")})])
     assert [record.id for record in read_records(path)] == ["a", "b"]
     assert read_records(path)[0].dev == {"matthews": None}, "JSON has no NaN"
-    content = json.loads(path.read_text())
-    assert content["study"] == "glue"
-    assert len(path.read_text().splitlines()) == 2 + len(content["records"])
-    add_records(path, "glue", [make_record("c")])
+    assert len(path.read_text().splitlines()) == 2, "a line each"
+    append_records(path, [make_record("c")])
     assert [record.id for record in read_study(tmp_path, "glue")] == ["a", "b", "c"]
 
 
 def test_several_writers_lose_nothing(tmp_path):
-    path = tmp_path / "glue" / "tiny-device.json"
+    path = tmp_path / "glue" / "tiny-device.jsonl"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: add_records(path, "glue", [make_record(f"{number:02}")]), range(16)))
+        list(pool.map(lambda number: append_records(path, [make_record(f"{number:02}")]), range(16)))
     assert [record.id for record in read_records(path)] == [f"{number:02}" for number in range(16)]
+
+
+def write_first_format(path, *records):
+    """As all results were written once, and many still are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"study": "glue", "records": [record.to_json() for record in records]}))
+
+
+def test_a_file_of_the_first_format_is_read_and_goes_on_in_lines_beside_it(tmp_path):
+    path = tmp_path / "glue" / "tiny-device.jsonl"
+    before = make_record("a")
+    write_first_format(path.with_suffix(".json"), before, make_record("b"))
+    assert [record.id for record in read_study(tmp_path, "glue")] == ["a", "b"]
+    revised = dataclasses.replace(before, extra={"more": 1})
+    append_records(path, [make_record("c"), revised])
+    append_records(
+        path, [make_record("b", date="2025-01-01T00:00:00+00:00", dev={}), make_record("c", status="failed")]
+    )
+    expected = [revised, make_record("b"), make_record("c")]
+    assert read_records(path) == expected, "of the same date the later line stands; an older one and a failure do not"
+    assert list_files(tmp_path) == [path]
+    assert read_study(tmp_path, "glue") == expected
+
+
+@pytest.mark.parametrize("num_bytes", [1, 20, 300])
+def test_a_line_cut_off_by_a_kill_is_not_read_and_the_next_append_clears_it(tmp_path, num_bytes):
+    path = tmp_path / "glue" / "tiny-device.jsonl"
+    append_records(path, [make_record("a"), make_record("b")])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-num_bytes])
+    assert [record.id for record in read_records(path)] == ["a"]
+    assert read_appended(path)[1] == len(whole) // 2
+    append_records(path, [make_record("b")])
+    assert path.read_bytes() == whole
+    path.write_bytes(whole[: len(whole) // 2 - num_bytes])
+    assert read_records(path) == []
+    append_records(path, [make_record("a"), make_record("b")])
+    assert path.read_bytes() == whole, "also where no line is whole"
+
+
+def test_a_line_that_is_no_record_is_refused(tmp_path):
+    path = tmp_path / "glue" / "tiny-device.jsonl"
+    append_records(path, [make_record("a")])
+    path.write_text('{"half": \n' + path.read_text())
+    with pytest.raises(BadData, match="not JSON"):
+        read_records(path)
+
+
+def test_what_is_appended_is_all_that_is_written_and_read_however_much_there_is(tmp_path):
+    """So a thousand records take a thousand times what one takes."""
+    path = tmp_path / "glue" / "tiny-device.jsonl"
+    read_to, sizes = 0, []
+    for number in range(1000):
+        record = make_record(f"{number:04}")
+        before = path.stat().st_ino if number else None
+        append_records(path, [record])
+        assert before in (None, path.stat().st_ino), "nothing is written anew"
+        found, end = read_appended(path, read_to)
+        assert found == [record]
+        sizes.append(end - read_to)
+        read_to = end
+    assert set(sizes) == {sizes[0]}
+    assert len(read_records(path)) == 1000
 
 
 @pytest.mark.parametrize(
@@ -125,13 +187,13 @@ def test_a_damaged_record_is_refused_by_name(tmp_path, change, reason):
 
 
 def test_other_files_of_a_results_folder_are_left_alone(tmp_path):
-    add_records(tmp_path / "glue" / "tiny-device.json", "glue", [make_record()])
+    append_records(tmp_path / "glue" / "tiny-device.jsonl", [make_record()])
     (tmp_path / "glue" / "scores.json").write_text('{"rows": {}}')
     assert len(read_study(tmp_path, "glue")) == 1
 
 
 def test_records_in_a_deeper_folder_are_of_no_study(tmp_path):
-    add_records(tmp_path / "apart" / "glue" / "tiny-device.json", "glue", [make_record()])
+    append_records(tmp_path / "apart" / "glue" / "tiny-device.jsonl", [make_record()])
     assert not list_files(tmp_path)
     assert not read_study(tmp_path, "glue")
     assert not read_study(tmp_path, "apart")

@@ -16,7 +16,7 @@ from inlay.studies.report.gather import draw_report, gather_chapter, order_studi
 from inlay.studies.report.page import Folded, Heading, Points, Text, write_html, write_markdown
 from inlay.studies.report.report import Chapter, Report, group_records, make_report, write_report
 from inlay.studies.report.tables import Table
-from inlay.studies.run.records import add_records, results_file
+from inlay.studies.run.records import append_records, results_file
 from inlay.studies.spec.study import read_study
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
@@ -113,12 +113,12 @@ def test_records_of_settings_that_a_study_no_longer_has_are_left_out_and_counted
         for longer in ({**item.config, "train": {**item.config["train"], "batch_size": 7}},)
     ]
     file = results_file(tmp_path, "uva", "mpnet-base", "device")
-    add_records(file, "uva", [*records, *old])
+    append_records(file, [*records, *old])
     text = make_report([gather_chapter(path, tmp_path)]).markdown
     assert "99.9" not in text
     assert f"{len(old)} records of settings that the study's file has not: {old[0].arm}" in text
     file.unlink()
-    add_records(file, "uva", old)
+    append_records(file, old)
     text = make_report([gather_chapter(path, tmp_path)]).markdown
     assert "99.9" not in text
     assert "Not run yet" in text
@@ -129,8 +129,8 @@ def test_records_of_settings_that_a_study_no_longer_has_are_left_out_and_counted
 def test_a_report_may_be_of_one_backbone(tmp_path, monkeypatch):
     records = _run_all(read_study(PUBLISHED.parent / "uva.toml", "device", "minilm"))
     small = [dataclasses.replace(item, id=f"small{item.id}", backbone="/b/minilm") for item in records]
-    add_records(results_file(tmp_path, "uva", "mpnet-base", "device"), "uva", records)
-    add_records(results_file(tmp_path, "uva", "minilm", "device"), "uva", small)
+    append_records(results_file(tmp_path, "uva", "mpnet-base", "device"), records)
+    append_records(results_file(tmp_path, "uva", "minilm", "device"), small)
     path = PUBLISHED.parent / "uva.toml"
     assert list(gather_chapter(path, tmp_path).variants) == [("minilm", "device"), ("mpnet-base", "device")]
     assert list(gather_chapter(path, tmp_path, "/elsewhere/minilm").variants) == [("minilm", "device")]

@@ -9,8 +9,8 @@ from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.judge.row_covariances import FILE
 from inlay.studies.judge.row_sampling import num_rows
-from inlay.studies.run.records import read_records
-from inlay.studies.run.session import Places, conduct
+from inlay.studies.run.records import StudyDirs, read_records
+from inlay.studies.run.session import conduct
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -40,9 +40,9 @@ def done(tmp_path_factory):
     backbone = load_backbone(str(make_tiny_folder(folder / "tiny", WORDS)), device="cpu")
     (folder / "small.toml").write_text(STUDY)
     study = read_study(folder / "small.toml", "tiny")
-    plan, places = plan_study(study, backbone, *load_tasks(study, None)), Places(folder / "results", folder / "runs")
+    plan, places = plan_study(study, backbone, *load_tasks(study, None)), StudyDirs(folder / "results", folder / "runs")
     conduct([plan], places, commit="abc")
-    (path,) = (places.results / "small").glob("*.json")
+    (path,) = (places.results / "small").glob("*.jsonl")
     return plan, places, path
 
 

@@ -17,14 +17,12 @@ from hooks import Hooks
 from inlay.errors import Missing, OutOfMemory, Unsupported
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.studies.run import agenda
 from inlay.studies.run import session as conducting
 from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
-from inlay.studies.run.ledger import Ledger
 from inlay.studies.run.recording import Origin, Recorder
-from inlay.studies.run.records import add_records, read_records
-from inlay.studies.run.session import Pace, Places, Stage, _Alarm, conduct, list_todo
+from inlay.studies.run.records import StudyDirs, StudyRecords, append_records, read_records
+from inlay.studies.run.session import Deadline, Stage, _Alarm, conduct, list_todo
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -84,12 +82,12 @@ def backbone(tmp_path_factory):
 
 @pytest.fixture
 def places(tmp_path):
-    return Places(tmp_path / "results", tmp_path / "runs")
+    return StudyDirs(tmp_path / "results", tmp_path / "runs")
 
 
 class Done(NamedTuple):
     plan: Any
-    places: Places
+    places: StudyDirs
     stage: Any
     outcome: Any
 
@@ -98,7 +96,7 @@ class Done(NamedTuple):
 def done(tmp_path_factory, backbone):
     """The whole study, conducted once; tests leave it as it is."""
     folder, stage = tmp_path_factory.mktemp("done"), Counter()
-    plan, places = make_plan(folder, backbone), Places(folder / "results", folder / "runs")
+    plan, places = make_plan(folder, backbone), StudyDirs(folder / "results", folder / "runs")
     return Done(plan, places, stage, conduct([plan], places, commit="abc", stage=stage))
 
 
@@ -138,7 +136,7 @@ class Counter(Stage):
 
 
 def file_of(places, name="small"):
-    return places.results / name / "tiny-tiny.json"
+    return places.results / name / "tiny-tiny.jsonl"
 
 
 def without_times(records):
@@ -215,12 +213,12 @@ def test_a_file_of_another_machine_put_beside_ours_is_not_trained_again(tmp_path
     plan, known = make_plan(tmp_path, backbone), read_records(file_of(done.places))
     known.sort(key=lambda record: record.arm != "full")  # no other arm asks for these
     elsewhere = [dataclasses.replace(record, hardware="another GPU") for record in known[1:]]
-    add_records(places.results / "small" / "from-the-cluster.json", "small", elsewhere)
+    append_records(places.results / "small" / "from-the-cluster.jsonl", elsewhere)
     (left,) = list_todo([plan], places)
     assert [item.id for item in left.items] == [known[0].id]
-    ledger = Ledger([plan], places)
-    ledger.keep(known[:1])
-    assert all(map(ledger.is_known, plan.items)), "what is beside counts also after ours was written"
+    records = StudyRecords([plan], places)
+    records.add(known[:1])
+    assert all(map(records.is_known, plan.items)), "what is beside counts also after ours was written"
     assert [record.key for record in read_records(file_of(places))] == [known[0].key], "and stays where it is"
 
 
@@ -230,7 +228,7 @@ def test_records_of_another_profile_and_of_a_backbone_by_another_name_are_lent(t
         dataclasses.replace(record, profile="device", backbone="copy", fingerprint="", extra={"layers": 99})
         for record in known
     ]
-    add_records(places.results / "small" / "copy-device.json", "small", other)
+    append_records(places.results / "small" / "copy-device.jsonl", other)
     plan = make_plan(tmp_path, backbone)
     lent = conduct([plan], places).records
     assert {record.key for record in lent} == {record.key for record in known}
@@ -240,9 +238,9 @@ def test_records_of_another_profile_and_of_a_backbone_by_another_name_are_lent(t
 
 
 def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backbone, places, monkeypatch):
-    monkeypatch.setattr(agenda, "MAX_COHORT", 3)
+    monkeypatch.setattr(conducting, "MAX_COHORT", 3)
     plan = make_plan(tmp_path, backbone, STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]"))
-    units = agenda.make_agenda([plan], Ledger([plan], places), places.runs, in_pieces=True)
+    units = conducting.make_agenda([plan], StudyRecords([plan], places), places.runs, in_pieces=True)
     cohorts = [unit for unit in units if unit.num_runs > 1 and not unit.is_finetuned]
     assert [unit.num_runs for unit in cohorts] == [3] * 5, "of 16 the last goes alone"
     tiers = [item.tier for unit in units if unit.items[0].arm.name.startswith("adapters") for item in unit.items]
@@ -255,7 +253,7 @@ def test_copies_of_the_backbone_leave_no_weights_behind(done):
 
 
 def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_a_row_for_each_tier(tmp_path, backbone):
-    units = list_todo([make_plan(tmp_path, backbone)], Places(tmp_path / "results", tmp_path / "runs"))
+    units = list_todo([make_plan(tmp_path, backbone)], StudyDirs(tmp_path / "results", tmp_path / "runs"))
     described = [(unit.describe(), unit.num_runs) for unit in units]
     assert ("adapters on 2 tasks, 2 seeds, size 2 to 4, lr 0.01", 8) in described
     copies = [unit for unit in units if unit.is_finetuned]
@@ -268,8 +266,8 @@ def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_a_row_f
 
 @pytest.mark.parametrize(("num_jobs", "lengths"), [(1, [8]), (2, [4, 4]), (3, [3, 3, 2]), (16, [1] * 8)])
 def test_each_of_several_processes_gets_its_part_of_the_copies_of_a_tier(tmp_path, backbone, num_jobs, lengths):
-    plan, places = make_plan(tmp_path, backbone, ROW), Places(tmp_path / "results", tmp_path / "runs")
-    units = agenda.make_agenda([plan], Ledger([plan], places), places.runs, in_pieces=True, num_jobs=num_jobs)
+    plan, places = make_plan(tmp_path, backbone, ROW), StudyDirs(tmp_path / "results", tmp_path / "runs")
+    units = conducting.make_agenda([plan], StudyRecords([plan], places), places.runs, in_pieces=True, num_jobs=num_jobs)
     assert [unit.num_runs for unit in units] == lengths
 
 
@@ -281,11 +279,11 @@ def test_a_row_that_was_stopped_in_its_first_copy_is_not_cut_by_a_deadline(tmp_p
         conduct([plan], places, stage=stage)
     assert stage.trained == [], "it was at its first"
     (begun,) = list_todo([plan], places)
-    pace = conducting.Pace(time.monotonic() + 100)
+    deadline = Deadline(time.monotonic() + 100)
     fresh = dataclasses.replace(begun, is_begun=False)
-    pace.note(begun, 1e6)
-    assert pace.cut(fresh).num_runs == 1
-    assert pace.cut(begun) is begun
+    deadline.note(begun, 1e6)
+    assert deadline.cut(fresh).num_runs == 1
+    assert deadline.cut(begun) is begun
     rest = Counter()
     conduct([plan], places, stage=rest)
     num_steps = sum(item.run.num_steps for item in plan.items)
@@ -314,7 +312,7 @@ def test_a_copy_is_scored_on_its_test_rows_before_the_next_of_its_row_begins(tmp
         def watch(self, unit):
             class Watch(Hooks):
                 def on_end(self, member):
-                    content = json.loads(file_of(places).read_text())["records"]
+                    content = [json.loads(line) for line in file_of(places).read_text().splitlines()]
                     known.append([member.run.id in {record["id"] for record in content}, len(content)])
 
             return Watch()
@@ -422,13 +420,13 @@ def test_the_best_copy_of_one_study_stays_though_another_has_a_better_one(tmp_pa
         return dataclasses.replace(plan, items=tuple(item for item in asked if item.seed in seeds))
 
     one, both = plan_of("one", [0]), plan_of("both", [0, 1])
-    ledger = Ledger([both, one], places)
+    records = StudyRecords([both, one], places)
     recorder = Recorder(both, backbone, Origin.here(backbone, None))
     for item, score in zip(both.items, (0.1, 0.9), strict=True):
         (places.runs / item.id).mkdir(parents=True)
         (places.runs / item.id / "best.safetensors").touch()
         task = both.tasks[item.task]
-        ledger.keep([recorder.record(item, task, dev={task.metric: score})])
+        records.add([recorder.record(item, task, dev={task.metric: score})])
     assert [(places.runs / item.id / "best.safetensors").is_file() for item in both.items] == [True, True]
 
 
@@ -492,7 +490,7 @@ def test_records_of_a_run_are_on_disk_when_it_ends_not_when_its_cohort_does(tmp_
         def watch(self, unit):
             class Watch(Hooks):
                 def on_end(self, member):
-                    content = json.loads(file_of(places).read_text())["records"]
+                    content = [json.loads(line) for line in file_of(places).read_text().splitlines()]
                     seen.append(member.run.id in {record["id"] for record in content})
 
             return Watch()
@@ -507,11 +505,12 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from inlay.model import load_backbone
-from inlay.studies.run.session import Places, Stage, conduct
+from inlay.studies.run.records import StudyDirs
+from inlay.studies.run.session import Stage, conduct
 from test_session import Counter, make_plan, without_times
 folder = Path(sys.argv[2])
 backbone = load_backbone(sys.argv[3], device="cpu")
-plan, places = make_plan(folder, backbone), Places(folder / "results", folder / "runs")
+plan, places = make_plan(folder, backbone), StudyDirs(folder / "results", folder / "runs")
 
 class Fate(Counter):
     def watch(self, unit):
@@ -532,7 +531,7 @@ for kill_at in (4, 20):
         conduct([plan], places, stage=stage)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, kill_at
-whole = conduct([plan], Places(folder / "a", folder / "b"))
+whole = conduct([plan], StudyDirs(folder / "a", folder / "b"))
 assert without_times(conduct([plan], places).records) == without_times(whole.records)
 """
 
@@ -545,7 +544,7 @@ def test_killed_anywhere_and_begun_again_it_ends_with_the_same_records(tmp_path,
 
 
 def test_the_deadline_is_heard_while_dev_rows_are_answered():
-    early, late = (_Alarm(Pace(time.monotonic() + seconds)) for seconds in (600, -1))
+    early, late = (_Alarm(Deadline(time.monotonic() + seconds)) for seconds in (600, -1))
     early.on_answer()
     with pytest.raises(KeyboardInterrupt):
         late.on_answer()

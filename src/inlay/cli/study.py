@@ -19,7 +19,6 @@ from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import REUSE, DeviceOption, JsonOption, StoreOption, changes, command_options, open_store
 from inlay.cli.screen import Column
 from inlay.cli.study_dry_run import describe, describe_others, forecast
-from inlay.cli.study_report import draw, put_report
 from inlay.errors import BadConfig, Missing, UnknownName
 from inlay.settings.fit_settings import FitSettings
 
@@ -27,93 +26,110 @@ if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.studies.glue_entries import Entry
-    from inlay.studies.run.ledger import Places
-    from inlay.studies.run.session import Outcome
+    from inlay.studies.run.records import StudyDirs
+    from inlay.studies.run.session import SessionResult
     from inlay.studies.spec.planning import Plan
     from inlay.studies.spec.study import Study
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
+NamesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME…",
+        help="studies (or files of your own), or `all`; `list`: what there is; `report`: draw what was measured",
+    ),
+]
+ProfileOption = Annotated[
+    str,
+    typer.Option(
+        "--profile",
+        metavar="paper|long|device|laptop|tiny",
+        help="the published grid, a short one for a GPU (of several tasks as one run also `long`, and of"
+        " `multitask` alone `longer`: more steps), of some studies one for two CPU cores, or a trial",
+    ),
+]
+BackboneOption = Annotated[
+    str | None,
+    typer.Option("--backbone", metavar="NAME", help="another than the profile's; of a report: this one only"),
+]
+ArmsOption = Annotated[
+    str | None, typer.Option("--arms", metavar="A,B,…", help="these arms only; `top-*` stands for all such")
+]
+TasksOption = Annotated[str | None, typer.Option("--tasks", metavar="A,B,…", help="these tasks only")]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="10m", help="stop after this long: the most valuable part is done first"),
+]
+JobsOption = Annotated[
+    int,
+    typer.Option("--jobs", metavar="N", min=1, help="processes that share the device: for GPUs, and fine-tuning"),
+]
+MemoryOption = Annotated[
+    float,
+    typer.Option("--memory-share", metavar="0.5", help="of a GPU's memory, if others are on it: take this much"),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="show runs, cohorts, time and memory, and train nothing")]
+MeasureOption = Annotated[
+    bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a step of each kind, or only count")
+]
+ReportOption = Annotated[
+    bool,
+    typer.Option("--report/--no-report", help="draw the report, and answer GLUE's test sets, at the end"),
+]
+RetrainOption = Annotated[
+    bool,
+    typer.Option(
+        "--retrain",
+        help="train the best runs again whose weights are gone, to answer GLUE's test sets; no budget holds it",
+    ),
+]
+SkipOption = Annotated[
+    bool, typer.Option("--skip-missing", help="leave out the columns of data sets that are not there")
+]
+RootOption = Annotated[
+    str | None, typer.Option("--data-root", metavar="DIR", help="folder of the data sets; default: $INLAY_DATA")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="folder of results; default: ./results, of tiny in the store"),
+]
+CommitOption = Annotated[
+    str | None, typer.Option("--commit", metavar="ID", help="what records say, where the checkout has no .git")
+]
+
+
 @command_options(fit=(*REUSE, "checkpointing", "threads"))
 def study(
     effort: FitSettings,
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="NAME…",
-            help="studies (or files of your own), or `all`; `list`: what there is; `report`: draw what was measured",
-        ),
-    ],
-    profile: Annotated[
-        str,
-        typer.Option(
-            "--profile",
-            metavar="paper|long|device|laptop|tiny",
-            help="the published grid, a short one for a GPU (of several tasks as one run also `long`, and of"
-            " `multitask` alone `longer`: more steps), of some studies one for two CPU cores, or a trial",
-        ),
-    ] = "device",
-    backbone: Annotated[
-        str | None,
-        typer.Option("--backbone", metavar="NAME", help="another than the profile's; of a report: this one only"),
-    ] = None,
-    arms: Annotated[
-        str | None, typer.Option("--arms", metavar="A,B,…", help="these arms only; `top-*` stands for all such")
-    ] = None,
-    tasks: Annotated[str | None, typer.Option("--tasks", metavar="A,B,…", help="these tasks only")] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", metavar="10m", help="stop after this long: the most valuable part is done first"),
-    ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", metavar="N", min=1, help="processes that share the device: for GPUs, and fine-tuning"),
-    ] = 1,
-    memory_share: Annotated[
-        float,
-        typer.Option("--memory-share", metavar="0.5", help="of a GPU's memory, if others are on it: take this much"),
-    ] = 1.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="show runs, cohorts, time and memory, and train nothing")
-    ] = False,
-    measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a step of each kind, or only count")
-    ] = True,
-    report: Annotated[
-        bool,
-        typer.Option("--report/--no-report", help="draw the report, and answer GLUE's test sets, at the end"),
-    ] = True,
-    retrain: Annotated[
-        bool,
-        typer.Option(
-            "--retrain",
-            help="train the best runs again whose weights are gone, to answer GLUE's test sets; no budget holds it",
-        ),
-    ] = False,
-    skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="leave out the columns of data sets that are not there")
-    ] = False,
-    data_root: Annotated[
-        str | None, typer.Option("--data-root", metavar="DIR", help="folder of the data sets; default: $INLAY_DATA")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="folder of results; default: ./results, of tiny in the store"),
-    ] = None,
-    commit: Annotated[
-        str | None, typer.Option("--commit", metavar="ID", help="what records say, where the checkout has no .git")
-    ] = None,
+    names: NamesArgument,
+    profile: ProfileOption = "device",
+    backbone: BackboneOption = None,
+    arms: ArmsOption = None,
+    tasks: TasksOption = None,
+    budget: BudgetOption = None,
+    jobs: JobsOption = 1,
+    memory_share: MemoryOption = 1.0,
+    dry_run: DryRunOption = False,
+    measure: MeasureOption = True,
+    report: ReportOption = True,
+    retrain: RetrainOption = False,
+    skip_missing: SkipOption = False,
+    data_root: RootOption = None,
+    out: OutOption = None,
+    commit: CommitOption = None,
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Reproduce published tables and figures.
 
-    Trains what has no record yet, in cohorts, and writes DIR/STUDY/BACKBONE-PROFILE.json. Several studies (`glue,extra`
-    or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part of each comes
-    first. It can be stopped at any moment: the same command goes on from there, and another machine's results may be
-    put beside them. At the end it draws tables, figures and what they say of the published claims: report.html and
+    Trains what has no record yet, in cohorts, and appends it to DIR/STUDY/BACKBONE-PROFILE.jsonl. Several studies
+    (`glue,extra` or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part
+    of each comes first. It can be stopped at any moment: the same command goes on from there, and another machine's
+    results may be put beside them. The same command in several terminals, or on machines that share the folders, does
+    each run once. At the end it draws tables, figures and what they say of the published claims: report.html and
     report.md. `inlay study report` draws them anew, of all studies or of those named after it, on all backbones or on
     that of `--backbone`, and trains nothing.
     """
@@ -126,68 +142,85 @@ def study(
     if names == ["list"]:
         _put_list(_having(known.values(), profile), profile, as_json=json)
         return
+    kept = open_store(store).root / "studies"
+    results = out or (kept / "results" if profile == "tiny" else Path("results"))  # tiny ones are not to be committed
     if names[:1] == ["report"]:
         chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
         _refuse_for_report({"--arms": arms, "--tasks": tasks, "--budget": budget, "--dry-run": dry_run or None})
-        put_report(chosen, _find_results(out, open_store(store).root / "studies", profile), backbone, as_json=json)
+        _put_report(chosen, results, backbone, as_json=json)
         return
+    # Everything is read and checked before the first run of the first study.
     check_device_name(device)
     if not 0 < memory_share <= 1:
         raise BadConfig(f"`--memory-share {memory_share:g}` is no share", "give more than 0 and at most 1")
-    seconds = None if budget is None else parse_budget(budget)
+    deadline = None if budget is None else began + parse_budget(budget)
     chosen = _having(known.values(), profile) if names == ["all"] else [find_study(name, folders) for name in names]
     paths = list({path.stem: path for path in chosen}.values())
-    # Everything is read and checked before the first run of the first study.
     studies = [narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
     studies = [dataclasses.replace(item, fit={**item.fit, **changes(effort)}) for item in studies]
-    kept = open_store(store).root / "studies"
-    results = _find_results(out, kept, profile)
-    session = _Session(kept, results, data_root, device, skip_missing, commit, retrain)
-    plans = [session.prepare(item) for item in studies]
+    command = _StudyCommand(kept, results, data_root, device, skip_missing, commit, retrain)
+    plans = [command.prepare(item) for item in studies]
     if dry_run:
-        forecast(plans, session.places, measured=measure, as_json=json)
+        forecast(plans, command.dirs, measured=measure, as_json=json)
         return
-    outcome = session.conduct(plans, None if seconds is None else began + seconds, jobs, memory_share)
-    reports = [_report(plan, outcome, session.places) for plan in plans]
+    result = command.train(plans, deadline, jobs, memory_share)
+    reports = [_describe_result(plan, result, command.dirs) for plan in plans]
     drawn = {}
     if report:
         for plan, said in zip(plans, reports, strict=True):
-            session.answer(plan, outcome, said)
-        drawn = {"report": str(draw(paths, results))}
-    _put_outcomes(reports, outcome, drawn, as_json=json)
+            command.answer(plan, result, said)
+        drawn = {"report": str(_draw(paths, results))}
+    _put_results(reports, result, drawn, as_json=json)
 
 
-def _put_outcomes(reports: Sequence[dict[str, Any]], outcome: Outcome, drawn: dict[str, str], *, as_json: bool) -> None:
-    num_left, seconds = len({item.id for item in outcome.missing}), round(outcome.seconds, 1)
+def _put_results(
+    reports: Sequence[dict[str, Any]], result: SessionResult, drawn: dict[str, str], *, as_json: bool
+) -> None:
+    num_left = len({item.id for item in result.missing})
+    seconds = round(result.seconds, 1)
     if as_json:
-        totals = {"trained": outcome.total_trained, "left": num_left, "seconds": seconds}
+        totals = {"trained": result.total_trained, "left": num_left, "seconds": seconds}
         screen.emit_json({"studies": reports, **totals, **drawn})
         return
     for said in reports:
-        _put_outcome(said, is_alone=len(reports) == 1)
+        _put_result(said, is_alone=len(reports) == 1)
     if len(reports) > 1:
         missing = f", {num_left} missing" if num_left else ""
-        trained = f"{screen.count(outcome.total_trained, 'run')} trained in {screen.duration(seconds)}{missing}"
+        trained = f"{screen.count(result.total_trained, 'run')} trained in {screen.duration(seconds)}{missing}"
         screen.emit_pairs({"together": f"{trained}; what several studies ask for is counted once"})
     if drawn:
         screen.emit_pairs(drawn)
 
 
+def _put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, as_json: bool) -> None:
+    """Draw the report of these studies and say where it lies; refused where there is nothing to report."""
+    if not any(path.suffix in (".json", ".jsonl") for path in results.glob("*/*.json*")):
+        raise Missing(f"no results in `{results}`", "run a study first, or say where they are with `--out DIR`")
+    page = _draw(paths, results, backbone)
+    if as_json:
+        screen.emit_json({"report": str(page), "markdown": str(page.with_suffix(".md"))})
+    else:
+        screen.emit_pairs({"report": page, "markdown": page.with_suffix(".md")})
+
+
+def _draw(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
+    """Draw the report of these studies, of one backbone or of all that have results; return its page."""
+    from inlay.studies.report.gather import draw_report
+
+    with screen.working("drawing tables and figures"):
+        return draw_report(paths, results, backbone)
+
+
 def _refuse_for_report(given: dict[str, object]) -> None:
-    """A report shows whole studies: what chooses among runs is not silently left alone."""
+    """Refuse options that choose among runs: a report shows whole studies."""
     for name, value in given.items():
         if value is not None:
             hint = "name the studies after `report`, and choose a backbone with `--backbone`"
             raise BadConfig(f"`study report` has no `{name}`", hint)
 
 
-def _find_results(out: Path | None, kept: Path, profile: str) -> Path:
-    """The folder of results: tiny ones stay away from those that are committed."""
-    return out or (kept / "results" if profile == "tiny" else Path("results"))
-
-
 def parse_budget(text: str) -> float:
-    """Seconds of `90s`, `10m`, `1.5h`."""
+    """Return the seconds of `90s`, `10m`, `1.5h`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
     if match is None or float(match[1]) <= 0:
         raise BadConfig(f"`--budget` is `{text}`", "write it as 90s, 10m or 1.5h")
@@ -201,7 +234,7 @@ def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
 
 
 def _having(paths: Iterable[Path], profile: str) -> list[Path]:
-    """The studies that have a profile; all of them, to be refused by name, where none has."""
+    """List the studies that have a profile; all of them, to be refused by name, where none has."""
     from inlay.studies.spec.study import has_profile
 
     all_paths = list(paths)
@@ -209,7 +242,7 @@ def _having(paths: Iterable[Path], profile: str) -> list[Path]:
 
 
 def narrow(study: Study, arms: str | None, tasks: str | None) -> Study:
-    """A study with some of its arms and tasks only."""
+    """Return a study with some of its arms and tasks only."""
     chosen, where = dict(study.arms), f"of `{study.name}` ({study.profile})"
     if arms is not None:
         chosen = {name: study.arms[name] for name in _choose(arms, list(study.arms), f"arm {where}")}
@@ -234,8 +267,8 @@ def _resumable() -> Iterator[None]:
 
 
 @dataclass
-class _Session:
-    """What the studies of one command share."""
+class _StudyCommand:
+    """The steps of `inlay study`, with what its studies share."""
 
     kept: Path
     results: Path
@@ -250,10 +283,10 @@ class _Session:
         self._tasks: dict[Any, Task] = {}
 
     @property
-    def places(self) -> Places:
-        from inlay.studies.run.ledger import Places
+    def dirs(self) -> StudyDirs:
+        from inlay.studies.run.records import StudyDirs
 
-        return Places(self.results, self.kept / "runs")
+        return StudyDirs(self.results, self.kept / "runs")
 
     def prepare(self, study: Study) -> Plan:
         """Read a study's data and make its runs, saying what is left out."""
@@ -265,7 +298,7 @@ class _Session:
         plan = plan_study(study, self._open(study), tasks, missing, root=self.data_root)
         for text in plan.left_out:
             screen.detail(f"left out: {text}")
-        for text in describe_others(plan, self.places):
+        for text in describe_others(plan, self.dirs):
             screen.detail(text)
         return plan
 
@@ -285,24 +318,35 @@ class _Session:
 
         return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
-    def conduct(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> Outcome:
-        """Train what is missing."""
-        with _resumable():
-            return self._work(plans, deadline, num_jobs, memory_share)
+    def train(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> SessionResult:
+        """Train what is missing, in this process or in several."""
+        from inlay.cli.study_progress import CrewStage, ScreenStage
+        from inlay.studies.run.session import conduct
+        from inlay.studies.run.worker_processes import JobSettings, conduct_in_jobs
+        from inlay.training.cohort.memory import take_share
 
-    def answer(self, plan: Plan, outcome: Outcome, report: dict[str, Any]) -> None:
+        for plan in plans:
+            take_share(plan.backbone.device, memory_share)
+        with _resumable():
+            if num_jobs == 1:
+                return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, stage=ScreenStage())
+            settings = JobSettings(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
+            with CrewStage() as stage:
+                return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, stage=stage)
+
+    def answer(self, plan: Plan, result: SessionResult, report: dict[str, Any]) -> None:
         """Answer the test sets of a study that has a server for them, and put into its report where."""
         if not plan.study.submission or plan.study.is_toy:
             return
         from inlay.studies.glue_entries import choose_entries, list_gone, write_entries
 
-        own = [record for record in outcome.records if record.study == plan.study.name]
-        entries = choose_entries(plan, own, self.places, self.data_root)
+        own = [record for record in result.records if record.study == plan.study.name]
+        entries = choose_entries(plan, own, self.dirs, self.data_root)
         if self.retrain and (gone := list_gone(entries)):
             self._train_again(plan, gone)
-        missing = [item for item in outcome.missing if item.study == plan.study.name]
+        missing = [item for item in result.missing if item.study == plan.study.name]
         with screen.working("answering the test sets"):
-            report["submission"] = write_entries(plan, entries, self.places, self.data_root, missing)
+            report["submission"] = write_entries(plan, entries, self.dirs, self.data_root, missing)
 
     def _train_again(self, plan: Plan, gone: Sequence[Entry]) -> None:
         from inlay.cli.progress import TrainingProgress
@@ -310,45 +354,31 @@ class _Session:
 
         screen.log(f"training again, to answer the test sets: {screen.count(len(gone), 'run')} without weights")
         with _resumable(), screen.Meter("training") as meter:
-            train_again(plan, gone, self.places, TrainingProgress(meter, num_runs=len(gone)))
-
-    def _work(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> Outcome:
-        from inlay.cli.study_progress import CrewStage, ScreenStage
-        from inlay.studies.run.jobs import Crew, conduct_in_jobs
-        from inlay.studies.run.session import conduct
-        from inlay.training.cohort.memory import take_share
-
-        for plan in plans:
-            take_share(plan.backbone.device, memory_share)
-        if num_jobs == 1:
-            return conduct(plans, self.places, deadline=deadline, commit=self.commit, stage=ScreenStage())
-        crew = Crew(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
-        with CrewStage() as stage:
-            return conduct_in_jobs(plans, self.places, crew, deadline=deadline, stage=stage)
+            train_again(plan, gone, self.dirs, TrainingProgress(meter, num_runs=len(gone)))
 
 
-def _report(plan: Plan, outcome: Outcome, places: Places) -> dict[str, Any]:
+def _describe_result(plan: Plan, result: SessionResult, dirs: StudyDirs) -> dict[str, Any]:
     from inlay.studies.run.records import results_file
 
     study = plan.study
     missing: dict[str, list[str]] = {}
-    own = [item for item in outcome.missing if item.study == study.name]
+    own = [item for item in result.missing if item.study == study.name]
     for item in own:
         missing.setdefault(item.arm.name, []).append(f"{', '.join(item.all_tasks)} seed {item.seed}")
     return {
         **describe(plan),
-        "trained": outcome.num_trained[study.name],
-        "seconds": round(outcome.seconds, 1),
+        "trained": result.num_trained[study.name],
+        "seconds": round(result.seconds, 1),
         "left": len({item.id for item in own}),
         "missing": missing,
         "failed": [
-            f"{item.arm.name} on {item.task}: {said}" for item, said in outcome.failed if item.study == study.name
+            f"{item.arm.name} on {item.task}: {said}" for item, said in result.failed if item.study == study.name
         ],
-        "file": str(results_file(places.results, study.name, plan.backbone.name, study.profile)),
+        "file": str(results_file(dirs.results, study.name, plan.backbone.name, study.profile)),
     }
 
 
-def _put_outcome(report: dict[str, Any], *, is_alone: bool) -> None:
+def _put_result(report: dict[str, Any], *, is_alone: bool) -> None:
     trained = screen.count(report["trained"], "run")
     screen.emit_pairs(
         {

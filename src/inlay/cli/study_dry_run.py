@@ -9,23 +9,23 @@ from inlay.cli import screen
 from inlay.cli.screen import Column
 
 if TYPE_CHECKING:
-    from inlay.studies.run.agenda import Unit
     from inlay.studies.run.estimate import Estimate
-    from inlay.studies.run.ledger import Places
+    from inlay.studies.run.records import StudyDirs
+    from inlay.studies.run.units import Unit
     from inlay.studies.spec.planning import Plan
 
 
-def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: bool) -> None:
+def forecast(plans: Sequence[Plan], places: StudyDirs, *, measured: bool, as_json: bool) -> None:
     """Put the work that is left of several studies, each run once, and the rows of every arm."""
-    from inlay.studies.run.agenda import make_agenda
     from inlay.studies.run.estimate import estimate_units
-    from inlay.studies.run.ledger import Ledger, count_read_otherwise
+    from inlay.studies.run.records import StudyRecords, count_other_poolings
+    from inlay.studies.run.session import make_agenda
 
-    ledger = Ledger(plans, places)
-    units = make_agenda(plans, ledger, places.runs)
+    known = StudyRecords(plans, places)
+    units = make_agenda(plans, known, places.runs)
     with screen.working("measuring a step of each kind" if measured else "counting"):
         estimates = estimate_units(units, plans, measured=measured)
-    left = {plan.study.name: {item.id for item in plan.items if not ledger.is_known(item)} for plan in plans}
+    left = {plan.study.name: {item.id for item in plan.items if not known.is_known(item)} for plan in plans}
     rows = _join_alone(units, estimates, left)
     if not measured:
         for row in rows:
@@ -45,7 +45,7 @@ def forecast(plans: Sequence[Plan], places: Places, *, measured: bool, as_json: 
     studies = [
         {
             **_describe_left(plan, units, rows, len(left[plan.study.name])),
-            "read_otherwise": count_read_otherwise(plan, places.results),
+            "read_otherwise": count_other_poolings(plan, places.results),
         }
         for plan in plans
     ]
@@ -66,14 +66,14 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def describe_others(plan: Plan, places: Places) -> list[str]:
+def describe_others(plan: Plan, places: StudyDirs) -> list[str]:
     """That there are records of the same study on the same backbone, read in another way, in words."""
-    from inlay.studies.run.ledger import count_read_otherwise
+    from inlay.studies.run.records import count_other_poolings
 
     return [
         f"{screen.count(number, 'run')} of {plan.study.name} in {places.results} with the pooling `{pooling}`, and all "
         "else as here: another experiment, and no part of this one"
-        for pooling, number in count_read_otherwise(plan, places.results).items()
+        for pooling, number in count_other_poolings(plan, places.results).items()
     ]
 
 

@@ -16,8 +16,7 @@ from typing import Any
 from inlay.errors import InlayError
 from inlay.store import write_atomically
 from inlay.studies.glue_server import SUBMISSION, answer_test, glue_name, has_test, pack_submission, write_submission
-from inlay.studies.run.ledger import Places
-from inlay.studies.run.records import FINISHED, Record
+from inlay.studies.run.records import FINISHED, Record, StudyDirs
 from inlay.studies.spec.planning import Item, Plan
 from inlay.training import FitSettings, Run, fit
 from inlay.training.events import Emit
@@ -59,7 +58,7 @@ class Entry:
         return f"{self.task} {self.run.id}{there}"
 
 
-def choose_entries(plan: Plan, records: Iterable[Record], places: Places, root: str | None) -> list[Entry]:
+def choose_entries(plan: Plan, records: Iterable[Record], places: StudyDirs, root: str | None) -> list[Entry]:
     """For each arm and task of GLUE whose test file is at hand, the best run on dev; of equal ones one with weights."""
     asked = [task for task in plan.study.tasks if task.startswith("glue/") and _has_test(plan, task, root)]
     runs = {item.id: item.run for item in plan.items if isinstance(item.run, Run)}
@@ -87,7 +86,7 @@ def list_gone(entries: Iterable[Entry]) -> list[Entry]:
     return [entry for entry in entries if not entry.is_written and not entry.has_weights]
 
 
-def train_again(plan: Plan, entries: Iterable[Entry], places: Places, emit: Emit) -> None:
+def train_again(plan: Plan, entries: Iterable[Entry], places: StudyDirs, emit: Emit) -> None:
     """Train anew the runs whose weights are gone. Their records stay: nothing new is measured."""
     runs = {entry.run.id: entry.run for entry in entries}
     for run_id in runs:
@@ -97,7 +96,7 @@ def train_again(plan: Plan, entries: Iterable[Entry], places: Places, emit: Emit
 
 
 def write_entries(
-    plan: Plan, entries: Sequence[Entry], places: Places, root: str | None, missing: Iterable[Item] = ()
+    plan: Plan, entries: Sequence[Entry], places: StudyDirs, root: str | None, missing: Iterable[Item] = ()
 ) -> list[str]:
     """Write `<results>/<study>/submission/<backbone>-<profile>-<arm>/`, a file for each task and a zip of them.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inlay.studies.run.agenda import Unit
+from inlay.studies.run.units import Unit
 from inlay.studies.spec.planning import Item, Plan
 from inlay.training import make_run
 from inlay.training.cohort.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes

@@ -118,7 +118,7 @@ class Recorder:
         return score_split(item.run, item.result, self.backbone, test)
 
     def record_failure(self, item: Item, error: InlayError) -> Record:
-        """The record of what could not be done; it is tried again in the next sitting."""
+        """The record of what could not be done; it is tried again in the next session."""
         status = DIVERGED if isinstance(error, Diverged) else FAILED
         return self.record(item, self.plan.tasks[item.task], status=status, extra={"message": error.message})
 

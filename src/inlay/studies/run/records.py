@@ -1,9 +1,9 @@
-"""What studies measured, as data: one record per run, kept by run id.
+"""What studies measured, as data: one record for each run, and the files they are kept in.
 
-`results/<study>/<backbone>-<profile>.json` holds the records of one study on one backbone, sorted, so that files of
-several sittings and machines merge cleanly. A record says everything about its run: settings, commit, hardware,
-seconds. The same run from other hardware is a repeat and is kept beside the first; from the same hardware the newer one
-stands.
+New records are appended to `results/<study>/<backbone>-<profile>.jsonl`, a line each; reading merges them. A line that
+a kill cut off is not read, and is cleared by the next append. Older results lie in a `.json` of the same name, which is
+read before the `.jsonl` and never written. A record says everything about its run: settings, commit, hardware, seconds.
+The same run from other hardware is a repeat and is kept beside the first; from the same hardware the newer one stands.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from inlay.errors import BadData
-from inlay.store import write_atomically
-from inlay.store.files import locked, make_directory
+from inlay.store.files import locked, make_directory, sync_directory
 
+if TYPE_CHECKING:
+    from inlay.studies.spec.planning import Item, Plan
+
+_BLOCK_BYTES = 1 << 16
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 STATUSES = (FINISHED, DIVERGED, FAILED)
 
@@ -65,22 +69,22 @@ class Record:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells records apart: a run may stand in several arms, and be repeated on other hardware; one that reads
-        no backbone, such as TF-IDF's, stands beside every backbone and in every profile."""
+        """The fields that tell records apart: a run may stand in several arms, and be repeated on other hardware; one
+        that reads no backbone, such as TF-IDF's, stands beside every backbone and in every profile."""
         return (self.id, self.arm, self.hardware, self.fingerprint, self.profile)
 
     @property
     def pooling(self) -> str:
-        """How its heads read the backbone: as its settings say, or what those left open came to; `auto`: not known."""
+        """The pooling of its heads: as its settings say, or what those left open came to; `auto`: not known."""
         return str(self.extra.get("pooling") or self.config.get("train", {}).get("pooling", "auto"))
 
     def to_json(self) -> dict[str, Any]:
-        """The record as data; a number that is none (NaN, infinite) is null, as JSON has no word for it."""
+        """Return the record as data; NaN and infinite numbers become null, as JSON has no word for them."""
         return {name: _plain(getattr(self, name)) for name in _FIELDS}
 
     @classmethod
     def from_json(cls, content: Any, path: Path | None = None) -> Self:
-        """The record that `to_json` gave; what does not look like one is a `BadData` that says why."""
+        """Read the record that `to_json` gave; anything else is a `BadData` that says why."""
         if not isinstance(content, Mapping):
             raise BadData("a record is no object", _MEND, path=path)
         known = dict(content)
@@ -94,33 +98,54 @@ class Record:
         return cls(**known)
 
 
-# Not `dataclasses.asdict`: it copies what is copied anyway, and a file's records are written whenever one is added.
+# Not `dataclasses.asdict`: it copies what is copied anyway.
 _FIELDS = dict.fromkeys(item.name for item in dataclasses.fields(Record)).keys()
 _MEND = "results are written by `inlay study`: move the file away, or mend what was changed by hand"
 
 
+@dataclass(frozen=True)
+class StudyDirs:
+    """The folders where studies read and write."""
+
+    results: Path
+    """records, a folder for each study"""
+    runs: Path
+    """folders of runs, of all studies together"""
+
+
 def count_layers(records: Iterable[Record]) -> int | None:
-    """Layers of the backbone that these records are of; None where none says it."""
-    said = (record.extra.get("layers", _LAYERS.get(short_name(record.backbone))) for record in records)
-    return next((layers for layers in said if layers is not None), None)
-
-
-# Of the backbones that the first records were made on, which do not say it.
-_LAYERS = {"minilm": 6, "mpnet-base": 12}
+    """Return the number of layers of the backbone that these records are of; None where none says it."""
+    return next((record.extra["layers"] for record in records if "layers" in record.extra), None)
 
 
 def results_file(root: Path, study: str, backbone: str, profile: str) -> Path:
-    """Where the records of a study on a backbone are kept under the folder of results."""
-    return root / study / f"{short_name(backbone)}-{profile}.json"
+    """Return where the records of a study on a backbone are appended, under the folder of results."""
+    return root / study / f"{short_name(backbone)}-{profile}.jsonl"
 
 
 def short_name(backbone: str) -> str:
-    """A backbone's name without the folders it lies in: `mpnet-base` for `/data/backbones/mpnet-base`."""
+    """Return a backbone's name without the folders it lies in: `mpnet-base` for `/data/backbones/mpnet-base`."""
     return backbone.rstrip("/").rpartition("/")[2]
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of one file; none if there is no file."""
+    """Read the records of one file; none if there is no file.
+
+    A `.jsonl` goes on where the `.json` beside it, of the same name, ends. Of lines with the same key the last stands,
+    unless it is older or says that the run failed.
+    """
+    if path.suffix == ".json":
+        return _read_list(path)
+    kept = {record.key: record for record in _read_list(path.with_suffix(".json"))}
+    for record in read_appended(path)[0]:
+        other = kept.get(record.key)
+        if other is None or _is_as_new(record, other):
+            kept[record.key] = record
+    return sorted(kept.values(), key=lambda record: record.key)
+
+
+def _read_list(path: Path) -> list[Record]:
+    """Read a file of the first format: one JSON object with the list `records`."""
     if not path.is_file():
         return []
     try:
@@ -132,19 +157,84 @@ def read_records(path: Path) -> list[Record]:
     return [Record.from_json(item, path) for item in content["records"]]
 
 
+def read_appended(path: Path, start: int = 0) -> tuple[list[Record], int]:
+    """Read the lines of a `.jsonl` from the byte `start` on; return their records and where to go on from.
+
+    A last line without its end was cut off by a kill, or is being written: it is not read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            content = file.read()
+    except FileNotFoundError:
+        return [], start
+    end = content.rfind(b"\n") + 1
+    records = []
+    for line in content[:end].splitlines():
+        try:
+            records.append(Record.from_json(json.loads(line), path))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise BadData(f"not JSON: {error}", _MEND, path=path) from None
+    return records, start + end
+
+
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Add a line for each record to a `.jsonl`; several processes may do so at a time."""
+    lines = [json.dumps(record.to_json(), sort_keys=True, ensure_ascii=False, allow_nan=False) for record in records]
+    if not lines:
+        return
+    make_directory(path.parent)
+    with locked(path.parent / ".lock", exclusive=True):
+        is_new = not path.exists()
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            _drop_torn_line(file)
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync_directory(path.parent)
+
+
+def _drop_torn_line(file: BinaryIO) -> None:
+    """Cut off a last line that a kill left without its end, and go to the end of the file."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _BLOCK_BYTES)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            end = start + found + 1
+            break
+        end = start
+    file.truncate(end)
+    file.seek(end)
+
+
 def read_study(root: Path, study: str) -> list[Record]:
-    """All records of a study, of every backbone and profile. Other JSON files of the folder are left alone."""
+    """Read all records of a study, of every backbone and profile. Other files of the folder are left alone."""
     return merge_records(record for path in list_files(root, study) for record in read_records(path))
 
 
 def list_files(root: Path, study: str = "*") -> list[Path]:
-    """The files of records under the folder of results: of one study, or of all; none that lies in a deeper folder."""
-    found = sorted(root.glob(f"{study}/*.json"))
-    return [path for path in found if '"records"' in path.read_text(encoding="utf8", errors="replace")]
+    """List the files of records under the folder of results: of one study, or of all; none in a deeper folder.
+
+    A `.json` with a `.jsonl` of the same name beside it is read with that one, and not listed.
+    """
+    appended = [path for path in root.glob(f"{study}/*.jsonl") if _has_records(path)]
+    whole = [path for path in root.glob(f"{study}/*.json") if path.with_suffix(".jsonl") not in appended]
+    return sorted([*appended, *filter(_has_records, whole)])
+
+
+def _has_records(path: Path) -> bool:
+    """Tell whether a file holds records, and not some other measurement."""
+    if path.suffix == ".json":
+        return '"records"' in path.read_text(encoding="utf8", errors="replace")
+    with path.open("rb") as file:
+        return b'"backbone_parameters"' in file.readline()
 
 
 def merge_records(*groups: Iterable[Record]) -> list[Record]:
-    """All records, each run once of those with its key, in an order that does not depend on who came first."""
+    """Return all records, of those with one key the best, in an order that does not depend on who came first."""
     kept: dict[tuple[str, ...], Record] = {}
     for record in (record for group in groups for record in group):
         other = kept.get(record.key)
@@ -153,33 +243,14 @@ def merge_records(*groups: Iterable[Record]) -> list[Record]:
     return sorted(kept.values(), key=lambda record: record.key)
 
 
-def add_records(path: Path, study: str, records: Iterable[Record]) -> list[Record]:
-    """Put records into a file beside those it has; several processes may do so at a time. All of them come back."""
-    make_directory(path.parent)
-    with locked(path.parent / ".lock", exclusive=True):
-        merged = merge_records(read_records(path), records)
-        write_atomically(path, _encode(study, merged))
-    return merged
-
-
-def revise_records(path: Path, study: str, records: Iterable[Record]) -> list[Record]:
-    """Put records in the place of those with their keys, whatever these say; all of the file come back."""
-    revised = {record.key: record for record in records}
-    with locked(path.parent / ".lock", exclusive=True):
-        merged = [revised.get(record.key, record) for record in read_records(path)]
-        write_atomically(path, _encode(study, merged))
-    return merged
-
-
-def _encode(study: str, records: Iterable[Record]) -> bytes:
-    """A line for each record, so that a merge of two files is a merge of lines."""
-    lines = [json.dumps(record.to_json(), sort_keys=True, ensure_ascii=False, allow_nan=False) for record in records]
-    return "\n".join([f'{{"study": {json.dumps(study)}, "records": [', ",\n".join(lines), "]}", ""]).encode()
-
-
 def _rank(record: Record) -> tuple[bool, str, str]:
-    """A run that came to something beats one that failed, the newer one the older; the rest settles ties."""
+    """Rank a run that came to something above one that failed, the newer above the older; the rest settles ties."""
     return (record.status != FAILED, record.date, json.dumps(record.to_json(), sort_keys=True))
+
+
+def _is_as_new(record: Record, other: Record) -> bool:
+    """Tell whether a later line may replace an earlier one: `_rank` without what settles ties."""
+    return (record.status != FAILED, record.date) >= (other.status != FAILED, other.date)
 
 
 def _plain(value: Any) -> Any:
@@ -188,3 +259,204 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class StudyRecords:
+    """The records of several plans, whose studies have names of their own.
+
+    A run that has a record, of whatever study, session or machine, has one for all who ask for it: it is lent to every
+    arm of every plan. A study's folder may hold files of other machines, whatever their names: what they have of its
+    backbone and profile counts as its own. Several processes may add records at a time: `refresh` reads what is new.
+    """
+
+    def __init__(self, plans: Sequence[Plan], dirs: StudyDirs) -> None:
+        self._dirs = dirs
+        self._plans = {plan.study.name: plan for plan in plans}
+        self._asking: dict[str, list[Item]] = {}
+        for item in (item for plan in plans for item in plan.items):
+            self._asking.setdefault(item.id, []).append(item)
+        self._known: dict[tuple[str, str, str], dict[tuple[str, ...], Record]] = {}
+        self._read_to: dict[str, int] = {}
+        """study -> byte of its file up to which records are known"""
+        self.failed: dict[str, str] = {}
+        """run id -> why it failed, of those that failed since this object was made"""
+        for name in self._plans:
+            _, self._read_to[name] = read_appended(self.file_of(name))
+            self._note(name, merge_records(read_records(self.file_of(name)), self._read_beside(name)))
+        self.failed.clear()
+        self._borrowed = self._borrow()
+
+    def file_of(self, study: str) -> Path:
+        """Return where a study's records are appended."""
+        plan = self._plans[study]
+        return results_file(self._dirs.results, study, plan.backbone.name, plan.study.profile)
+
+    def _read_beside(self, study: str) -> list[Record]:
+        """Read what other files of a study's folder have of its plan's backbone and profile."""
+        own = self.file_of(study)
+        others = [path for path in list_files(self._dirs.results, study) if path.with_suffix(".jsonl") != own]
+        found = (record for path in others for record in read_records(path))
+        return [record for record in found if self._group_of(record) == self._group_of_plan(study)]
+
+    @staticmethod
+    def _group_of(record: Record) -> tuple[str, str, str]:
+        return (record.study, record.profile, record.backbone)
+
+    def _group_of_plan(self, study: str) -> tuple[str, str, str]:
+        plan = self._plans[study]
+        return (study, plan.study.profile, short_name(plan.backbone.name))
+
+    def is_known(self, item: Item) -> bool:
+        """Tell whether an item has its record; one that says it failed does not count."""
+        return item.key in self._known
+
+    def records(self, study: str) -> list[Record]:
+        """Return the records of a plan's items; those of other settings, from earlier sessions, are left out."""
+        wanted = {item.key for item in self._plans[study].items}
+        found = [
+            record
+            for (name, run_id, arm), records in self._known.items()
+            if (name, run_id.partition("-")[0], arm) in wanted  # the later of several tasks are `<id>-1` and so on
+            for record in records.values()
+        ]
+        return sorted(found, key=lambda record: record.key)
+
+    def run_ids(self, study: str) -> set[str]:
+        """Return the runs of a plan that have records, each once however many tasks it has."""
+        return {record.id.partition("-")[0] for record in self.records(study)}
+
+    def refresh(self) -> None:
+        """Read what this process and others have appended since the last look."""
+        for name in self._plans:
+            records, self._read_to[name] = read_appended(self.file_of(name), self._read_to[name])
+            self._note(name, records)
+
+    def write_borrowed(self) -> None:
+        """Put what other studies' files had into those of these plans."""
+        self._append(self._borrowed)
+        self._borrowed = []
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Write records down, for all who ask for their runs."""
+        self.refresh()
+        lent = [copy for record in records for copy in self._lend(record)]
+        self._append([*records, *lent])
+        for record in records:
+            self._drop_weights(record)
+
+    def revise(self, study: str, records: Iterable[Record]) -> None:
+        """Put records in the place of those with their keys that the study's own file has; others stay as they are."""
+        own = {record.key for record in read_records(self.file_of(study))}
+        append_records(self.file_of(study), [record for record in records if record.key in own])
+        self.refresh()
+
+    def _append(self, records: Sequence[Record]) -> None:
+        for study in dict.fromkeys(record.study for record in records):
+            append_records(self.file_of(study), [record for record in records if record.study == study])
+        self.refresh()
+
+    def _note(self, study: str, records: Iterable[Record]) -> None:
+        for record in records:
+            if record.status == FAILED:
+                self.failed[record.id] = str(record.extra.get("message", ""))
+            elif self._is_read_alike(record, study):
+                known = self._known.setdefault((study, record.id, record.arm), {})
+                if record.key not in known or _is_as_new(record, known[record.key]):
+                    known[record.key] = record
+
+    def _is_read_alike(self, record: Record, study: str) -> bool:
+        """Tell whether a record whose settings leave the pooling open came to the pooling of the plan."""
+        default = self._plans[study].backbone.default_pooling
+        return bool(record.extra.get("pooling", default) == default)
+
+    def _borrow(self) -> list[Record]:
+        """Find the records that other arms, studies and profiles have of these plans' runs."""
+        if all(self.is_known(item) for items in self._asking.values() for item in items):
+            return []
+        borrowed = []
+        for path in list_files(self._dirs.results):
+            borrowed += [copy for record in read_records(path) for copy in self._lend(record)]
+        for record in borrowed:
+            self._note(record.study, [record])
+        return borrowed
+
+    def _lend(self, record: Record) -> list[Record]:
+        """Copy a record for those who ask for its run and have none."""
+        if record.status == FAILED:
+            return []
+        asking = self._asking.get(record.id.partition("-")[0], ())
+        return [
+            _copy(record, item, self._plans[item.study])
+            for item in asking
+            if (self._group_of_plan(item.study), item.arm.name) != (self._group_of(record), record.arm)
+            and (item.study, record.id, item.arm.name) not in self._known
+            and (item.arm.kind != "spans" or "spans" in record.extra)
+            and self._is_read_alike(record, item.study)
+        ]
+
+    def _drop_weights(self, record: Record) -> None:
+        """Drop a fine-tuned copy of the backbone, of which many would fill the disk; each arm's best stays to answer.
+
+        A copy trained on several tasks stays: other runs may start from it.
+        """
+        asking = self._asking.get(record.id, [])
+        trained = [item.run for item in asking if item.run is not None and item.is_finetuned]
+        if record.status == FAILED or not trained or any(len(run.parts) > 1 for run in trained):
+            return
+        rivals: dict[tuple[str, str], list[Record]] = {}
+        for (study, _, arm), others in self._known.items():
+            finished = [other for other in others.values() if other.task == record.task and other.status == FINISHED]
+            rivals.setdefault((study, arm), []).extend(finished)
+        # Of all, not of the record's own study alone: its run, and those it is compared with, may be others' best too.
+        best = {
+            max(others, key=lambda other: other.dev[other.metric]).id
+            for (study, _), others in rivals.items()
+            if others and self._plans[study].study.submission
+        }
+        beaten = {other.id for item in asking for other in rivals.get((item.study, item.arm.name), ())}
+        for run_id in {*beaten, record.id} - best:
+            (self._dirs.runs / run_id / "best.safetensors").unlink(missing_ok=True)
+
+
+def _copy(record: Record, item: Item, plan: Plan) -> Record:
+    return dataclasses.replace(
+        record,
+        study=item.study,
+        arm=item.arm.name,
+        profile=plan.study.profile,
+        axes=dict(item.axes),
+        # The same weights may have another name elsewhere, and a baseline has no backbone: here it is beside this one.
+        backbone=short_name(plan.backbone.name),
+        fingerprint=plan.backbone.fingerprint,
+        backbone_parameters=plan.backbone.num_parameters,
+        extra={**record.extra, "layers": plan.backbone.anatomy.num_layers},
+    )
+
+
+def count_other_poolings(plan: Plan, results: Path) -> dict[str, int]:
+    """Count, by pooling, the runs of a plan's study, profile and backbone that differ from it in the pooling alone."""
+    default = plan.backbone.default_pooling
+    own = (plan.study.name, plan.study.profile, plan.backbone.fingerprint)
+    planned: dict[tuple[Any, ...], list[Item]] = {}
+    for item in plan.items:
+        planned.setdefault((item.arm.name, item.seed, repr(sorted(item.axes.items()))), []).append(item)
+    found: dict[str, set[str]] = {}
+    for record in read_study(results, plan.study.name):
+        if (record.study, record.profile, record.fingerprint) != own or record.pooling == "auto":
+            continue
+        for item in planned.get((record.arm, record.seed, repr(sorted(record.axes.items()))), ()):
+            pooling = item.config.train.pooling
+            reads = default if pooling == "auto" else pooling
+            if record.pooling != reads and record.task in item.all_tasks and _is_same_but_pooling(record, item):
+                found.setdefault(record.pooling, set()).add(record.id.partition("-")[0])
+    return {pooling: len(runs) for pooling, runs in found.items()}
+
+
+def _is_same_but_pooling(record: Record, item: Item) -> bool:
+    """Tell whether a record's method and training are an item's, the pooling left aside."""
+    for section in ("method", "train", "joint"):
+        said, asked = record.config.get(section, {}), _plain(dataclasses.asdict(getattr(item.config, section)))
+        names = (said.keys() & asked.keys()) - {"pooling"}
+        if any(_plain(said[name]) != asked[name] for name in names):
+            return False
+    return True

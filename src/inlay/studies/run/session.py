@@ -1,32 +1,48 @@
 """Conducting studies: what is missing is trained, what is there is not, and every result is on disk once it is known.
 
-Several studies are one list of work (`agenda.py`), of which a run that several ask for is done once. With a deadline
-the most valuable work is done first, units of work are cut to what is likely to fit, and what is in hand at the
-deadline is stopped and saved. Here it is done by one process; `jobs.py` has it done by several.
+Several studies are one list of units of work, in which a run that several ask for is done once. The most valuable work
+comes first: of every study the first seed of everything with its best-known learning rates, then the next tier, so that
+studies that are cut short have whole tables of fewer seeds. A cohort that was stopped goes on before anything is begun.
+With a deadline, units are cut to what is likely to fit, and what is in hand at the deadline is stopped and saved.
+
+A session takes one unit at a time and claims its runs (`claimed_work.py`): any number of sessions may work on the same
+folders at once, each at what the others have neither done nor claimed. `worker_processes.py` starts several.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from inlay.studies.run.agenda import Unit, make_agenda
-from inlay.studies.run.ledger import Ledger, Places
-from inlay.studies.run.records import Record
-from inlay.studies.run.units import Bench
+from inlay.studies.judge.row_covariances import add_covariances
+from inlay.studies.run.claimed_work import Claims
+from inlay.studies.run.records import Record, StudyDirs, StudyRecords
+from inlay.studies.run.units import Unit, UnitRunner
 from inlay.studies.spec.planning import Item, Plan
+from inlay.training.cohort.fit import structure_of, trains_apart
 from inlay.training.cohort.loop import Interrupted
+from inlay.training.cohort.memory import MAX_COHORT
+from inlay.training.cohort.resume import list_stopped
 from inlay.training.events import Emit, Event, RowsAnswered, StepTaken, emit_to, ignore
+from inlay.training.run.run import is_finished
 
-__all__ = ["Outcome", "Pace", "Places", "Sitting", "Stage", "conduct", "list_todo"]
+# Stacks are as wide as the widest slot: above this size a cohort of its own is cheaper than padding the others to it.
+_PADDED_TO = 64
+# Copies of the backbone are trained one after another by the same programs; so few that others may begin the rest.
+_COPIES_IN_A_ROW = 8
 
 
 @dataclass
-class Outcome:
-    """What a sitting came to, of all its studies."""
+class SessionResult:
+    """What a session came to, of all its studies."""
 
     records: list[Record] = field(default_factory=list)
     """all that the plans ask for and that there is"""
@@ -34,7 +50,7 @@ class Outcome:
     failed: list[tuple[Item, str]] = field(default_factory=list)
     """what could not be done, and why; it is tried again next time"""
     num_trained: dict[str, int] = field(default_factory=dict)
-    """study -> runs that got their record in this sitting, be it lent by another study"""
+    """study -> runs that got their record in this session, be it lent by another study"""
     total_trained: int = 0
     """those of all studies, each run once"""
     seconds: float = 0.0
@@ -62,62 +78,155 @@ class Stage:
 
 def conduct(
     plans: Sequence[Plan],
-    places: Places,
+    dirs: StudyDirs,
     *,
     deadline: float | None = None,
     commit: str | None = None,
     stage: Stage | None = None,
-) -> Outcome:
+) -> SessionResult:
     """Do what is missing of plans, the most valuable first, until `deadline` (of `time.monotonic`), if there is one.
 
-    Ctrl-C stops at once with everything saved: KeyboardInterrupt, and the same call goes on from there.
+    What other processes have claimed is left to them. Ctrl-C stops at once with everything saved: KeyboardInterrupt,
+    and the same call goes on from there.
     """
-    stage, sitting, pace = stage or Stage(), Sitting(plans, places), Pace(deadline)
-    bench = Bench(sitting.plans.__getitem__, places.runs, sitting.ledger.keep, commit)
-    agenda = make_agenda(plans, sitting.ledger, places.runs, in_pieces=deadline is not None)
-    for number, unit in enumerate(agenda, start=1):
-        todo = pace.cut(unit)
-        if pace.is_late:
-            break
-        stage.begin(number, len(agenda), todo)
-        began, failed = time.monotonic(), []
-        try:
-            failed = bench.do(todo, emit_to(_Alarm(pace), stage.watch(todo)))
-        except Interrupted:
-            if not pace.is_late:
-                raise
-        if failed:
-            stage.warn(f"{todo.take(item for item, _ in failed).describe()}: {failed[0][1]}")
-        sitting.failed += [(item, error.message) for item, error in failed]
-        pace.note(todo, time.monotonic() - began)
-        stage.end(todo, time.monotonic() - began)
-    return sitting.sum_up()
+    session = Session(plans, dirs, deadline=Deadline(deadline), commit=commit)
+    session.train(stage or Stage())
+    return session.sum_up()
 
 
-def list_todo(plans: Sequence[Plan], places: Places) -> list[Unit]:
-    """The units that `conduct` would do."""
-    return make_agenda(plans, Ledger(plans, places), places.runs)
+def list_todo(plans: Sequence[Plan], dirs: StudyDirs) -> list[Unit]:
+    """List the units that `conduct` would do."""
+    return make_agenda(plans, StudyRecords(plans, dirs), dirs.runs)
 
 
-class Sitting:
-    """What a call has to do and has done, whoever does it."""
+class Session:
+    """One process's work on several plans, from what it finds to what it came to."""
 
-    def __init__(self, plans: Sequence[Plan], places: Places) -> None:
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        dirs: StudyDirs,
+        *,
+        deadline: Deadline,
+        commit: str | None = None,
+        num_jobs: int = 1,
+        prefers_copies: bool = False,
+    ) -> None:
         self._began = time.monotonic()
         self.plans = {plan.study.name: plan for plan in plans}
-        self.ledger = Ledger(plans, places)
-        self.ledger.write_borrowed()
+        self.dirs, self.deadline = dirs, deadline
+        self.known = StudyRecords(plans, dirs)
+        self.known.write_borrowed()
         self.failed: list[tuple[Item, str]] = []
-        self._before = {name: self.ledger.run_ids(name) for name in self.plans}
+        self.runner = UnitRunner(self.plans.__getitem__, dirs.runs, self.known.add, commit)
+        self._before = {name: self.known.run_ids(name) for name in self.plans}
+        self._claims = Claims(dirs.runs)
+        self._num_jobs, self._prefers_copies = num_jobs, prefers_copies
+        self._compiled: tuple[Any, ...] = ()
+        """the compile key of the last unit"""
 
-    def sum_up(self) -> Outcome:
-        """What it came to."""
-        self.ledger.add_covariances()
+    def train(self, stage: Stage, wait: Callable[[], None] | None = None) -> None:
+        """Train unit by unit until nothing is left that no other process has claimed, or the deadline has come.
+
+        With `wait` it stays until the others are done, in case one of them dies: the function is called now and then.
+        Then it is also up to the others to stop this process at the deadline.
+        """
+        number = 0
+        while not self.deadline.is_late:
+            with self._claim_next() as (unit, num_left):
+                if unit is not None:
+                    number += 1
+                    stage.begin(number, number + num_left - 1, unit)
+                    self._do(unit, stage, None if wait is not None else _Alarm(self.deadline))
+                    continue
+            if wait is None or not self.has_work:
+                break
+            wait()
+
+    def _do(self, unit: Unit, stage: Stage, alarm: Emit | None) -> None:
+        began, failed = time.monotonic(), []
+        listeners = [stage.watch(unit)] if alarm is None else [alarm, stage.watch(unit)]
+        try:
+            failed = self.runner.do(unit, emit_to(*listeners))
+        except Interrupted:
+            if not self.deadline.is_late:
+                raise
+        if failed:
+            stage.warn(f"{unit.take(item for item, _ in failed).describe()}: {failed[0][1]}")
+        self.failed += [(item, error.message) for item, error in failed]
+        self.deadline.note(unit, time.monotonic() - began)
+        stage.end(unit, time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def _claim_next(self) -> Iterator[tuple[Unit | None, int]]:
+        """Claim the next unit for the time of the block; gives it, or None, and the number of units that are left."""
+        if not self.has_work:  # then no folder is made either
+            yield None, 0
+            return
+        with self._claims.choosing() as held:
+            self.known.refresh()  # after the claims were read: who has released one has written its records
+            units = self.list_units(held)
+            unit = self._choose(units, held)
+            if unit is not None:
+                unit = self.deadline.cut(unit)
+                claim = self._claims.claim(unit.run_ids | self._sources_to_train(unit))
+        if unit is None:
+            yield None, len(units)
+            return
+        try:
+            yield unit, len(units)
+        finally:
+            claim.release()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something has no record and has not failed, be it in the hands of others."""
+        return bool(_group_by_run(list(self.plans.values()), self.known))
+
+    def list_units(self, held: Collection[str] = ()) -> list[Unit]:
+        """List the units that are left, without the runs that others hold."""
+        in_pieces = self._num_jobs > 1 or self.deadline.is_set
+        plans = list(self.plans.values())
+        return make_agenda(plans, self.known, self.dirs.runs, in_pieces=in_pieces, num_jobs=self._num_jobs, held=held)
+
+    def _choose(self, units: Sequence[Unit], held: Collection[str]) -> Unit | None:
+        """Choose the first unit whose sources are trained or can be trained with it, of the preferred kind if any."""
+        free = []
+        for unit in units:
+            needed = self._sources_to_train(unit)
+            to_train = {item.id for other in units if other is not unit for item in other.items} if needed else set()
+            if not needed & (to_train | set(held)):
+                free.append(unit)
+        if self._prefers_copies:
+            free.sort(key=lambda unit: not unit.is_finetuned)
+        if not free or self._num_jobs == 1:
+            return next(iter(free), None)
+        # Of what is wanted as much as the first, rather what needs no new programs.
+        alike = [unit for unit in free if _urgency(unit) == _urgency(free[0]) and unit.compile_key == self._compiled]
+        chosen = next(iter([*alike, *free]))
+        self._compiled = chosen.compile_key
+        return chosen
+
+    def _sources_to_train(self, unit: Unit) -> set[str]:
+        """List the runs that a unit goes on from and that have no weights yet."""
+        sources = {item.source.id for item in (*unit.items, *unit.resumed_with) if item.source is not None}
+        folders = {run_id: self.dirs.runs / run_id for run_id in sources}
+        return {
+            run_id
+            for run_id, folder in folders.items()
+            if not (is_finished(folder) and (folder / "best.safetensors").is_file())
+        }
+
+    def sum_up(self) -> SessionResult:
+        """Return what the session came to: its own records and those that others have added meanwhile."""
+        self.known.refresh()
+        for name in (name for name, plan in self.plans.items() if plan.study.paired_rows):
+            self.known.revise(name, add_covariances(self.known.records(name), self.dirs.runs))
         items = [item for plan in self.plans.values() for item in plan.items]
-        new = {name: self.ledger.run_ids(name) - before for name, before in self._before.items()}
-        return Outcome(
-            records=[record for name in self.plans for record in self.ledger.records(name)],
-            missing=[item for item in items if not self.ledger.is_known(item)],
+        new = {name: self.known.run_ids(name) - before for name, before in self._before.items()}
+        return SessionResult(
+            records=[record for name in self.plans for record in self.known.records(name)],
+            missing=[item for item in items if not self.known.is_known(item)],
             failed=self.failed,
             num_trained={name: len(ids) for name, ids in new.items()},
             total_trained=len(set().union(*new.values())),
@@ -125,12 +234,16 @@ class Sitting:
         )
 
 
-class Pace:
-    """How fast work is done, and what of it still fits before the deadline, if there is one."""
+class Deadline:
+    """The time when work must end, if there is one, and how much of a unit is likely to be done by then."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
         self._rates: dict[bool, float] = {}
+
+    @property
+    def is_set(self) -> bool:
+        return self.deadline is not None
 
     @property
     def is_late(self) -> bool:
@@ -141,13 +254,8 @@ class Pace:
         if unit.cost and not self.is_late:
             self._rates[unit.is_finetuned] = seconds / unit.cost
 
-    def fits(self, unit: Unit) -> bool:
-        """Whether the first of its runs is likely to be done by the deadline."""
-        rate = self._rates.get(unit.is_finetuned)
-        return self.deadline is None or rate is None or unit.items[0].cost * rate <= self.deadline - time.monotonic()
-
     def cut(self, unit: Unit) -> Unit:
-        """As much of a unit as is likely to be done by the deadline, at least one run of it."""
+        """Return as much of a unit as is likely to be done by the deadline, at least one run of it."""
         rate = self._rates.get(unit.is_finetuned)
         if self.deadline is None or rate is None or unit.is_begun:
             return unit  # what was stopped goes on whole: a part of it would not find the state
@@ -164,7 +272,7 @@ class Pace:
 class _Alarm:
     """Stops at the deadline as Ctrl-C would: the step in hand is finished and saved."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Deadline) -> None:
         self._pace, self._has_rung = pace, False
 
     def __call__(self, event: Event) -> None:
@@ -185,3 +293,111 @@ class _Alarm:
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
+
+
+def _urgency(unit: Unit) -> tuple[bool, bool, int]:
+    return (not unit.is_begun, unit.is_finetuned, unit.items[0].tier)
+
+
+def make_agenda(
+    plans: Sequence[Plan],
+    known: StudyRecords,
+    runs: Path,
+    *,
+    in_pieces: bool = False,
+    num_jobs: int = 1,
+    held: Collection[str] = (),
+) -> list[Unit]:
+    """List what has no record yet as units of work, the most valuable first. `runs` has the folders of runs.
+
+    Of two units of a tier that of the study named first comes first. `in_pieces` keeps cohorts to as many runs as train
+    at a time: so that several processes can take them, and a deadline finds most of what was begun finished. Of the
+    copies of the backbone each of `num_jobs` gets its part. Runs that other processes hold are left out, and so are
+    those that have failed since `known` was made.
+    """
+    # 1. every run once, whoever asks for it
+    wanted = {item.id: item for item in map(_choose_item, _group_by_run(plans, known))}
+    num_copies = Counter(item.tier for item in wanted.values() if item.is_finetuned)
+    lengths = {tier: min(_COPIES_IN_A_ROW, -(-number // num_jobs)) for tier, number in num_copies.items()}
+    # 2. cohorts that were stopped go on as they were
+    begun = _find_begun(plans, wanted, runs, {*held, *known.failed})
+    # 3. the others are grouped by what can train together
+    by_study = {plan.study.name: plan for plan in plans}
+    groups: dict[tuple[Any, ...], list[Item]] = {}
+    for item in sorted(wanted.values(), key=lambda item: item.tier):
+        if item.id not in held:
+            groups.setdefault(_key(item, by_study[item.study]), []).append(item)
+    units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, in_pieces=in_pieces)]
+    order = {name: number for number, name in enumerate(by_study)}
+    return begun + _after_sources(sorted(units, key=lambda unit: (unit.items[0].tier, order[unit.items[0].study])))
+
+
+def _after_sources(units: Sequence[Unit]) -> list[Unit]:
+    """Put what goes on from runs after the unit that trains these: alone they would take as long as their cohort."""
+    trained = {item.id: unit for unit in units for item in unit.items}
+    placed: dict[int, Unit] = {}
+    for unit in units:
+        sources = [trained.get(item.source.id) for item in unit.items if item.source is not None]
+        for each in (*sources, unit):
+            if each is not None:
+                placed.setdefault(id(each), each)
+    return list(placed.values())
+
+
+def _group_by_run(plans: Sequence[Plan], known: StudyRecords) -> list[list[Item]]:
+    """Group the items that have no record by their run."""
+    asking: dict[str, list[Item]] = {}
+    for plan in plans:
+        for item in plan.items:
+            if not known.is_known(item) and item.id not in known.failed:
+                asking.setdefault(item.id, []).append(item)
+    return list(asking.values())
+
+
+def _choose_item(asking: Sequence[Item]) -> Item:
+    """Choose the item whose record serves all (spans are more work, on the same run); else the one wanted soonest."""
+    return min(asking, key=lambda item: (item.arm.kind != "spans", item.tier))
+
+
+def _find_begun(plans: Sequence[Plan], wanted: dict[str, Item], runs: Path, without: set[str]) -> list[Unit]:
+    """Find cohorts that were stopped, each as it was, if its runs are of these plans; takes them out of `wanted`.
+
+    Cohorts that have a run `without` which it is to be done are left out.
+    """
+    known = {item.id: item for plan in plans for item in plan.items}
+    begun = []
+    # Of copies that broke some may have begun anew by themselves: the longest state has them all.
+    for ids in sorted(list_stopped(runs / "cohorts"), key=len, reverse=True):
+        is_left = any(run_id in wanted and not is_finished(runs / run_id) for run_id in ids)
+        if is_left and all(run_id in known for run_id in ids) and not without.intersection(ids):
+            resumed_with = tuple(known[run_id] for run_id in ids if run_id not in wanted)
+            items = tuple(wanted.pop(run_id) for run_id in ids if run_id in wanted)
+            begun.append(Unit("runs", items, resumed_with, is_begun=True))
+    return begun
+
+
+def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
+    """Return what items of one unit have in common."""
+    if item.run is None:
+        return (item.arm.kind, item.id)
+    width = max(_PADDED_TO, item.config.method.size or 0)
+    structure = (*structure_of(item.run), trains_apart(item.run, plan.backbone))
+    return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure, width, item.source is None)
+
+
+def _slice(kind: str, group: list[Item], lengths: Mapping[int, int], *, in_pieces: bool) -> list[Unit]:
+    """Make units of a group: one, or of as many runs as train at once, the most wanted first, like lengths together.
+
+    Copies of the backbone, which train one after another, come in units of one tier, as long as `lengths` says.
+    """
+    ordered = sorted(group, key=lambda item: (item.tier, -item.num_samples))
+    if group[0].is_finetuned:
+        tiers = itertools.groupby(ordered, key=lambda item: item.tier)
+        return [Unit(kind, tuple(row)) for tier, own in tiers for row in _cut(list(own), lengths[tier])]
+    if not in_pieces or len(group) <= MAX_COHORT:
+        return [Unit(kind, tuple(group))]
+    return [Unit(kind, tuple(row)) for row in _cut(ordered, MAX_COHORT)]
+
+
+def _cut(items: list[Item], most: int) -> Iterator[list[Item]]:
+    return (items[start : start + most] for start in range(0, len(items), most))

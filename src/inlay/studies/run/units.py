@@ -1,4 +1,4 @@
-"""One unit of work done: its runs trained, scored and described as records, which are handed over as they come.
+"""Units of work, and how one is done: its runs are trained and scored, and their records handed over as they come.
 
 A run whose folder is finished is read back, and a cohort that was stopped goes on. What a user can mend fails alone.
 """
@@ -6,7 +6,8 @@ A run whose folder is finished is read back, and a cohort that was stopped goes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from inlay.data.tasks import Task
 from inlay.errors import InlayError
 from inlay.model.kernels.cuda_graphs import is_out_of_memory
 from inlay.studies.judge.row_covariances import keep_influences
-from inlay.studies.run.agenda import Unit
 from inlay.studies.run.recording import Origin, Recorder, has_diverged, list_notes, name_processor
 from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.planning import Item, Plan
 from inlay.training import FitSettings, Result, fit
+from inlay.training.cohort.fit import has_known_heads, structure_of
 from inlay.training.cohort.loop import Interrupted
 from inlay.training.cohort.member import AnyMember
 from inlay.training.cohort.resume import drop_rows
@@ -33,8 +34,87 @@ _SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each 
 Keep = Callable[[Sequence[Record]], None]
 
 
-class Bench:
-    """Where units are done. `keep` gets records as soon as they are known."""
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A piece of work: runs that train together or one after another, or one item of another kind; each run once."""
+
+    kind: str
+    items: tuple[Item, ...]
+    """those without a record"""
+    resumed_with: tuple[Item, ...] = ()
+    """those that ended before the rest of their cohort was stopped: the cohort is resumed whole"""
+    is_begun: bool = False
+    """whether it was stopped, and has a state to go on from"""
+
+    @property
+    def is_finetuned(self) -> bool:
+        """Whether its runs train copies of the backbone's weights, one after another."""
+        return any(item.is_finetuned for item in self.items)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether it trains several copies of the backbone, one after another."""
+        return self.is_finetuned and len(self.items) > 1
+
+    @property
+    def num_together(self) -> int:
+        """Runs that train at the same time, where memory allows."""
+        return 1 if self.is_finetuned else len(self.items) + len(self.resumed_with)
+
+    @property
+    def cost(self) -> float:
+        return sum(item.cost for item in self.items)
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.items)
+
+    @property
+    def run_ids(self) -> set[str]:
+        """The runs of its items and of those it is resumed with."""
+        return {item.id for item in (*self.items, *self.resumed_with)}
+
+    @property
+    def compile_key(self) -> tuple[Any, ...]:
+        """Equal for units that are trained by the same compiled programs."""
+        item = self.items[0]
+        if item.run is None:
+            return (item.arm.kind,)
+        method, rates, _, num_parts = structure_of(item.run)  # not whether it is alone
+        return (method, rates, num_parts, has_known_heads(item.run))
+
+    def take(self, items: Iterable[Item]) -> Unit:
+        """Return the same work with some of its items only."""
+        return dataclasses.replace(self, items=tuple(items))
+
+    def split(self, items: Iterable[Item]) -> list[Unit]:
+        """Return some of its items, each as a unit that begins anew."""
+        return [Unit(self.kind, (item,)) for item in items]
+
+    def describe(self) -> str:
+        """Return its arms, tasks and settings in a few words."""
+        arms = list(dict.fromkeys(item.arm.name for item in self.items))
+        tasks = list(dict.fromkeys(task for item in self.items for task in item.all_tasks))
+        first = ", ".join(arms[:3]) + (f" … {arms[-1]}" if len(arms) > 3 else "")
+        where = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+        where += ", one after another" if len(tasks) > 1 and self.items[0].sequence else ""
+        seeds = sorted({item.seed for item in self.items})
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+        return f"{first} on {where}, {which}{self._settings}"
+
+    @property
+    def _settings(self) -> str:
+        """Sizes that the arms do not name, and the rate if there is one: they tell units of the same arms apart."""
+        trained = [item for item in self.items if item.run is not None or item.sequence]
+        sizes = {item.config.method.size for item in trained if str(item.config.method.size) not in item.arm.name}
+        found = sorted(size for size in sizes if size is not None)
+        said = "" if not found else f", size {found[0]}" + (f" to {found[-1]}" if len(found) > 1 else "")
+        rates = {item.config.train.lr for item in trained}
+        return said + (f", lr {rates.pop():g}" if len(rates) == 1 and None not in rates else "")
+
+
+class UnitRunner:
+    """Trains and scores units. `keep` gets records as soon as they are known."""
 
     def __init__(self, find_plan: Callable[[str], Plan], runs: Path, keep: Keep, commit: str | None = None) -> None:
         self._find_plan, self._runs, self._keep, self._commit = find_plan, runs, keep, commit
@@ -42,10 +122,11 @@ class Bench:
         self._kept: set[tuple[str, str, str]] = set()
 
     def do(self, unit: Unit, emit: Emit) -> list[tuple[Item, InlayError]]:
-        """Do a unit's work and keep its records; what failed, and why.
+        """Do a unit's work and keep its records; return what failed, and why.
 
-        Of a row that breaks, what is left goes on one by one, without the row's state: each fails by itself. Stopped,
-        it keeps what has ended, except where spans are still to be taken out, which takes minutes.
+        If copies of the backbone that train one after another break, those that are left go on one by one, without the
+        common state: each fails by itself. Stopped, it keeps what has ended, except where spans are still to be taken
+        out, which takes minutes.
         """
         try:
             self._work(unit, emit)
@@ -55,15 +136,19 @@ class Bench:
         except InlayError as error:
             self._keep_finished(unit)
             lost = [item for item in unit.items if item.key not in self._kept]
-            if unit.is_row:
+            if unit.is_sequential:
                 self._drop_row(unit)
-                return [failure for single in unit.singly(lost) for failure in self.do(single, emit)]
-            self._keep([self._recorder(item).record_failure(item, error) for item in lost])
+                return [failure for single in unit.split(lost) for failure in self.do(single, emit)]
+            self.record_failure(lost, error)
             return [(item, error) for item in lost]
         return []
 
+    def record_failure(self, items: Iterable[Item], error: InlayError) -> None:
+        """Keep records that say why items have no result; they are tried again in the next session."""
+        self._keep([self._recorder(item).record_failure(item, error) for item in items])
+
     def _drop_row(self, unit: Unit) -> None:
-        drop_rows(self._runs / "cohorts", {item.id for item in (*unit.items, *unit.along)})
+        drop_rows(self._runs / "cohorts", unit.run_ids)
 
     def _recorder(self, item: Item) -> Recorder:
         if item.study not in self._recorders:
@@ -89,7 +174,7 @@ class Bench:
         plan = self._find_plan(unit.items[0].study)
         settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, keep_last=False, **plan.study.fit)
         self._train_sources(unit, plan, settings, emit)
-        runs = [self._started(item) for item in (*unit.items, *unit.along) if item.run is not None]
+        runs = [self._started(item) for item in (*unit.items, *unit.resumed_with) if item.run is not None]
         if unit.is_finetuned:
             self._keep_finished(unit)  # what was killed before it could be scored: later it might be stopped again
         fit(runs, plan.backbone, self._runs, settings, emit_to(_Keeper(self, unit), emit))
@@ -99,7 +184,7 @@ class Bench:
 
     def _train_sources(self, unit: Unit, plan: Plan, settings: FitSettings, emit: Emit) -> None:
         """Train the runs of other studies that those of this unit go on from, where their weights are not here."""
-        everyone = (*unit.items, *unit.along)  # those that have ended are built again too, to go on whole
+        everyone = (*unit.items, *unit.resumed_with)  # those that have ended are built again too, to go on whole
         sources = {item.source.id: item.source for item in everyone if item.source is not None}
         for run_id in sources:
             self._forget_bare(run_id)
@@ -107,7 +192,7 @@ class Bench:
             fit(list(sources.values()), plan.backbone, self._runs, settings, emit)
 
     def _started(self, item: Item) -> AnyRun:
-        """The run of an item, with the weights it goes on from."""
+        """Return the run of an item, with the weights it goes on from."""
         assert item.run is not None
         if item.source is None or not isinstance(item.run, JointRun):
             return item.run
@@ -135,7 +220,7 @@ class Bench:
             self._hand_over(item, self._describe(item, result, num_together))
 
     def _describe(self, item: Item, result: Result, num_together: int) -> list[Record]:
-        """The records of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
+        """Make the records of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
         assert item.run is not None
         extra: dict[str, Any] = {"together": num_together}
         if isinstance(item.run, JointRun):
@@ -148,11 +233,11 @@ class Bench:
         return [self._recorder(item).record_result(item, result, extra)]
 
     def pairs_rows(self, unit: Unit) -> bool:
-        """Whether the dev rows of a unit's runs are answered once more."""
+        """Tell whether the dev rows of a unit's runs are answered once more."""
         return any(self._find_plan(item.study).study.paired_rows for item in unit.items)
 
     def _score_spans(self, item: Item, task: Task) -> dict[str, float]:
-        """`first-last` -> dev score without the adapters of these layers; under `whole` that with all."""
+        """Return `first-last` -> dev score without the adapters of these layers; under `whole` that with all."""
         backbone = self._find_plan(item.study).backbone
         scores = ARM_KINDS["spans"].find()(backbone, self._runs / item.id, task)
         return {"whole" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
@@ -173,7 +258,7 @@ class Bench:
         self._hand_over(item, [record])
 
     def _conduct_sequence(self, item: Item, emit: Emit) -> None:
-        """One network through all tasks: a record for each, as the function gives them, completed with the rest."""
+        """Train one network through all tasks, and keep a record for each."""
         plan = self._find_plan(item.study)
         conduct_sequence = ARM_KINDS["sequence"].find()
         settings, place = FitSettings(**plan.study.fit), self._runs / item.id
@@ -189,17 +274,17 @@ class Bench:
 
 
 # Kind of unit -> how it is done, where it is not trained in a cohort.
-_WORKERS: dict[str, Callable[[Bench, Item, Emit], None]] = {
-    "baseline": Bench._score_baseline,
-    "sequence": Bench._conduct_sequence,
+_WORKERS: dict[str, Callable[[UnitRunner, Item, Emit], None]] = {
+    "baseline": UnitRunner._score_baseline,
+    "sequence": UnitRunner._conduct_sequence,
 }
 
 
 class _Keeper:
     """Keeps a run's record as soon as it has ended, where that needs no more work or holds up no other run."""
 
-    def __init__(self, bench: Bench, unit: Unit) -> None:
-        self._bench, self._unit = bench, unit
+    def __init__(self, runner: UnitRunner, unit: Unit) -> None:
+        self._runner, self._unit = runner, unit
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RunEnded):
@@ -207,7 +292,7 @@ class _Keeper:
 
     def _keep_ended(self, member: AnyMember) -> None:
         has_tests = any(part.task.test is not None for part in member.run.parts)
-        if (has_tests or self._bench.pairs_rows(self._unit)) and not self._unit.is_finetuned:
+        if (has_tests or self._runner.pairs_rows(self._unit)) and not self._unit.is_finetuned:
             return  # more is computed with its weights, once the cohort has ended
         for item in self._unit.items:
             if item.id == member.run.id and item.arm.kind != "spans":
@@ -215,7 +300,7 @@ class _Keeper:
 
     def _keep(self, item: Item) -> None:
         try:
-            self._bench.keep_finished(item, self._unit.num_together)
+            self._runner.keep_finished(item, self._unit.num_together)
         except (InlayError, RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

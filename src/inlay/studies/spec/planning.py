@@ -1,7 +1,7 @@
 """From a study to its runs: which there are, what each asks for, and roughly what it costs.
 
 Everything that can be refused is refused here, before the first run: data that is missing, a setting that the backbone
-cannot take, a run that does not fit in the memory. What trains together and in which order is in `agenda.py`.
+cannot take, a run that does not fit in the memory. What trains together and in which order is in `run/session.py`.
 """
 
 from __future__ import annotations

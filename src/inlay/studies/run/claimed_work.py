@@ -1,0 +1,70 @@
+"""Which process has which runs in hand, in files that every process of a folder of runs can see.
+
+A process claims the runs of a unit before it trains them: it writes their ids to a file of its own under `runs/claims`,
+and holds a lock on that file until the unit is done. The system frees the lock when the process dies, so a claim whose
+lock is free counts no more, and others take its runs over. Who looks at claims or makes one holds `.lock` meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from inlay.store.files import locked, make_directory
+
+
+class Claim:
+    """A process's hold on some runs, until it is released or the process dies."""
+
+    def __init__(self, path: Path, run_ids: Iterable[str]) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        os.write(self._descriptor, json.dumps(sorted(run_ids)).encode())
+
+    def release(self) -> None:
+        """Let others have the runs."""
+        self._path.unlink(missing_ok=True)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open too
+        os.close(self._descriptor)
+
+
+class Claims:
+    """The claims of all processes that train into one folder of runs."""
+
+    def __init__(self, runs: Path) -> None:
+        self._folder = runs / "claims"
+
+    @contextlib.contextmanager
+    def choosing(self) -> Iterator[set[str]]:
+        """Keep others from claiming anything inside the block; gives the runs that are claimed."""
+        make_directory(self._folder)
+        with locked(self._folder / ".lock", exclusive=True):
+            yield {run_id for path in sorted(self._folder.glob("*.json")) for run_id in _read_claim(path)}
+
+    def claim(self, run_ids: Iterable[str]) -> Claim:
+        """Claim runs; call it inside `choosing`, for runs that nobody has claimed."""
+        name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}.json"
+        return Claim(self._folder / name, run_ids)
+
+
+def _read_claim(path: Path) -> list[str]:
+    """Read the runs of a claim; none, and the file is removed, if the process that made it has died."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:  # released just now
+        return []
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return list(json.loads(path.read_text(encoding="utf8")))
+    else:
+        path.unlink(missing_ok=True)
+        return []
+    finally:
+        os.close(descriptor)

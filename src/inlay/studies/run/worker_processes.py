@@ -1,0 +1,441 @@
+"""Studies done by several processes of one machine, which share its device.
+
+Steps of small models wait for the processor more than for the GPU, and a fine-tuned copy of the backbone cannot train
+in a cohort: several processes at once finish far sooner than one. Each is an ordinary session (`session.py`) that takes
+what nobody has claimed and writes its own records; this process starts them, shows on one screen what they tell, starts
+another where one has died, and stops all at the deadline or by Ctrl-C. What a dead process had in hand is taken over by
+another, from the last saved state; if that one dies of it too, it is recorded as failed. Each process has an equal part
+of the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inlay.data.tasks import Task
+from inlay.errors import LostProcess
+from inlay.model import Backbone, load_backbone
+from inlay.processes import JOBS
+from inlay.studies.run.records import StudyDirs
+from inlay.studies.run.session import Deadline, Session, SessionResult, Stage
+from inlay.studies.run.units import Unit
+from inlay.studies.spec.planning import Item, Plan, load_tasks, plan_study
+from inlay.studies.spec.study import Study
+from inlay.training.cohort.memory import take_share
+from inlay.training.events import CohortStarted, Emit, Event, MemoryRanOut, RowsAnswered, RunEntered, StepTaken
+
+PROCESSES = multiprocessing.get_context("spawn")
+"""how processes are started: anew, since a GPU cannot be shared with a copy of this one"""
+_LISTEN_SECONDS = 0.5
+_WAIT_SECONDS = 1.0
+"""between two looks of an idle process at what others have in hand"""
+_STOP_SECONDS = 120.0
+"""how long a process may take to save what it has in hand"""
+_EXIT_SECONDS = 10.0
+_MOST_LOST = 3
+"""processes in a row that die before a first step: what ends them would end all"""
+_USABLE = 0.9
+"""of a GPU's memory, what all may take together: the rest is their contexts"""
+_MANY_PARAMETERS = 50_000_000
+"""of a backbone whose cohorts keep a GPU busy, two at a time"""
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """How many processes do the work, and how they find the plans again."""
+
+    num_jobs: int
+    device: str = "auto"
+    root: str | None = None
+    skip_missing: bool = False
+    commit: str | None = None
+    memory_share: float = 1.0
+    """of a GPU's memory, what all of them may take together: others may be on it"""
+
+
+def conduct_in_jobs(
+    plans: Sequence[Plan],
+    dirs: StudyDirs,
+    settings: JobSettings,
+    *,
+    deadline: float | None = None,
+    stage: Stage | None = None,
+) -> SessionResult:
+    """Do what `conduct` does, by several processes."""
+    session = Session(plans, dirs, deadline=Deadline(deadline), commit=settings.commit, num_jobs=settings.num_jobs)
+    _Workers(session, settings, stage or Stage()).run()
+    result = session.sum_up()
+    failed = {item.id: item for item in result.missing if item.id in session.known.failed}
+    return dataclasses.replace(result, failed=[(item, session.known.failed[item.id]) for item in failed.values()])
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process, and what it has told of its work."""
+
+    number: int
+    process: BaseProcess
+    link: Connection
+    log: Path
+    unit: Unit | None = None
+    began: float = 0.0
+    at: str = ""
+    """the run that entered training last"""
+    has_stepped: bool = False
+    """whether its unit has got as far as training"""
+
+
+class _Workers:
+    """The processes of one session: started, listened to, replaced and stopped."""
+
+    def __init__(self, session: Session, settings: JobSettings, stage: Stage) -> None:
+        self._session, self._settings, self._stage = session, settings, stage
+        self._items = {item.key: item for plan in session.plans.values() for item in plan.items}
+        self._workers: list[_Worker] = []
+        self._num_begun, self._num_rows = 0, 0
+        self._is_stopping = False
+        self._tried: set[str] = set()
+        """runs that a process died of"""
+        self._lost: list[str] = []
+        """what processes said that died before a first step, since a unit was last done"""
+
+    def run(self) -> None:
+        """Have everything done, or what fits before the deadline. Ctrl-C stops all with everything saved."""
+        units = self._session.list_units()
+        wanted = [item for unit in units for item in unit.items]
+        with _noting_interrupts() as asked:
+            try:
+                self._workers = [self._start(number) for number in range(min(self._settings.num_jobs, len(units)))]
+                while self._workers and not (asked.is_set() or self._is_to_end):
+                    self._listen(wanted)
+            finally:
+                self._stop(wanted)
+        if asked.is_set():
+            raise KeyboardInterrupt
+        if len(self._lost) >= _MOST_LOST:
+            raise LostProcess(
+                f"processes ended one after another before their first step: {'; '.join(self._lost)}",
+                f"read why in `{self._log_folder}`, or see it with `--jobs 1`; the same command goes on from there",
+            )
+
+    @property
+    def _is_to_end(self) -> bool:
+        return self._session.deadline.is_late or len(self._lost) >= _MOST_LOST
+
+    @property
+    def _log_folder(self) -> Path:
+        return self._session.dirs.runs.parent / "jobs"
+
+    def _start(self, number: int) -> _Worker:
+        ours, theirs = PROCESSES.Pipe(duplex=False)
+        log = self._log_folder / f"{number}.log"
+        plans = self._session.plans.values()
+        job = _Job(
+            number=number,
+            studies={plan.study.name: plan.study for plan in plans},
+            backbones={plan.study.name: plan.backbone.name for plan in plans},
+            dirs=self._session.dirs,
+            settings=self._settings,
+            deadline=self._session.deadline.deadline,
+        )
+        process = PROCESSES.Process(target=_work, args=(theirs, job, log), name=f"inlay-{number}")
+        with _blocked_interrupts():
+            process.start()
+        theirs.close()
+        return _Worker(number, process, ours, log)
+
+    def _listen(self, wanted: Sequence[Item]) -> None:
+        """Hear all that is to be heard within some time, and tell how far all are."""
+        workers = {worker.link: worker for worker in self._workers}
+        for link in wait(list(workers), timeout=_LISTEN_SECONDS):
+            assert isinstance(link, Connection)
+            for what, value in _receive(link):
+                self._hear(workers[link], what, value)
+        self._session.known.refresh()
+        num_done = sum(map(self._session.known.is_known, wanted))
+        num_busy = sum(worker.unit is not None for worker in self._workers)
+        self._stage.tell(num_done, len(wanted), num_busy, self._num_rows)
+        self._num_rows = 0
+
+    def _hear(self, worker: _Worker, what: str, value: Any) -> None:
+        if what == "begin":
+            num_left, kind, keys = value
+            worker.unit = Unit(kind, tuple(self._items[key] for key in keys))
+            worker.began, worker.at, worker.has_stepped = time.monotonic(), "", False
+            self._num_begun += 1
+            self._stage.begin(self._num_begun, self._num_begun + num_left - 1, worker.unit)
+        elif what == "enter":
+            worker.at = value
+        elif what == "rows":
+            self._num_rows += value
+            worker.has_stepped |= value > 0  # none, where an epoch was only scored
+        elif what == "warn":
+            self._stage.warn(value)
+        elif what == "end":
+            self._lost = []
+            self._end_unit(worker)
+        else:
+            self._bury(worker)
+
+    def _end_unit(self, worker: _Worker) -> None:
+        if worker.unit is not None:
+            self._stage.end(worker.unit, time.monotonic() - worker.began)
+            worker.unit = None
+
+    def _bury(self, worker: _Worker) -> None:
+        """See a process end, and start another in its place if it has died and something is left to do."""
+        _end_process(worker.process)
+        worker.link.close()
+        self._workers.remove(worker)
+        if worker.process.exitcode != 0 and not self._is_stopping:
+            self._lose(worker)
+            if not self._is_to_end and self._session.has_work:
+                self._workers.append(self._start(worker.number))
+        self._end_unit(worker)
+
+    def _lose(self, worker: _Worker) -> None:
+        """Say what died; record as failed what a process has died of before."""
+        words = _last_words(worker.log)
+        said = f"process {worker.number} ended with status {worker.process.exitcode}" + (f": {words}" if words else "")
+        if not worker.has_stepped:
+            self._lost.append(f"`{worker.unit.describe()}`" if worker.unit is not None else said)
+        if worker.unit is None:
+            self._stage.warn(said)
+            return
+        self._session.known.refresh()
+        lost = [item for item in worker.unit.items if not self._session.known.is_known(item)]
+        if worker.unit.is_sequential:  # of copies one after another it was at one
+            lost = [item for item in lost if item.id == worker.at] or lost
+        failed = [item for item in lost if item.id in self._tried]
+        self._tried |= {item.id for item in lost}
+        outlook = "" if failed else "; another process goes on with it"
+        self._stage.warn(f"{worker.unit.take(failed or worker.unit.items).describe()}: {said}{outlook}")
+        self._session.runner.record_failure(failed, LostProcess(said, f"its log is {worker.log}"))
+
+    def _stop(self, wanted: Sequence[Item]) -> None:
+        """Ask all to save what they have in hand, and see them end."""
+        self._is_stopping = True
+        until = time.monotonic() + _STOP_SECONDS
+        for worker in self._workers:
+            if worker.process.pid is not None and worker.process.is_alive():
+                os.kill(worker.process.pid, signal.SIGINT)
+        try:
+            while self._workers and time.monotonic() < until:
+                self._listen(wanted)
+        finally:
+            for worker in self._workers:
+                worker.process.kill()
+                worker.process.join()
+                worker.link.close()
+
+
+def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
+    """Read what a process has said by now; `gone` if it says no more, or nothing that can be understood."""
+    while True:
+        try:
+            if not link.poll():
+                return
+            word = link.recv()
+        except Exception:  # the border of that process: its end, or half a word, which unpickles as anything
+            yield "gone", None
+            return
+        yield word
+
+
+def _end_process(process: BaseProcess) -> None:
+    """See a process end; one that said its last word may hang at its exit, in a driver or a library."""
+    process.join(timeout=_EXIT_SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf8", errors="replace").strip().splitlines() if log.is_file() else []
+    return lines[-1][-300:] if lines else ""
+
+
+@contextlib.contextmanager
+def _noting_interrupts() -> Iterator[threading.Event]:
+    """Let Ctrl-C set the event, so that no process is left half started; a second one interrupts at once."""
+    asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    # In the background of a script it is ignored; signals come to the main thread alone.
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back, also in a process that is started meanwhile, until that one says otherwise."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """All that a process needs to come to the plans and to its part of the work."""
+
+    number: int
+    studies: dict[str, Study]
+    backbones: dict[str, str]
+    """study -> its backbone's name or folder"""
+    dirs: StudyDirs
+    settings: JobSettings
+    deadline: float | None
+
+    def make_plans(self) -> list[Plan]:
+        """Load data and backbones, and plan the studies as the first process did."""
+        settings = self.settings
+        device: str | None = None if settings.device == "auto" else settings.device
+        if settings.device in ("auto", "cuda") and torch.cuda.is_available():
+            device = f"cuda:{self.number % torch.cuda.device_count()}"
+        backbones = {name: load_backbone(name, device=device) for name in set(self.backbones.values())}
+        tasks: dict[Any, Task] = {}
+        plans = []
+        for name, study in self.studies.items():
+            found = load_tasks(study, settings.root, skip_missing=settings.skip_missing, known=tasks)
+            plans.append(plan_study(study, backbones[self.backbones[name]], *found, root=settings.root))
+        return plans
+
+    def take_share(self, backbone: Backbone) -> bool:
+        """Keep to this process's part of a GPU's memory; return whether it is to prefer copies of the backbone.
+
+        A few cohorts keep a GPU busy. A step of what writes its answers is many small kernels: it takes more of them.
+        """
+        if backbone.device.type != "cuda":
+            return False
+        num_gpus = torch.cuda.device_count() if self.settings.device in ("auto", "cuda") else 1
+        take_share(backbone.device, self.settings.memory_share * _USABLE / -(-self.settings.num_jobs // num_gpus))
+        num_cohorts = 2 if backbone.num_parameters >= _MANY_PARAMETERS and not backbone.is_seq2seq else 4
+        return self.number >= num_cohorts * num_gpus
+
+
+def _work(link: Connection, job: _Job, log: Path) -> None:
+    """Do units until nothing is left: what a process does. Its own words, and those of libraries, go to a log."""
+    os.setsid()  # Ctrl-C at the terminal is for the first process, which stops this one when it sees fit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    num_jobs = job.settings.num_jobs
+    os.environ[JOBS] = str(num_jobs)
+    num_threads = max(1, (os.cpu_count() or 1) // num_jobs)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(num_threads))  # else each compiles with all cores
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(num_threads)
+    _speak_into(log)
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        plans = job.make_plans()
+        prefers_copies = [job.take_share(plan.backbone) for plan in plans]
+        session = Session(
+            plans,
+            job.dirs,
+            deadline=Deadline(job.deadline),
+            commit=job.settings.commit,
+            num_jobs=num_jobs,
+            prefers_copies=any(prefers_copies),
+        )
+        relay = _Relay(link)
+        session.train(relay, relay.wait)
+
+
+def _speak_into(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+class _Relay(Stage):
+    """Tells the first process how work goes, and stops when that one is there no more."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link, self._parent, self._is_left = link, os.getppid(), False
+
+    def send(self, what: str, value: Any = None) -> None:
+        """Say a word; if nobody listens any more, stop as by Ctrl-C, once: a second time would stop the saving."""
+        try:
+            self._link.send((what, value))
+        except OSError:
+            self.heed_parent(is_gone=True)
+
+    def heed_parent(self, *, is_gone: bool = False) -> None:
+        """Stop as by Ctrl-C if the first process has died: the step in hand is finished and saved."""
+        if not self._is_left and (is_gone or os.getppid() != self._parent):
+            self._is_left = True
+            signal.raise_signal(signal.SIGINT)
+
+    def wait(self) -> None:
+        """Let time pass while others have the rest in hand."""
+        self.heed_parent()
+        time.sleep(_WAIT_SECONDS)
+
+    def begin(self, number: int, num_units: int, unit: Unit) -> None:
+        self.send("begin", (num_units - number + 1, unit.kind, [item.key for item in unit.items]))
+
+    def watch(self, unit: Unit) -> Emit:
+        return _RelayListener(self)
+
+    def end(self, unit: Unit, seconds: float) -> None:
+        self.send("end")
+
+    def warn(self, message: str) -> None:
+        self.send("warn", message)
+
+
+class _RelayListener:
+    """Tells the first process how training goes, not too often."""
+
+    def __init__(self, relay: _Relay) -> None:
+        self._relay, self._num_rows, self._told = relay, 0, time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case CohortStarted(cohort):
+                for member in cohort.members:
+                    self._relay.send("enter", member.run.id)
+            case RunEntered(member):
+                self._relay.send("enter", member.run.id)
+            case StepTaken(_, num_rows):
+                self._count(num_rows)
+            case RowsAnswered():
+                self._relay.heed_parent()
+            case MemoryRanOut(message):
+                self._relay.send("warn", message)
+
+    def _count(self, num_rows: int) -> None:
+        self._num_rows += num_rows
+        if time.monotonic() - self._told >= _LISTEN_SECONDS:
+            self._relay.send("rows", self._num_rows)
+            self._num_rows, self._told = 0, time.monotonic()
+            self._relay.heed_parent()

@@ -190,7 +190,7 @@ def test_a_session_ends_after_three_processes_died_before_their_first_step(tmp_p
 STOPPED = """
 import signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from test_jobs import JOBS, LONG, Saboteur, dirs_in, make_plan
 from inlay.model import load_backbone
 from inlay.studies.run.worker_processes import conduct_in_jobs
@@ -254,7 +254,7 @@ def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_sess
 OTHER_TERMINAL = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from test_jobs import dirs_in
 from test_session import Counter, make_plan
 from inlay.model import load_backbone

@@ -325,6 +325,7 @@ def test_what_another_process_has_claimed_is_left_to_it_until_it_dies(tmp_path, 
         result = conduct([plan], dirs, stage=stage)
         assert {item.id for item in result.missing} == set(ids)
         assert not set(stage.trained) & set(ids)
+        assert stage.warnings == ["what is left is in the hands of other processes"]
         other.kill()
     with Claims(dirs.runs).choosing() as taken:
         assert not taken

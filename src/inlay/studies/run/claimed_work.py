@@ -62,7 +62,8 @@ def _read_claim(path: Path) -> list[str]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return list(json.loads(path.read_text(encoding="utf8")))
+        with open(descriptor, "rb", closefd=False) as file:
+            return list(json.loads(file.read()))
     else:
         path.unlink(missing_ok=True)
         return []

@@ -1,4 +1,4 @@
-"""From what a run came to, to its record: with settings, commit, hardware, versions and date."""
+"""Records of trained runs: scores with settings, commit, hardware, versions and date."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from inlay.training.run.joint import JointRun
 from inlay.training.run.materialize import materialize
 from inlay.training.run.publish import current_commit
 from inlay.training.run.run import DIVERGED as RUN_DIVERGED
-from inlay.training.run.run import Trained
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """What every record of this process says of where it comes from."""
+    """The commit, hardware and versions that every record of this process says it comes from."""
 
     commit: str
     hardware: str
@@ -42,14 +41,14 @@ class Origin:
 
     @classmethod
     def here(cls, backbone: Backbone, commit: str | None = None) -> Origin:
-        """This machine, with the libraries in use."""
+        """Describe this machine, with the libraries in use."""
         names = ("inlay", "torch", "transformers", "numpy")
         known = {"python": platform.python_version(), **{name: _version_of(name) for name in names}}
         return cls(current_commit() if commit is None else commit, _name_hardware(backbone), known)
 
 
 def has_diverged(result: Result) -> bool:
-    """Whether a run came to nothing that may be compared."""
+    """Tell whether a run came to nothing that may be compared."""
     return result.status == RUN_DIVERGED or result.dev_metric is None
 
 
@@ -60,19 +59,17 @@ class Recorder:
         self.plan, self.backbone, self._origin = plan, backbone, origin
 
     def record_result(self, item: Item, result: Result, extra: dict[str, Any]) -> Record:
-        """The record of a trained run; its test rows are scored here, if it has labelled ones."""
+        """Make the record of a trained run; its test rows are scored here, if it has labelled ones."""
         run, is_lost = item.run, has_diverged(result)
         assert isinstance(run, Run)
-        task, test = run.task, None
-        if task.test is not None and task.test.targets is not None and not is_lost:
-            test = score_split(run, result, self.backbone, task.test)
+        task = run.task
         more = {"best_epoch": result.best_epoch, "steps": run.num_steps, "notes": list_notes(task)}
         return self.record(
             item,
             task,
             trained_parameters=run.spec.count_parameters(self.backbone.anatomy),
             dev=result.dev_metrics,
-            test=test,
+            test=None if is_lost else self._score_test(run, result),
             status=DIVERGED if is_lost else FINISHED,
             curve=[[line["epoch"], line["dev"][task.metric]] for line in result.history],
             seconds=result.seconds,
@@ -80,7 +77,7 @@ class Recorder:
         )
 
     def record_joint(self, item: Item, result: Result, extra: dict[str, Any]) -> list[Record]:
-        """The records of a run of several tasks, one for each; the first has the run's id, the others `<id>-1` …
+        """Make the records of a run of several tasks, one for each; the first has the run's id, the others `<id>-1` …
 
         A task's trained parameters are its part of the run's: what is shared is divided among all.
         """
@@ -102,7 +99,7 @@ class Recorder:
                 id=f"{item.id}-{number}" if number else item.id,
                 trained_parameters=round(total / len(run.parts)),
                 dev=own.result.dev_metrics if own else {},
-                test=self._score_test(own) if own else None,
+                test=self._score_test(own.run, own.result) if own else None,
                 status=DIVERGED if is_lost else FINISHED,
                 curve=curve,
                 seconds=result.seconds / len(run.parts),
@@ -111,19 +108,19 @@ class Recorder:
             records.append(record)
         return records
 
-    def _score_test(self, item: Trained) -> dict[str, float] | None:
-        test = item.run.task.test
+    def _score_test(self, run: Run, result: Result) -> dict[str, float] | None:
+        test = run.task.test
         if test is None or test.targets is None:
             return None
-        return score_split(item.run, item.result, self.backbone, test)
+        return score_split(run, result, self.backbone, test)
 
     def record_failure(self, item: Item, error: InlayError) -> Record:
-        """The record of what could not be done; it is tried again in the next session."""
+        """Make the record of what could not be done; it is tried again in the next session."""
         status = DIVERGED if isinstance(error, Diverged) else FAILED
         return self.record(item, self.plan.tasks[item.task], status=status, extra={"message": error.message})
 
     def record(self, item: Item, task: Task, **known: Any) -> Record:
-        """A record with what is `known`, and the rest as the plan has it."""
+        """Make a record with what is `known`, and the rest as the plan has it."""
         about: dict[str, Any] = {"layers": self.backbone.anatomy.num_layers, **count_rows(task)}
         if item.config.train.pooling == "auto" and ARM_KINDS[item.arm.kind].needs_backbone:
             about["pooling"] = self.backbone.default_pooling  # of several tasks each leaves it open
@@ -155,7 +152,7 @@ class Recorder:
         return Record.from_json(Record(**{**usual, **known}).to_json())
 
     def _describe_config(self, item: Item) -> dict[str, Any]:
-        """The settings of a run without the folders of this machine, as results of several are put together."""
+        """Return the settings of a run without the folders of this machine, as results of several are put together."""
         written = self.plan.study.data_config(item.task, None)
         places = {name: getattr(written, name) for name in ("source", "dev", "test", "root")}
         data = dataclasses.replace(item.config.data, **places)
@@ -163,13 +160,13 @@ class Recorder:
 
 
 def read_embedding(result: Result, task: str) -> list[float] | None:
-    """What a hypernetwork reads of a task; None where there is none."""
+    """Return what a hypernetwork reads of a task; None where there is none."""
     found = result.tensors.get(f"{task}/task.embedding")
     return None if found is None else [round(float(value), 5) for value in found]
 
 
 def draw_embedding(run: JointRun, part: Run, anatomy: Anatomy) -> list[float] | None:
-    """What an embedding was before it was trained; None where there is none, or it was not drawn."""
+    """Draw an embedding as it was before training; None where there is none, or it was not drawn."""
     found = next((item for item in part.spec.layout(anatomy) if item.name == "task.embedding"), None)
     if found is None or run.start.lineage:
         return None
@@ -177,18 +174,18 @@ def draw_embedding(run: JointRun, part: Run, anatomy: Anatomy) -> list[float] | 
 
 
 def list_notes(task: Task) -> list[str]:
-    """What was found or decided while its data was read, without the folders it lay in."""
+    """List what was found or decided while a task's data was read, without the folders it lay in."""
     return [re.sub(r"(?<!\S)/\S*/", "", note) for note in task.notes]
 
 
 def count_rows(task: Task) -> dict[str, int]:
-    """How many rows scores are over: `num_dev`, and `num_test` where test rows have labels."""
+    """Count the rows that scores are over: `num_dev`, and `num_test` where test rows have labels."""
     splits = {"num_dev": task.dev, "num_test": task.test}
     return {name: len(rows) for name, rows in splits.items() if rows is not None and rows.targets is not None}
 
 
 def find_majority(task: Task) -> float | None:
-    """Accuracy on dev of answering the most frequent class of the training rows; None where there are no classes."""
+    """Return the accuracy on dev of the most frequent class of the training rows; None where there are no classes."""
     if task.kind != "classify" or task.train.targets is None or task.dev.targets is None:
         return None
     most = np.bincount(task.train.targets, minlength=len(task.labels)).argmax()
@@ -202,7 +199,7 @@ def _name_hardware(backbone: Backbone) -> str:
 
 
 def name_processor() -> str:
-    """What computes where no GPU does."""
+    """Name the processor, which computes where no GPU does."""
     from inlay.model.heads.inference import canonical_environment
 
     return canonical_environment()["processor"] or platform.machine()

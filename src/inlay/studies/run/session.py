@@ -139,7 +139,10 @@ class Session:
                     stage.begin(number, number + num_left - 1, unit)
                     self._do(unit, stage, None if wait is not None else _Alarm(self.deadline))
                     continue
-            if wait is None or not self.has_work:
+            if not self.has_work:
+                break
+            if wait is None:
+                stage.warn("what is left is in the hands of other processes")
                 break
             wait()
 
@@ -154,6 +157,10 @@ class Session:
         if failed:
             stage.warn(f"{unit.take(item for item, _ in failed).describe()}: {failed[0][1]}")
         self.failed += [(item, error.message) for item, error in failed]
+        if not self.deadline.is_late:
+            for item in unit.items:
+                if not self.known.is_known(item):  # else it would be tried for ever
+                    self.known.failed.setdefault(item.id, "it left no record")
         self.deadline.note(unit, time.monotonic() - began)
         stage.end(unit, time.monotonic() - began)
 

@@ -1,4 +1,4 @@
-"""The ledger: what was read in another way is another experiment, and is said to be there."""
+"""The records of plans: what was read in another way is another experiment, and is said to be there."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_the_same_weights_read_in_another_way_are_another_experiment(done, folde
     (copy / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     other = make_plan(tmp_path, copy)
     assert other.backbone.fingerprint == plan.backbone.fingerprint
-    ledger = StudyRecords([other], places)
-    assert {item.arm.name for item in other.items if ledger.is_known(item)} == {"first"}, "whose pooling is named"
+    known = StudyRecords([other], places)
+    assert {item.arm.name for item in other.items if known.is_known(item)} == {"first"}, "whose pooling is named"
     assert count_other_poolings(other, places.results) == {"mean": 4}, "two tasks alone, a sequence, a run of both"
     (said,) = describe_others(other, places)
     assert "4 runs of small" in said

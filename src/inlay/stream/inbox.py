@@ -53,7 +53,7 @@ class DataFile:
 
 
 def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> DataFile:
-    """What a data file is, without reading its rows; `config` has the stream's settings."""
+    """Find a data file's settings and digest, without reading its rows; `config` has the stream's settings."""
     own = _read_own_settings(path.with_suffix(".toml"), config)
     merged = _merge(config, own, path)
     others = [Path(other) for other in (merged.data.dev, merged.data.test) if other]
@@ -132,7 +132,10 @@ def open_journal(store: Store, folder: Path) -> Iterator[Journal]:
 
 
 class Journal:
-    """What is done and what is under way, a JSON line each. Losing a line costs a second reading, never a training."""
+    """A file of JSON lines that say what is done and what is under way.
+
+    Losing a line costs a second reading of a file, never a second training.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -175,7 +178,7 @@ class Journal:
             self.pending, self.is_unproved = None, False
 
     def versions(self, content: str) -> Sequence[Version]:
-        """What this content became, oldest first, under whatever names; some may be removed since."""
+        """Return the versions this content became, oldest first, under any name; some may be removed since."""
         return self._published.get(content, ())
 
 
@@ -219,7 +222,7 @@ def _hash_file(path: Path) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """What stands in the file beside a bad one. An error that is not a user's has its traceback, for a report."""
+    """Return the text for the file beside a bad one; an error that no user caused comes with its traceback."""
     if not isinstance(error, InlayError):
         return f"error: {type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}"
     return f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")

@@ -228,7 +228,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Part:
-    """What this process has to do: its runs, and with whom it trains each of them."""
+    """The work of this process: its runs, and the processes that train them with it."""
 
     runs: list[AnyRun]
     world: World

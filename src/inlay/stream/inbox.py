@@ -117,18 +117,18 @@ def _stamp_file(path: Path) -> tuple[int, int, int] | None:
 @contextmanager
 def open_journal(store: Store, folder: Path) -> Iterator[Journal]:
     """The journal of a folder in a store, held alone: a second stream is refused. A dead process lets go."""
-    place = store.root / "runs" / "streams" / digest(str(folder.resolve()))[:16]
+    journal_dir = store.root / "runs" / "streams" / digest(str(folder.resolve()))[:16]
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        journal_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         hint = "choose another store with `--store DIR` or $INLAY_HOME"
-        raise InlayError(f"cannot write `{place}`: {error.strerror}", hint) from None
-    with (place / "lock").open("ab") as file:
+        raise InlayError(f"cannot write `{journal_dir}`: {error.strerror}", hint) from None
+    with (journal_dir / "lock").open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InlayError(f"another stream is watching `{folder}`", "let that one do it, or end it first") from None
-        yield Journal(place / "journal.jsonl")
+        yield Journal(journal_dir / "journal.jsonl")
 
 
 class Journal:

@@ -88,8 +88,8 @@ def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
         if controllers not in _GROUP_FILES:
             continue
         mount, limit, used, droppable = _GROUP_FILES[controllers]
-        place = root / mount / path.lstrip("/")
-        for folder in (place, *place.parents):
+        group_dir = root / mount / path.lstrip("/")
+        for folder in (group_dir, *group_dir.parents):
             if not folder.is_relative_to(root / mount):
                 break
             try:
@@ -133,9 +133,9 @@ def count_slot_bytes(runs: Sequence[AnyRun], backbone: Backbone) -> int:
     """Return the bytes that the slot (or slots) of any of the runs take while gradients are taken."""
     widest: dict[str, tuple[int, ...]] = {}
     for run in runs:
-        for place, part in enumerate(run.parts):
+        for index, part in enumerate(run.parts):
             for item in part.spec.layout(backbone.anatomy):
-                name = item.name if item.is_shared else f"{place}/{item.name}"
+                name = item.name if item.is_shared else f"{index}/{item.name}"
                 widest[name] = tuple(map(max, item.shape, widest.get(name, item.shape)))
     return _COPIES * 4 * sum(map(math.prod, widest.values()))
 

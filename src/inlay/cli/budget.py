@@ -62,10 +62,10 @@ class Budget:
     seconds: float
     began: float
     seconds_before: float = 0.0
-    """that earlier calls of the same command trained for"""
+    """seconds that earlier calls of the same command trained for"""
     spending: Spending | None = None
     candidates: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """what they came to, the chosen one first"""
+    """the result of each candidate, the chosen one first"""
     metric: str = ""
     was_finished: bool = False
     """whether all of them had been trained before"""
@@ -101,14 +101,14 @@ class Budget:
         return dataclasses.replace(inside, run=chosen), result, self.was_finished
 
     def _find_folder(self, ready: PreparedRun, asked: RunConfig) -> Path:
-        """Where the candidates of this command have their folders: the same for the same data, settings and budget."""
+        """Return the folder of this command's candidates: the same for the same data, settings and budget."""
         is_open = [asked.train.lr is None, asked.train.epochs is None, asked.method.size is None]
         return ready.store.root / "budgets" / digest([ready.run.id, is_open, self.seconds])[:16]
 
     def _plan(
         self, ready: PreparedRun, asked: RunConfig, folder: Path, settings: FitSettings
     ) -> tuple[Spending, list[Run]]:
-        """What was planned when the command was first given; or a new plan, from measured steps."""
+        """Read the plan made when the command was first given, or make one from measured steps."""
         from inlay.training.recipe.candidates import Spending, make_candidate
 
         path = folder / _PLAN
@@ -173,7 +173,7 @@ class Budget:
         return self.seconds - self.spending.seconds + self.spending.usual_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """What the budget was spent on, as data."""
+        """Return what the budget was spent on, as data."""
         assert self.spending is not None
         return {
             "seconds": self.seconds,

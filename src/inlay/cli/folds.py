@@ -30,7 +30,7 @@ class CrossValidated:
     """rows that may be labelled wrongly; None for kinds of task that have no labels of whole rows"""
 
     def keep(self, folder: Path) -> dict[str, Any]:
-        """What a report has of it, as data; suspicious rows are written to the folder of the run it is about."""
+        """Return its part of the report, as data, and write suspicious rows to the run's folder."""
         report: dict[str, Any] = {"folds": {**self.scores.to_json(), "notes": list(self.planned.folds.notes)}}
         if self.label_errors is None:
             return report

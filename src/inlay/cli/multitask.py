@@ -108,7 +108,7 @@ class _Ready:
 
     @property
     def runs_folder(self) -> Path:
-        """Where the folders of all runs are."""
+        """The folder that has a folder for each run."""
         return self.store.run_folder(self.runs[0].id).parent
 
 

@@ -1,4 +1,4 @@
-"""How training goes, on the screen: a line for every epoch of a single run, for every ended run of several.
+"""Training progress on the screen: a line for every epoch of a single run, for every ended run of several.
 
 Imported only where something is trained, since it stands on the training room and so on torch.
 """
@@ -142,7 +142,7 @@ class TrainingProgress:
 
 
 def _describe_cohort(cohort: Cohort) -> str:
-    """What fits in the memory: `4 runs together, 2 waiting, up to 16,384 tokens a forward pass`."""
+    """Say what fits in the memory: `4 runs together, 2 waiting, up to 16,384 tokens a forward pass`."""
     how = f"{cohort.num_seats} runs together" if cohort.num_seats > 1 else "one run after another"
     many = f"{how}, {len(cohort.queue.waiting)} waiting, "
     again = ", activations computed again" if cohort.settings.checkpointing else ""

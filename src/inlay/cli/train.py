@@ -177,7 +177,7 @@ def _cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -
 
 
 def _describe_result(run: Run, result: Result) -> list[str]:
-    """What is odd about what a run came to."""
+    """Return notes on what is odd about a run's result."""
     from inlay.data.findings import describe_unpredicted
 
     is_balanced = run.config.train.class_weights == "balanced"
@@ -185,7 +185,7 @@ def _describe_result(run: Run, result: Result) -> list[str]:
 
 
 def _describe_suspects(result: Result, given: RunOptions) -> list[str]:
-    """That some rows may be labelled wrongly, and the command that lists them, with what was said about the data."""
+    """Return a note that some rows may be labelled wrongly, with the command that lists them."""
     from inlay.data.findings import describe_suspects
 
     flags = {key: value for key, value in given.flags.items() if key.startswith("data.")}
@@ -257,7 +257,7 @@ def finish_run(
 
 
 def put_report(ready: PreparedRun, report: Mapping[str, Any], store: Path | None) -> None:
-    """What a trained run came to, for people, with the command to use it next."""
+    """Print the report on a trained run, with the command to use it next."""
     put_metrics(report["metrics"], report["metric"])
     screen.emit()
     pairs = {}

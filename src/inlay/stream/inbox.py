@@ -53,7 +53,7 @@ class DataFile:
 
 
 def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> DataFile:
-    """What a data file is, without reading its rows; `config` has the stream's settings."""
+    """Find a data file's settings and digest, without reading its rows; `config` has the stream's settings."""
     own = _read_own_settings(path.with_suffix(".toml"), config)
     merged = _merge(config, own, path)
     others = [Path(other) for other in (merged.data.dev, merged.data.test) if other]
@@ -117,22 +117,25 @@ def _stamp_file(path: Path) -> tuple[int, int, int] | None:
 @contextmanager
 def open_journal(store: Store, folder: Path) -> Iterator[Journal]:
     """The journal of a folder in a store, held alone: a second stream is refused. A dead process lets go."""
-    place = store.root / "runs" / "streams" / digest(str(folder.resolve()))[:16]
+    journal_dir = store.root / "runs" / "streams" / digest(str(folder.resolve()))[:16]
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        journal_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         hint = "choose another store with `--store DIR` or $INLAY_HOME"
-        raise InlayError(f"cannot write `{place}`: {error.strerror}", hint) from None
-    with (place / "lock").open("ab") as file:
+        raise InlayError(f"cannot write `{journal_dir}`: {error.strerror}", hint) from None
+    with (journal_dir / "lock").open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InlayError(f"another stream is watching `{folder}`", "let that one do it, or end it first") from None
-        yield Journal(place / "journal.jsonl")
+        yield Journal(journal_dir / "journal.jsonl")
 
 
 class Journal:
-    """What is done and what is under way, a JSON line each. Losing a line costs a second reading, never a training."""
+    """A file of JSON lines that say what is done and what is under way.
+
+    Losing a line costs a second reading of a file, never a second training.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -175,7 +178,7 @@ class Journal:
             self.pending, self.is_unproved = None, False
 
     def versions(self, content: str) -> Sequence[Version]:
-        """What this content became, oldest first, under whatever names; some may be removed since."""
+        """Return the versions this content became, oldest first, under any name; some may be removed since."""
         return self._published.get(content, ())
 
 
@@ -219,7 +222,7 @@ def _hash_file(path: Path) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """What stands in the file beside a bad one. An error that is not a user's has its traceback, for a report."""
+    """Return the text for the file beside a bad one; an error that no user caused comes with its traceback."""
     if not isinstance(error, InlayError):
         return f"error: {type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}"
     return f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")

@@ -46,7 +46,7 @@ MAX_TOGETHER = MAX_COHORT
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """How the folder is watched. None of this is part of a run."""
+    """Settings of the watch itself. None of them is part of a run."""
 
     together: bool = True
     """train the files that are there at the same time as one cohort, not one after another"""
@@ -84,7 +84,7 @@ class StreamEvent(Event):
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What a stream came to, from its start to its end."""
+    """The result of a stream, from its start to its end."""
 
     published: tuple[Version, ...]
     aside: tuple[str, ...]
@@ -137,7 +137,7 @@ class _ReadyFile:
 
 
 class _Context:
-    """Where the work is done: the backbone, the store, the folder of the runs, and one engine for all proofs."""
+    """The backbone, the store, the folder of the runs, and one engine for all proofs."""
 
     def __init__(self, backbone: Backbone, store: Store, settings: FitSettings) -> None:
         self.backbone, self.store, self.settings = backbone, store, settings
@@ -246,7 +246,7 @@ class _Stream:
         return ready
 
     def _attempt(self, path: Path, stamp: Stamp, read: Callable[[], T]) -> T | None:
-        """What reading a file gives. None where it is bad, and then it goes aside; or where it changed meanwhile."""
+        """Return what `read` gives; None where the file is bad, and then it is moved aside, or changed meanwhile."""
         try:
             found = read()
         except Exception as error:  # the border that isolates one file: whatever is wrong with it, the others go on

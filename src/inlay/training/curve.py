@@ -22,10 +22,10 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
     )
     if progress.history:
         shift = run.config.train.contrast or 0  # of steps before the first of training
-        steps = [_place(line, shift) for line in progress.history]
+        steps = [_position(line, shift) for line in progress.history]
         known = [line for line in progress.history if line["train_loss"] is not None]
         losses = [line["train_loss"] for line in known]
-        axes.plot([_place(line, shift) for line in known], losses, color="#1f4e79", label="loss per epoch")
+        axes.plot([_position(line, shift) for line in known], losses, color="#1f4e79", label="loss per epoch")
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     axes.set_ylim(bottom=0)
@@ -35,7 +35,7 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
         scores = axes.twinx()
         (line,) = scores.plot(steps, [item["dev"][metric] for item in progress.history], "o-", color="#c0504d")
         best = next((line for line in progress.history if line["epoch"] == progress.best_epoch), progress.history[-1])
-        scores.plot(_place(best, shift), best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
+        scores.plot(_position(best, shift), best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
         scores.set_ylabel(f"dev {metric} (best: {best['dev'][metric]:.4f}, epoch {best['epoch']})", color="#c0504d")
         lines, names = [*lines, line], [*names, f"dev {metric}"]
     figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
@@ -46,6 +46,6 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _place(line: dict[str, Any], shift: int) -> int:
-    """Where an epoch stands on the axis of steps, those before training included."""
+def _position(line: dict[str, Any], shift: int) -> int:
+    """Return the position of an epoch on the axis of steps, those before training included."""
     return int(line["step"]) + (0 if line.get("stage") == PROBE else shift)

@@ -49,12 +49,12 @@ _ANSWERED = 4  # times the tokens of a training pass are a pass over dev rows: i
 
 @dataclass(frozen=True)
 class CohortSettings:
-    """What is not a run's own: written before the first step, so that a resumed cohort steps as the first one did."""
+    """Settings of a cohort, not of a run. They are on disk before the first step, so that a resume takes the same."""
 
     token_budget: int
     """tokens of one forward pass at most, with padding; a step that needs more accumulates gradients over several"""
     num_threads: int
-    """those of the last step; a resumed cohort takes what there is then"""
+    """threads of the last step; a resumed cohort takes what there is then"""
     save_every: int
     """steps between resume states"""
     num_slots: int | None = None
@@ -75,14 +75,14 @@ class Parked:
     run: AnyRun
     progress: Progress
     num_steps: list[int]
-    """that its optimizer counts, for every slot and for what they share"""
+    """optimizer steps of every slot, and of what they share"""
     rows: dict[str, Tensor]
     """its row of the bank's values and of both moments, by name"""
     best_tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Queue:
-    """Who enters next. `num_begun` of the runs have had a slot; those of them that lost it are parked."""
+    """The runs that wait for a slot, the longest first; one that lost its slot comes before all others."""
 
     def __init__(self, runs: Sequence[AnyRun]) -> None:
         self.runs = list(runs)
@@ -128,32 +128,38 @@ class Cohort:
         self._world = world or World()
         self._prefixes: FrozenCache | None = None
         self._most_answered = TOKEN_BUDGET[backbone.device.type]
-        num_seats, num_tasks = min(settings.num_slots or len(runs), len(runs)), len(runs[0].parts)
+        num_tasks = len(runs[0].parts)
+        num_seats = min(settings.num_slots or len(runs), len(runs))
+        # 1. A bank with room for the largest of all runs, those that wait included: no shape ever changes.
         self.bank = Bank(backbone, num_seats * num_tasks, trainable=True, slots_per_run=num_tasks)
         parts = [part for run in runs for part in run.parts]
-        for part in parts:  # those that wait too: laid out flat, the bank does not grow, and no shape ever changes
+        for part in parts:
             self.bank.reserve(part.spec)
         self._encoder = Encoder(backbone, emit)
         for part in parts:
             _check_budget(part, self._encoder, settings.token_budget)
+        # 2. One optimizer over the slots' own parameters, one over what the slots of a run share.
         self.flat = self.bank.flatten()
         self.optimizer = SlotOptimizer(self.flat, [part.config.train for part in parts[: self.bank.num_slots]])
         self.shared: SlotOptimizer | None = None
-        """of what the slots of each run share"""
+        """the optimizer of the parameters that the slots of a run share"""
         if self.bank.has_shared:
             self.shared = SlotOptimizer(self.bank.flatten(shared=True), [run.config.train for run in runs[:num_seats]])
-        self.slot_update = (
-            SlotUpdate(self.optimizer) if self.shared is None else JointUpdate(self.optimizer, self.shared, self._world)
-        )
+        if self.shared is None:
+            self.slot_update = SlotUpdate(self.optimizer)
+        else:
+            self.slot_update = JointUpdate(self.optimizer, self.shared, self._world)
         self.num_steps = 0
         self.seconds = 0.0
         self.left_steps = 0
-        """of runs that ended and whose slots others have now"""
+        """steps of runs that ended and whose slots others have now"""
+        # 3. The first runs enter the slots.
         self.members: list[AnyMember] = []
         for seat in range(num_seats):
             entering = self.queue.take()
             assert isinstance(entering, Run | JointRun)
             self.members.append(self._enter(seat, entering))
+        # 4. Steps: compiled where that is possible, else eager.
         self.stepper = self._make_stepper(settings)
         self.stepper.emit = emit
 
@@ -184,7 +190,7 @@ class Cohort:
 
     @property
     def reach(self) -> CacheDepth:
-        """How far up all is frozen; through attention where rows are packed, as others cannot leave it out."""
+        """The depth up to which nothing is trained; through the next attention too, where rows are packed."""
         config, backbone = self.members[0].run.config, self.backbone
         if not find_family(backbone.anatomy.family).reuses:
             return CacheDepth(0)
@@ -284,7 +290,7 @@ class Cohort:
             self.shared.num_steps[seat] = counts[-1]
 
     def use_budget(self, token_budget: int) -> None:
-        """From here on, forward passes of at most so many tokens, but enough for any member."""
+        """Limit forward passes to so many tokens from here on, but to no fewer than any member needs."""
         fewest = max(member.fewest_tokens for member in self.members)
         self.stepper.token_budget = max(fewest, token_budget)
         self.settings = replace(self.settings, token_budget=self.stepper.token_budget)
@@ -318,7 +324,7 @@ class Cohort:
             undo()
 
     def _remember(self) -> Callable[[], None]:
-        """What passes change besides gradients; the function puts it back and drops those."""
+        """Note what passes change besides gradients; the returned function puts it back and drops the gradients."""
         is_cuda, device = self.backbone.device.type == "cuda", self.backbone.device
         drawn = (torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None)
         running = {name: stack.detach().clone() for name, stack in self.bank.stacks.items() if ".running_" in name}
@@ -338,7 +344,7 @@ class Cohort:
         return undo
 
     def attempt(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives; OutOfMemory if memory ran out for it, with everything as before.
+        """Return what `work` gives; raise OutOfMemory, with everything as before, if memory ran out for it.
 
         Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
         last state on disk is the way back.
@@ -451,7 +457,7 @@ class Cohort:
         self._world.spread(list(self.stored.values()))  # a last bit may decide between two strengths
 
     def _read_start(self, member: Member) -> dict[str, Tensor]:
-        """What the slot of a run of one task began with."""
+        """Return the tensors that the slot of a run of one task began with."""
         bank = Bank(self.backbone, 1)
         bank.initialise(0, member.run.spec, member.run.config.train.seed)
         return bank.read(0) | member.run.start.of(member.run.name)

@@ -64,7 +64,7 @@ def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
 
 
 def _next_stage(member: AnyMember) -> str:
-    """What comes after an epoch, or stage, that has ended."""
+    """Return the stage that follows the epoch, or stage, that has ended."""
     return CONTRAST if member.progress.stage == PROBE and member.run.config.train.contrast else ""
 
 

@@ -99,7 +99,7 @@ def _read_back(folder: Path) -> Result:
 
 
 def structure_of(run: AnyRun) -> tuple[Any, ...]:
-    """What runs that share a bank have in common: one method structure and one dropout rate.
+    """Return the key of runs that can share a bank: one method structure and one dropout rate.
 
     Runs that train a copy of the backbone's weights share it one after another: what was compiled and captured for the
     first serves the next.
@@ -111,17 +111,17 @@ def structure_of(run: AnyRun) -> tuple[Any, ...]:
 
 
 def has_known_heads(run: AnyRun) -> bool:
-    """Whether its steps are compiled where any are; if not, it would hold up those beside it."""
+    """Whether all its heads have a compiled loss. One without it would push its whole cohort to the eager path."""
     return all(has_batched_loss(part.spec.head) and not part.config.train.contrast for part in run.parts)
 
 
 def trains_apart(run: AnyRun, backbone: Backbone) -> bool:
-    """Whether it joins no cohort of runs whose heads programs know."""
+    """Whether it must not join a cohort whose steps are compiled."""
     return has_programs(backbone, run.spec.method) and not has_known_heads(run)
 
 
 def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[AnyRun]]:
-    """Runs that can share a bank, in the order they get slots; those of a cohort that was stopped as they were."""
+    """Group runs that can share a bank, in the order they get slots; a cohort that was stopped stays as it was."""
     groups: dict[tuple[Any, ...], list[AnyRun]] = {}
     for run in runs:
         begun_alone = run.id if run.spec.is_finetuned and _is_stopped([run], folder) else ""
@@ -202,7 +202,7 @@ def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> Coho
 
 
 def _find_threads(backbone: Backbone, context: FitContext) -> Threads:
-    """How many threads to begin with. Processes that share a batch must round alike: each takes what torch has."""
+    """Choose the threads to begin with. Processes that share a batch must round alike: each takes what torch has."""
     most, asked = torch.get_num_threads(), context.settings.threads
     if asked is None and (backbone.device.type != "cpu" or context.world.process.size > 1):
         asked = most
@@ -210,7 +210,7 @@ def _find_threads(backbone: Backbone, context: FitContext) -> Threads:
 
 
 def _describe_threads(threads: Threads, before: int | None) -> str:
-    """Why there are fewer than could be, and that a stopped cohort had another number, in words."""
+    """Say why there are fewer threads than could be, or another number than before a stop."""
     if before in (None, threads.number):
         return threads.note
     said = threads.note or f"threads: {threads.number}"
@@ -277,16 +277,16 @@ def _with_fewer_slots(chosen: CohortSettings, files: CohortFiles, backbone: Back
 
 
 def _count_slots(chosen: CohortSettings, files: CohortFiles) -> int:
-    """How many runs train at a time: copies of the backbone one, whatever was asked for."""
+    """Count the runs that train at a time."""
     return min(chosen.num_slots or len(files.runs), len(files.runs))
 
 
 def _remedies(files: CohortFiles, chosen: CohortSettings) -> list[str]:
-    """What takes less memory and was not asked for yet: flags of every command that trains. The settings of a run go by
-    their keys, since not all of those have a flag for each."""
-    again = [] if chosen.checkpointing else ["`--checkpointing`"]
-    keeps = files.cache is not None and files.cache.uses_memory
-    return again + (["`--reuse-memory 0`"] if keeps else [])
+    """Return flags that take less memory and were not given yet; every command that trains has them."""
+    remedies = [] if chosen.checkpointing else ["`--checkpointing`"]
+    if files.cache is not None and files.cache.uses_memory:
+        remedies.append("`--reuse-memory 0`")
+    return remedies
 
 
 def _join(remedies: Sequence[str]) -> str:

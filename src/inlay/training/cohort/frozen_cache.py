@@ -1,4 +1,4 @@
-"""Frozen-prefix reuse: what the first trained layer reads of a text, computed once for all epochs, runs and tasks.
+"""A cache of frozen layers: the input of the first trained layer, computed once for all epochs, runs and tasks.
 
 Below the lowest layer that a method trains in nothing is trained and nothing is dropped, so a text's states there never
 change. They are kept by what its tokens are, whoever's text it is: in the device's memory first, on a GPU then in the
@@ -41,12 +41,12 @@ _FEWEST_TOKENS = 512
 _TEXTS_PER_REPORT = 100
 
 Key = tuple[CacheDepth, bytes]
-"""how far states go, and a digest of a window's tokens"""
+"""the depth of the states, and a digest of a window's tokens"""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many bytes may be kept in each kind of memory, and in the file; None: a share of what is free."""
+    """Most bytes to keep in each kind of memory, and in the file; None: a share of what is free."""
 
     memory_bytes: int | None = None
     file_bytes: int | None = None
@@ -68,7 +68,7 @@ class _Buffer:
 
 @dataclass(eq=False)
 class _Chunk:
-    """States of texts end to end on a buffer."""
+    """States of texts, end to end in a buffer."""
 
     buffer: _Buffer
     states_ND: Tensor
@@ -77,7 +77,7 @@ class _Chunk:
 
 
 class CachedTexts:
-    """The states of one text set's windows."""
+    """The cached states of the windows of one set of texts."""
 
     def __init__(
         self, cache: FrozenCache, reach: CacheDepth, encoded: Encoded, stored: list[tuple[_Chunk, int] | None]
@@ -86,7 +86,7 @@ class CachedTexts:
         self.chunks = {item[0] for item in stored if item is not None}
 
     def find(self, window: int) -> CachedStates | None:
-        """What is kept of a window."""
+        """Return the cached states of a window, if there are any."""
         stored = self._stored[window]
         if stored is None:
             return None
@@ -94,7 +94,7 @@ class CachedTexts:
         return CachedStates(self._reach, chunk.states_ND[start : start + int(self._encoded.lengths[window])])
 
     def take(self, windows: Sequence[int]) -> list[CachedStates]:
-        """What is kept of some windows; the rest is computed now."""
+        """Return the states of some windows; those that are not cached are computed now."""
         found = {window: prefix for window in windows if (prefix := self.find(window)) is not None}
         left = [window for window in dict.fromkeys(windows) if window not in found]
         for position, states_TD in self._cache.compute(self._reach, _rows(self._encoded, left)):
@@ -103,7 +103,7 @@ class CachedTexts:
 
 
 class FrozenCache:
-    """What is kept for the runs of one `fit`, on one backbone. Close it to give the memory and the file back."""
+    """The cached states of frozen layers for the runs of one `fit`. Close it to free the memory and the file."""
 
     def __init__(self, backbone: Backbone, folder: Path, emit: Emit = ignore, limits: Limits = Limits()) -> None:
         self._backbone, self._bank, self._emit = backbone, Bank(backbone, 1), emit
@@ -119,7 +119,7 @@ class FrozenCache:
         return self._limits.memory_bytes != 0
 
     def leave(self, free_bytes: int | None) -> int | None:
-        """What remains of so much free memory, however much is kept."""
+        """Return how much of `free_bytes` the cache leaves to others, however full it gets."""
         if free_bytes is None:
             return None
         limit = self._limits.memory_bytes
@@ -238,7 +238,7 @@ def _states_of_row(states: Tensor, batch: Batch, index: int, length: int) -> Ten
 
 
 def _make_buffers(device: torch.device, folder: Path, limits: Limits) -> list[_Buffer]:
-    """Where states are kept, the fastest first."""
+    """Make the buffers that hold states, the fastest first."""
     host, is_cuda = torch.device("cpu"), device.type == "cuda"
     reserved = {device: {"device": device}, host: {"pin_memory": is_cuda}}
     memories = [

@@ -134,23 +134,23 @@ class CohortFiles:
         self.world.agree(self.cohort_dir.name, "cohort")  # no process looks for a state before it is gone
 
     def write_membership(self, settings: CohortSettings) -> None:
-        """Who trains together, and how."""
+        """Write who trains together, and how."""
         if self.world.is_first:
             write_membership(self.cohort_dir, self.runs, settings, self.fallbacks)
 
     def write_history(self, member: AnyMember) -> None:
-        """A run's epochs so far."""
+        """Write a run's epochs so far."""
         if self.world.is_first:
             write_history(self.run_dir(member.run), member.progress.history)
 
     def write_probe(self, member: AnyMember, cohort: Cohort) -> None:
-        """The head that a run begins with, so that what adapters are worth can be told from it."""
+        """Write the linear probe that a run begins with, so that its score can be compared with the run's."""
         if self.world.is_first:
             head = {name: tensor for name, tensor in member.read(cohort.bank).items() if head_part.is_of_head(name)}
             write_tensors(self.run_dir(member.run) / PROBE_HEAD, head)
 
     def save(self, cohort: Cohort) -> None:
-        """The resume state. It holds the first process's generators; the others' begin anew with every state."""
+        """Write the resume state. It holds the first process's generators; the others' begin anew with every state."""
         began = time.monotonic()
         if self.world.is_first:
             save_state(self.cohort_dir, cohort)
@@ -166,7 +166,7 @@ class CohortFiles:
             raise _Unscored
 
     def end(self) -> None:
-        """The cohort has ended."""
+        """Remove the resume state of a cohort that has ended."""
         if self.world.is_first:
             drop_state(self.cohort_dir)
 
@@ -180,7 +180,7 @@ class CohortFiles:
                 self.emit(Notice(self.threads.note))
 
     def fall_back(self, message: str, settings: CohortSettings) -> None:
-        """Tell that memory ran out; a resume begins with what was chosen then."""
+        """Note that memory ran out, and write what was chosen instead: a resume begins with it."""
         self.fallbacks.append(message)
         self.write_membership(settings)
         self.emit(MemoryRanOut(message))
@@ -188,18 +188,21 @@ class CohortFiles:
 
 def train(cohort: Cohort, files: CohortFiles) -> None:
     """Train every run of the cohort to its end, writing each one's folder."""
+    referee = files.context.referee
     _pass_over(cohort, files)
     files.emit(CohortStarted(cohort))
-    if note := files.context.referee.begin(cohort, files.context.runs_dir):
+    if note := referee.begin(cohort, files.context.runs_dir):
         files.emit(Notice(note))
     if not cohort.is_unscored:  # else after the scores, as if it had not been stopped: slots are given in order
         _settle(cohort, files)  # runs that ended before a kill, but were perhaps not yet written
     with _interruptible(files.world), cohort.training():
         while cohort.active:
+            # 1. One step of every run, unless epochs were stopped before they were scored.
             before, began = cohort.active, time.perf_counter()
             files.share_cores(cohort)
             num_rows = 0 if cohort.is_unscored else _step(cohort, files)
-            is_late = files.context.referee.is_late(len(before))
+            # 2. Score the runs that ended an epoch.
+            is_late = referee.is_late(len(before))
             try:
                 records = _score(cohort, files, is_late=is_late)
             except _Unscored:
@@ -212,15 +215,19 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
                     files.write_probe(member, cohort)
                 files.write_history(member)
                 files.emit(EpochEnded(member, record))
+            # 3. Let the referee end runs, by what was just scored and by the time.
             if not any(member.progress.cursor for member in cohort.active):  # all are scored: no step is worth its time
-                is_late = is_late or files.context.referee.is_late(len(cohort.active))
-            files.context.referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
-            ended, is_stopping = [member for member in before if not member.is_active], files.world.is_stopping
-            # Before any result is written: resumed, the runs still training must find their cohort as it was. From an
-            # older state those that ended in between end again, to the same result, which is not written twice.
+                is_late = is_late or referee.is_late(len(cohort.active))
+            referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
+            ended = [member for member in before if not member.is_active]
+            is_stopping = files.world.is_stopping
+            # 4. Save the resume state, before any result is written: resumed, the runs still training must find their
+            # cohort as it was. From an older state those that ended in between end again, to the same result, which is
+            # not written twice.
             is_a_time = records or ended or cohort.num_steps % cohort.settings.save_every == 0
             if is_stopping or (is_a_time and files.is_due()):
                 files.save(cohort)
+            # 5. Write the runs that ended, and give their slots to those that wait.
             for member in ended:
                 _write_end(member, cohort, files)
                 with _answering(cohort):
@@ -297,7 +304,7 @@ def _answering(cohort: Cohort) -> Iterator[None]:
 
 
 def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
-    """Everything of an ended run, the result last. Written again after a kill, with the same content."""
+    """Write everything of an ended run, the result last. After a kill it is written again, with the same content."""
     folder, progress = files.run_dir(member.run), member.progress
     if not files.world.is_first or is_finished(folder):
         return

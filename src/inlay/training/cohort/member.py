@@ -41,15 +41,15 @@ PROBE, CONTRAST = "probe", "contrast"
 
 @dataclass
 class Progress:
-    """What of a run changes while it trains, apart from its weights: exactly what the resume state keeps of it."""
+    """All that changes of a run while it trains, apart from its weights: what the resume state keeps of it."""
 
     epoch: int = 0
     cursor: int = 0
     """batches of this epoch already taken"""
     stage: str = ""
-    """what comes before training, while it is not done: `PROBE`, then perhaps `CONTRAST`"""
+    """the stage before training, while it is not done: `PROBE`, then perhaps `CONTRAST`"""
     probe_score: float = 0.0
-    """of the linear model last fitted, on rows left out"""
+    """score of the linear model last fitted, on rows left out"""
     is_fitted: bool = False
     """whether the head of this stage is fitted, and only its score is missing"""
     suspects: dict[str, Any] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class MemberRows:
-    """What a run reads, and what it is to write where its answers are written."""
+    """The encoded rows of a run, and the answers to write on a seq2seq backbone."""
 
     train: Encoded
     dev: Encoded
@@ -109,7 +109,7 @@ class Member:
 
     @property
     def weight(self) -> float:
-        """What the loss of this task counts in its run."""
+        """The weight of this task's loss in its run."""
         return self.run.config.joint.weight_of(self.run.name)
 
     @property
@@ -128,21 +128,21 @@ class Member:
 
     @property
     def steps_left(self) -> int:
-        """That it will take at most, those before training included."""
+        """Steps it will still take at most, those before training included."""
         contrast, stage = self.run.config.train.contrast or 0, self.progress.stage
         before = contrast if stage == PROBE else contrast - self.progress.cursor if stage == CONTRAST else 0
         return before + self.num_steps - self.progress.step
 
     @property
     def steps_taken(self) -> int:
-        """So far, those before training included."""
+        """Steps it has taken, those before training included."""
         contrast, stage = self.run.config.train.contrast or 0, self.progress.stage
         before = 0 if stage == PROBE else self.progress.cursor if stage == CONTRAST else contrast
         return before + self.progress.step
 
     @property
     def steps_of_epoch(self) -> int:
-        """Of the epoch it is in: the last one may end before all rows were seen."""
+        """Steps of the epoch it is in: the last one may end before all rows were seen."""
         if self.progress.stage:
             return self.run.config.train.contrast or 0 if self.progress.stage == CONTRAST else 0
         before = self.progress.step - self.progress.cursor
@@ -155,14 +155,14 @@ class Member:
 
     @property
     def fewest_tokens(self) -> int:
-        """Of a forward pass that its rows fit in: the longest row, or a batch where it must be whole."""
+        """Smallest token budget it can train with: its longest row, or a batch where it must be whole."""
         if self.progress.stage == CONTRAST:
             return self.longest * self._contrast_rows
         return self.longest * (self.run.config.train.batch_size if self.is_whole else 1)
 
     @property
     def most_tokens(self) -> int:
-        """Of one step, with padding."""
+        """Tokens of one step at most, with padding."""
         return self.run.config.train.batch_size * self.longest
 
     @property
@@ -186,7 +186,7 @@ class Member:
 
     @property
     def leeway(self) -> float:
-        """How far below the best dev score a later epoch may be and still be kept: what is chance on so few rows."""
+        """The distance below the best dev score at which a later epoch is still kept: chance on so few rows."""
         is_late = self.run.config.train.keep == "late" and METRICS[self.run.metric].higher_is_better
         return 0.5 / math.sqrt(len(self.run.task.dev)) if is_late else 0.0
 
@@ -203,7 +203,7 @@ class Member:
         return self._batches[1][progress.cursor]
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
-        """The same by slot; or of a step so many later, which must be of the same epoch."""
+        """Return the row numbers of the step to come, by slot; or of a step `ahead` of it in the same epoch."""
         if self.progress.stage == CONTRAST:
             return {self.slot: self._contrast_batch(self.progress.cursor + ahead)}
         self.next_batch()
@@ -220,11 +220,11 @@ class Member:
         return max(4, min(self.run.config.train.batch_size, _MOST_CONTRASTED // self.longest))
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
-        """All that it has trained."""
+        """Return all tensors that it has trained."""
         return bank.read(self.slot)
 
     def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """What the dev rows of its tasks say about it."""
+        """Return the scores of its one task."""
         return verdicts[0]
 
     def targets_of(self, batch: np.ndarray) -> np.ndarray:
@@ -242,7 +242,7 @@ class Member:
         return self._targets.lay(batch)
 
     def weights_of(self, batch: np.ndarray) -> np.ndarray:
-        """How much each row of a batch counts in its mean loss; nothing where no row has a labelled token."""
+        """Return the weight of each row in the batch's mean loss; 0 where no row has a labelled token."""
         return self._row_weights[batch] / self._total_weight(batch)
 
     def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
@@ -256,11 +256,11 @@ class Member:
         return bool(self._cached)
 
     def prefixes(self, windows: Iterable[int]) -> list[CachedStates]:
-        """What is known of the lower layers of the rows of a step; nothing, if they are not reused."""
+        """Return the states of the frozen layers for the rows of a step; nothing, if they are not reused."""
         return self._cached["train"].take(list(map(int, windows))) if self._cached else []
 
     def rows(self, windows: Sequence[int] | np.ndarray) -> list[Row]:
-        """The rows of a step, with their prefixes where these are reused."""
+        """Return the rows of a step, with the states of their frozen layers where these are reused."""
         prefixes: Sequence[CachedStates | None] = self.prefixes(windows) or [None] * len(windows)
         answers = None if self._written is None else self._written.ids
         rows = []
@@ -271,7 +271,7 @@ class Member:
         return rows
 
     def dev_rows(self) -> list[Row]:
-        """All dev rows, with the prefixes that are kept."""
+        """Return all dev rows, with the cached states of their frozen layers."""
         cached = self._cached.get("dev")
         return [
             Row(ids, self.slot, segments, None if cached is None else cached.find(window), other=other)
@@ -291,7 +291,7 @@ class Member:
         return self._targets.take(windows, width).numpy(), counts
 
     def _total_weight(self, batch: np.ndarray) -> float:
-        """Of a batch's rows; 1 where none has any, so that they can be divided by it."""
+        """Return the sum of a batch's row weights, or 1 where all are 0."""
         return float(self._row_weights[batch].sum()) or 1.0
 
     def row_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -302,7 +302,7 @@ class Member:
 
 
 def _class_weights(run: Run) -> np.ndarray:
-    """How much each row counts for its class; 1 where classes count alike."""
+    """Return the weight of each row by its class; 1 where classes are not weighted."""
     if run.config.train.class_weights != "balanced":
         return np.ones((), dtype=np.float32)
     labels = run.task.train.targets
@@ -326,7 +326,7 @@ class JointMember:
 
     @property
     def progress(self) -> Progress:
-        """How far it has come."""
+        """The progress that all its tasks share."""
         return self._progress
 
     @progress.setter
@@ -346,12 +346,12 @@ class JointMember:
 
     @property
     def steps_left(self) -> int:
-        """That it will take at most."""
+        """Steps it will still take at most."""
         return self.num_steps - self.progress.step
 
     @property
     def steps_taken(self) -> int:
-        """So far."""
+        """Steps it has taken."""
         return self.progress.step
 
     @property
@@ -369,18 +369,18 @@ class JointMember:
 
     @property
     def steps_of_epoch(self) -> int:
-        """Of the epoch it is in: the last one may be shorter."""
+        """Steps of the epoch it is in: the last one may be shorter."""
         before = self.progress.step - self.progress.cursor
         return min(self.steps_per_epoch, self.num_steps - before)
 
     @property
     def fewest_tokens(self) -> int:
-        """Of a forward pass that its rows fit in."""
+        """Smallest token budget it can train with."""
         return max(part.fewest_tokens for part in self.parts)
 
     @property
     def most_tokens(self) -> int:
-        """Of one step, with padding."""
+        """Tokens of one step at most, with padding."""
         return max(part.most_tokens for part in self.parts)
 
     @cached_property
@@ -397,7 +397,7 @@ class JointMember:
         return {self.parts[task].slot: rows for task, rows in found.items()}
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
-        """All that it has trained: what its tasks share, and `task/name` for what each has of its own."""
+        """Return all it has trained: what its tasks share, and `task/name` for what each has of its own."""
         found = {}
         for part in self.parts:
             shared = {item.name for item in part.run.spec.layout(bank.anatomy) if item.is_shared}

@@ -1,4 +1,4 @@
-"""How much memory there is, how much training takes, and what to choose by it: measured, not guessed.
+"""Memory: how much is free, how much training takes, what to choose by it, and what to do when it runs out.
 
 A slot's cost follows from the shapes. A token's is measured on two small forward and backward passes of the cohort
 itself: on a GPU by the allocator's own peak, on a CPU, whose allocator keeps no count, by the bytes autograd saves.
@@ -82,14 +82,14 @@ _GROUP_FILES = {
 
 
 def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """What every control group this process is in leaves it: a container's limit is no less real than the machine's."""
+    """Yield what every control group of this process leaves it: a container's limit is as real as the machine's."""
     lines = own.read_text(encoding="utf8").splitlines() if own.is_file() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers not in _GROUP_FILES:
             continue
         mount, limit, used, droppable = _GROUP_FILES[controllers]
-        place = root / mount / path.lstrip("/")
-        for folder in (place, *place.parents):
+        group_dir = root / mount / path.lstrip("/")
+        for folder in (group_dir, *group_dir.parents):
             if not folder.is_relative_to(root / mount):
                 break
             try:
@@ -101,7 +101,7 @@ def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short: of memory that ran out, not what every process has of it."""
+    """Return the first line of an error; of CUDA's without the memory of every process."""
     return folders.first_line(error).split(". GPU ")[0]
 
 
@@ -130,18 +130,18 @@ def counting_saved(ignored: Sequence[Tensor] = ()) -> Iterator[Saved]:
 
 
 def count_slot_bytes(runs: Sequence[AnyRun], backbone: Backbone) -> int:
-    """What the slot (or slots) of any of the runs take while gradients are taken."""
+    """Return the bytes that the slot (or slots) of any of the runs take while gradients are taken."""
     widest: dict[str, tuple[int, ...]] = {}
     for run in runs:
-        for place, part in enumerate(run.parts):
+        for index, part in enumerate(run.parts):
             for item in part.spec.layout(backbone.anatomy):
-                name = item.name if item.is_shared else f"{place}/{item.name}"
+                name = item.name if item.is_shared else f"{index}/{item.name}"
                 widest[name] = tuple(map(max, item.shape, widest.get(name, item.shape)))
     return _COPIES * 4 * sum(map(math.prod, widest.values()))
 
 
 def measure_token_bytes(cohort: Cohort) -> float:
-    """What a token of a forward pass takes until its backward pass, among the longest rows of the cohort.
+    """Measure the bytes that a token takes from its forward to its backward pass, among the longest rows.
 
     The cohort is as before afterwards. Raises OutOfMemory if even the small passes do not fit.
     """
@@ -190,7 +190,7 @@ def _count_saved(cohort: Cohort, work: Callable[[], Any], *, keeps_all: bool = F
 
 
 def choose_slots(most: int, slot_bytes: int, free_bytes: int | None) -> int:
-    """How many slots fit, `most` at most: they may take half the memory, since a pass must fit beside them."""
+    """Count the slots that fit, `most` at most. They may take half the memory: a pass must fit beside them."""
     if free_bytes is None:
         return most
     usable = int(_USABLE * free_bytes)

@@ -109,7 +109,7 @@ class World:
         return self._asked.is_set()
 
 
-class Several(World):
+class ProcessGroup(World):
     """Processes that train every batch together."""
 
     def __init__(self, process: Process, links: Links) -> None:
@@ -227,26 +227,26 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What this process has to do: its runs, and with whom it trains each of them."""
+class ProcessWork:
+    """The work of this process: its runs, and the processes that train them with it."""
 
     runs: list[AnyRun]
     world: World
 
 
 @contextmanager
-def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[Part]:
+def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[ProcessWork]:
     """This process's part of training `runs`, which all processes were given alike; at the end it waits for all."""
     process = current_process()
     if process.size == 1:
-        yield Part(runs, World())
+        yield ProcessWork(runs, World())
         return
     is_together = _is_together(runs, spread, process.size)
     with _joined(process, device):
         links = Links(process)
-        everyone = Several(process, links)
+        everyone = ProcessGroup(process, links)
         everyone.agree([run.id for run in runs], "runs")
-        yield Part(runs, everyone) if is_together else Part(deal(runs, process), World())
+        yield ProcessWork(runs, everyone) if is_together else ProcessWork(deal(runs, process), World())
         links.wait_for_all()
 
 

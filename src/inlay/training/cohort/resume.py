@@ -34,7 +34,7 @@ def cohort_id(runs: list[AnyRun]) -> str:
 
 
 def write_membership(folder: Path, runs: list[AnyRun], settings: CohortSettings, fallbacks: list[str]) -> None:
-    """Who trains together, how many at a time, with which budget and threads: on disk before the first step.
+    """Write who trains together, how many at a time, with which budget and threads, before the first step.
 
     `fallbacks` say what was made smaller because memory ran out.
     """
@@ -127,7 +127,7 @@ def load_state(folder: Path, cohort: Cohort) -> None:
 
 
 def _read_progress(content: dict[str, Any]) -> Progress:
-    """How far a run had come; a state from before `top_metric` was kept has its best score."""
+    """Read a run's progress; in a state from before `top_metric` was kept, the best score stands for it."""
     return Progress(**{"top_metric": content.get("best_metric"), **content})
 
 

@@ -1,1 +1,1 @@
-"""What `inlay train` does where no learning rate is given: probe, contrastive start, candidates, folds."""
+"""Recipes of `inlay train` where no learning rate is given: probe, contrastive start, candidates, folds."""

@@ -1,4 +1,4 @@
-"""What a time budget has room for: candidates around the usual settings, and how many of them, for how many epochs.
+"""Candidates for a time budget: settings around the usual ones, how many of them, for how many epochs.
 
 The first candidate is always the run that its user asked for, with what the recipe says where he left something open.
 The others differ from it in one setting each, and only in what is open: the learning rate, the size, the number of
@@ -29,10 +29,10 @@ _FACTORS = (0.3, 3.0)
 _SIZES = (64, 16)
 _LONGER = 2
 _MARGIN = 1.15
-"""of time over what is measured: a run that is cut short never sees its small rates, which cost more than one less"""
+"""factor on measured times: a run cut short never sees its small rates, which costs more than one candidate less"""
 
 Change = Mapping[str, Any]
-"""what a candidate has otherwise than the first one, by config key"""
+"""settings in which a candidate differs from the first one, by config key"""
 
 
 def list_changes(run: Run, asked: RunConfig) -> list[Change]:
@@ -63,20 +63,20 @@ def make_candidate(run: Run, asked: RunConfig, change: Change, backbone: Backbon
 
 @dataclass(frozen=True)
 class Spending:
-    """How a number of seconds is spent: which candidates are trained, and when they are halved."""
+    """A plan for a number of seconds: which candidates are trained, and when they are halved."""
 
     changes: tuple[Change, ...]
     rungs: tuple[Rung, ...]
     seconds: float
     """for training, by the estimate of what else there is to do"""
     needed_seconds: float
-    """that training takes at most, by the measured steps"""
+    """seconds that training takes at most, by the measured steps"""
     epochs: int
-    """of the first candidate"""
+    """epochs of the first candidate"""
     usual_epochs: int
-    """that it would have with time enough"""
+    """epochs that it would have with time enough"""
     usual_seconds: float
-    """that those would take it alone"""
+    """seconds that those would take it alone"""
     before_seconds: float
     """before its first step, which is the least that is done: frozen layers, a linear probe, a contrastive start"""
     epoch_seconds: float
@@ -88,23 +88,23 @@ class Spending:
         return self.needed_seconds <= self.seconds
 
     def contest(self, runs: Sequence[Run]) -> Contest:
-        """How these candidates are held against each other."""
+        """Return the rules by which these candidates are compared."""
         task = runs[0].task
         return Contest(tuple(run.id for run in runs), task.metric, len(task.dev), self.rungs)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as data."""
+        """Return it as data."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Spending:
-        """The same from data."""
+        """Read it back from data."""
         rungs = tuple(Rung(**rung) for rung in content["rungs"])
         return cls(**{**content, "changes": tuple(content["changes"]), "rungs": rungs})
 
 
 def plan_spending(run: Run, changes: Sequence[Change], seconds: float, parts: Durations, *, may_cut: bool) -> Spending:
-    """As many candidates as there is time for; if there is none for the first one, fewer of its epochs if `may_cut`."""
+    """Take as many candidates as there is time for; if not even for the first, fewer of its epochs if `may_cut`."""
     usual = run.config.train.num_epochs
     before, each = _count_before(run, parts), parts.epoch + parts.dev
     alone = _MARGIN * (parts.once + before + each * usual)

@@ -40,7 +40,7 @@ class FoldRuns:
 
 @dataclass(frozen=True)
 class FoldScore:
-    """What one fold came to on the rows it left out."""
+    """The score of one fold on the rows it left out."""
 
     run_id: str
     num_train: int
@@ -52,18 +52,18 @@ class FoldScore:
 
 @dataclass(frozen=True, eq=False)
 class FoldScores:
-    """What a cross-validation came to."""
+    """The scores of a cross-validation."""
 
     metric: str
     seed: int
     folds: list[FoldScore]
     pooled: Report
-    """of all rows left out, each answered by the fold that left it out"""
+    """scores of all rows left out, each answered by the fold that left it out"""
     probabilities: np.ndarray | None
     """of each label, for these rows [n, L], each fold calibrated on what it left out: its dev rows are few, and a fold
     that is too sure would have the last word. None for kinds that have none."""
     positions: np.ndarray
-    """of these rows among all that were pooled"""
+    """positions of these rows among all that were pooled"""
 
     @property
     def means(self) -> dict[str, float]:
@@ -82,7 +82,7 @@ class FoldScores:
         return [fold.metrics[name] for fold in self.folds]
 
     def to_manifest(self) -> dict[str, Any]:
-        """What a version keeps besides the means: how many folds and rows there were, and how far chance goes."""
+        """Return what a version keeps besides the means: numbers of folds and rows, and the standard errors."""
         return {
             "num_folds": len(self.folds),
             "num_rows": self.pooled.num_rows,

@@ -53,7 +53,7 @@ def make_rungs(num_candidates: int, num_epochs: int) -> tuple[Rung, ...]:
 
 
 def find_chance(metric: str, value: float, num_dev: int) -> float:
-    """How much of a dev score is chance: the standard error of such a share of so many rows; at most 0.5/√n.
+    """Return the standard error of a dev score that is a share of so many rows; at most 0.5/√n.
 
     None where less is better: such a number has a scale of its own, as for `train.keep`.
     """
@@ -65,13 +65,13 @@ def find_chance(metric: str, value: float, num_dev: int) -> float:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a candidate has come. `history` has a line per epoch and per stage before them."""
+    """The progress of a candidate. `history` has a line per epoch and per stage before them."""
 
     history: Sequence[Mapping[str, Any]]
     status: str = ""
     message: str = ""
     dev_metric: float | None = None
-    """of the weights that are kept"""
+    """dev score of the weights that are kept"""
 
     @property
     def trained(self) -> list[Mapping[str, Any]]:
@@ -97,7 +97,7 @@ class Contest:
     rungs: tuple[Rung, ...] = ()
 
     def find_losers(self, standings: Mapping[str, Standing], fresh: Collection[str]) -> dict[str, str]:
-        """Those of the candidates in `fresh`, which just ended an epoch, that end at a rung; and why, in words."""
+        """Find the candidates among `fresh`, which just ended an epoch, that end at a rung, and why."""
         lost = {}
         for rung in self.rungs:
             scores = self._score_at(rung, standings)
@@ -205,7 +205,7 @@ class Halving(Referee):
     ) -> None:
         self.contest, self.seconds = contest, seconds
         self.seconds_before = 0.0
-        """of training, in earlier calls"""
+        """seconds of training in earlier calls"""
         self._score_seconds, self._clock = score_seconds, clock
         self._deadline: float | None = None
         self._standings: dict[str, Standing] = {}

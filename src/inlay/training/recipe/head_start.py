@@ -52,7 +52,7 @@ class FittedHead:
 
     tensors: dict[str, Tensor]
     score: float
-    """of such a model on rows left out"""
+    """score of such a model on rows left out"""
     suspects: dict[str, Any]
     """training rows that may be labelled wrongly: how many, and the lines of the first few; nothing if none are"""
 
@@ -93,8 +93,10 @@ def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
 
 
 def _find_temperature(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """What a model's outputs for rows left out are divided by to be honest, within reason: rows that are all right, or
-    classes that a fold never saw, would take it to any length."""
+    """Return the temperature that makes a model honest about rows it left out, within limits.
+
+    Rows that are all right, or classes that a fold never saw, would take it to any length.
+    """
     return float(np.clip(likeliest_temperature(outputs, targets), *_TEMPERATURES))
 
 

@@ -36,7 +36,7 @@ _SINGLE, _JOINED, _TOWERS = "single", "joined", "towers"
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a linear model on frozen vectors came to."""
+    """The result of a linear model on frozen vectors."""
 
     task: str
     kind: str
@@ -193,7 +193,7 @@ def _cosine(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _score_cosine(task: Task, towers: Mapping[str, np.ndarray], splits: Mapping[str, Split]) -> dict[str, Any] | None:
-    """How far the untrained cosine goes with the target, where that is a number."""
+    """Return the correlation of the untrained cosine with the target, where that is a number."""
     if task.kind != "regress":
         return None
     names = [name for name in ("spearman", "pearson") if name in list_metrics(task.kind, 0)]

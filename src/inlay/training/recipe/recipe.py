@@ -38,7 +38,7 @@ FACTOR, MOST_FOR_FACTOR = 2.0, 10_000
 FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
 """the same of a fresh head"""
 STEPS, STEPS_AFTER_CONTRAST = 300, 150
-"""of training, at least, while epochs are within:"""
+"""steps of training at least, while epochs are within:"""
 EPOCHS = (4, 30)
 FEW_DEV_ROWS = 200
 """below which a later epoch within chance of the best is kept"""
@@ -82,7 +82,7 @@ def _find_factor(kind: str, num_rows: int, *, has_probe: bool) -> float:
 
 
 def count_epochs(num_steps: int, num_rows: int, batch_size: int) -> int:
-    """As many as the steps need, within limits."""
+    """Return as many epochs as the steps need, within limits."""
     return int(np.clip(-(-num_steps // -(-num_rows // batch_size)), *EPOCHS))
 
 

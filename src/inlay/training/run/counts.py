@@ -24,26 +24,26 @@ _LAST_LAYER = (head_part.WEIGHT, head_part.BIAS)
 
 @dataclass(frozen=True)
 class Totals:
-    """What one task or several train on a backbone, by each way of counting."""
+    """Parameters that one task or several train on a backbone, by each way of counting."""
 
     backbone: int
     num_tasks: int
     trained: int
     """by all tasks together"""
     adapters: int
-    """of the trained, those of adapters, or of whatever else the method adds in their place"""
+    """trained parameters of adapters, or of whatever else the method adds in their place"""
     last_layers: int
-    """of the trained, those of the layers that give the logits"""
+    """trained parameters of the layers that give the logits"""
     kept: int
-    """what the tasks need beside the backbone: what is trained, and what they share of an earlier run"""
+    """parameters that the tasks need beside the backbone: trained ones, and those they share of an earlier run"""
     replaced: int
-    """of the kept, copies of the backbone's own parameters, which these stand in for"""
+    """kept parameters that are copies of the backbone's own, and replace those"""
     needs_backbone: bool = True
     """False where each parameter that is used has a trained copy: as in full fine-tuning"""
 
     @property
     def trained_without_last(self) -> int:
-        """What is trained without the layers that give the logits."""
+        """Trained parameters without the layers that give the logits."""
         return self.trained - self.last_layers
 
     @property
@@ -53,21 +53,21 @@ class Totals:
 
     @property
     def share_per_task(self) -> float:
-        """What a task trains, as a share of the backbone; of what tasks share, an equal part."""
+        """Parameters that a task trains, as a share of the backbone; of shared ones, an equal part."""
         return self.trained / self.num_tasks / self.backbone
 
     @property
     def times_backbone(self) -> float:
-        """What there is to keep for all tasks, as a multiple of the backbone."""
+        """Parameters to keep for all tasks, as a multiple of the backbone."""
         return float(self.needs_backbone) + self.kept / self.backbone
 
     @property
     def times_full(self) -> float:
-        """The same for full fine-tuning, a backbone for every task; heads are not counted, as in the papers."""
+        """Parameters to keep with full fine-tuning, a backbone for every task; without heads, as in the papers."""
         return float(self.num_tasks)
 
     def repeat(self, times: int) -> Totals:
-        """The same for so many times the tasks, which share nothing with each other."""
+        """Return the counts for so many times the tasks, which share nothing with each other."""
         return Totals(
             backbone=self.backbone,
             num_tasks=times * self.num_tasks,

@@ -46,7 +46,7 @@ class JointRun:
 
     @property
     def spec(self) -> SlotSpec:
-        """Of its first task: all have one method."""
+        """The slot of its first task: all have one method."""
         return self.parts[0].spec
 
     @property

@@ -147,7 +147,7 @@ def _check_backbone(folder: Path, name: str, backbone: Backbone) -> None:
 
 
 def _read_digests(folder: Path) -> list[str]:
-    """Of the rows of every task of a run, in order."""
+    """Read the digests of the rows of every task of a run, in order."""
     found = [path.with_suffix(DIGEST) for path in _find_parts(folder)]
     if not all(path.is_file() for path in found):
         raise Missing(
@@ -170,13 +170,13 @@ def _find_parts(folder: Path) -> list[Path]:
 
 
 def read_lineage(folder: Path) -> Start:
-    """Where a run started from: enough to know it again, without the tensors, which are in its weights by now."""
+    """Read what a run started from, without the tensors, which are in its weights by now."""
     config = read_toml(folder / _SETTINGS)
     return Start() if config.joint.start is None else Start(lineage=({"run": config.joint.start},))
 
 
 def read_method(folder: Path) -> MethodConfig:
-    """That of a run of several tasks, which a run that starts from it has."""
+    """Return the method of a finished multi-task run. A run started from it inherits it."""
     if not folder.is_dir():
         raise UnknownName("run of several tasks", folder.name, find_joint_runs(folder.parent))
     _check_settings(folder)
@@ -202,7 +202,7 @@ def find_run(name: str, store: Store) -> Path:
 
 
 def _find_published(name: str, store: Store) -> Manifest | None:
-    """What a version keeps of itself; nothing where no task has that name. A version must be there."""
+    """Return the manifest of a task, or None where no task has that name; a named version must exist."""
     try:
         return store.manifest(store.resolve(name))
     except UnknownName:
@@ -239,7 +239,7 @@ def find_joint_runs(runs: Path) -> list[str]:
 
 
 def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
-    """What new tasks begin with on what a finished run's tasks share: fresh embeddings, or those they resemble.
+    """Return the start of new tasks on what a finished run's tasks share: fresh embeddings, or resembling ones.
 
     The head of a task goes along where the new one's labels are among its own.
     """

@@ -173,12 +173,12 @@ def _find_best(store: Store, version: Version) -> str | None:
 
 @dataclass(frozen=True)
 class Rising:
-    """What more epochs would take, for a run that was still getting better when it ended."""
+    """The cost of more epochs, for a run that was still getting better when it ended."""
 
     epochs: int
-    """to ask for: twice as many"""
+    """epochs to ask for: twice as many"""
     seconds: float
-    """that a run of so many would take"""
+    """seconds that a run of so many epochs would take"""
 
 
 def find_rising(history: Sequence[Mapping[str, Any]], metric: str, num_dev: int) -> Rising | None:

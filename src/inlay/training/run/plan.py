@@ -1,4 +1,4 @@
-"""What a run will cost, before it is trained: parameters from shapes, time and memory from a few measured steps."""
+"""The cost of a run before it is trained: parameters from shapes, time and memory from a few measured steps."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _FULL_EPOCHS = 10  # of fine-tuning, where a run has none of its own
 _DEV_SAMPLE = 128
 _FEW_DEV_ROWS = 48
 ANSWERED = 1 / 3
-"""of a row's time in training: one that is only answered goes through the backbone once, not forward and back"""
+"""time of answering a row, as a share of training on it: one forward pass instead of forward and backward"""
 _TRAINED_BYTES = 12  # a trained float32's gradient and two moments, besides the value itself
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one way to train the task."""
+    """Cost of one way to train the task."""
 
     trained_parameters: int
     stored_bytes: int
@@ -171,7 +171,7 @@ def _rehearsal(run: Run, backbone: Backbone, *, checkpointing: bool) -> Iterator
 
 @dataclass(frozen=True)
 class Durations:
-    """What the parts of a run take, in seconds."""
+    """Seconds that the parts of a run take."""
 
     setup: float
     """until the first step: slots, tokens"""
@@ -186,7 +186,7 @@ class Durations:
 
 
 def measure_durations(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Durations:
-    """What the parts of a run take, from fewer steps than a plan is made of: its time is taken from the training's."""
+    """Measure the parts of a run with fewer steps than a plan takes: this time is missing in training."""
     began = time.perf_counter()
     with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
         setup = time.perf_counter() - began
@@ -207,14 +207,14 @@ def measure_durations(run: Run, backbone: Backbone, *, checkpointing: bool = Fal
 
 
 def _count_threads(backbone: Backbone) -> int:
-    """As many threads as training would begin with now."""
+    """Return the number of threads that training would begin with now."""
     most = torch.get_num_threads()
     return Threads(most).number if backbone.device.type == "cpu" else most
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What steps of a run take: seconds for each, and for each character of its texts; memory at most."""
+    """The cost of a run's steps: seconds for each, and for each character of its texts; memory at most."""
 
     seconds_a_step: float
     seconds_a_character: float
@@ -249,20 +249,20 @@ class TaskPlan:
     num_train: int
     num_dev: int
     drawn_share: float
-    """of the steps, or of their rows where batches are mixed, over all epochs"""
+    """share of the steps, or of their rows where batches are mixed, over all epochs"""
     own_parameters: int
     """trained for it alone"""
 
 
 @dataclass(frozen=True)
 class JointPlan:
-    """What a run of several tasks would take; time and memory are None until they are measured."""
+    """The cost of a run of several tasks; time and memory are None until they are measured."""
 
     run_id: str
     tasks: tuple[TaskPlan, ...]
     shared_parameters: int
     is_shared_frozen: bool
-    """what tasks share is as it started, and is not trained"""
+    """whether shared parameters stay as they started"""
     trained_parameters: int
     backbone_parameters: int
     num_steps: int
@@ -307,7 +307,7 @@ def count_joint(run: JointRun, backbone: Backbone) -> JointPlan:
 
 
 def _drawn_shares(run: JointRun) -> list[float]:
-    """How often each task is drawn, over all epochs."""
+    """Return the share of steps that each task is drawn for, over all epochs."""
     sizes, epochs = [part.num_rows for part in run.parts], run.config.train.num_epochs
     shares = [task_shares(sizes, run.config.joint, epoch, epochs) for epoch in range(epochs)]
     return [float(share) for share in np.mean(shares, axis=0)]
@@ -368,7 +368,7 @@ def _cut(run: Run, most: int, num_steps: int) -> Run:
 
 
 def _count_characters(run: Run) -> int:
-    """Of the training texts, as far as they are read: four to a token."""
+    """Count the characters of the training texts, as far as they are read: four to a token."""
     seconds, most = run.task.train.pairs or [""] * run.num_rows, 4 * run.max_length
     most *= 2 if run.spec.head.has_towers else 1
     return sum(min(len(a) + len(b), most) for a, b in zip(run.task.train.texts, seconds, strict=True))

@@ -96,7 +96,7 @@ def _origin(run: Run) -> dict[str, Any]:
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:
-    """What a version keeps of the backbone it stands on."""
+    """Return what a version keeps of the backbone it was trained on."""
     return {
         "name": backbone.name,
         "fingerprint": backbone.fingerprint,
@@ -122,7 +122,7 @@ def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
 
 
 def _windows(run: Run) -> dict[str, int]:
-    """What more than its length says how a row becomes windows."""
+    """Return the stride, for layouts whose windows overlap."""
     return {"stride": run.reading.stride} if LAYOUTS[run.reading.kind].overlaps else {}
 
 

@@ -69,7 +69,7 @@ class Run:
     origin: Mapping[str, Any] = field(default_factory=dict)
     """the run of several tasks that it was one of: its id, method and tasks"""
     notes: tuple[str, ...] = ()
-    """what its user should know of how it reads the backbone"""
+    """notes for its user on how it reads the backbone"""
 
     @cached_property
     def id(self) -> str:
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """What its epochs are compared by."""
+        """The metric its epochs are compared by."""
         return self.task.metric
 
     @property
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def reading(self) -> Reading:
-        """How the task's rows become windows of tokens."""
+        """The way the task's rows become windows of tokens."""
         head = self.spec.head
         return Reading(head.layout, self.max_length, self.config.train.stride, head.prompt, head.pairs)
 
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Where a row is one window; long contexts are several, and `Member` counts those."""
+        """Steps of an epoch if every row is one window; `Member` counts the windows of long contexts."""
         return -(-len(self.task.train) // self.config.train.batch_size)
 
     @property
@@ -127,13 +127,13 @@ def count_steps(num_rows: int, train: TrainConfig) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `tensors` are the best epoch's, at the slot's own size."""
+    """The result of a run. `tensors` are the best epoch's, at the slot's own size."""
 
     run_id: str
     status: str
     best_epoch: int
     dev_metric: float | None
-    """of the task's metric, at the best epoch; None if the run diverged before it finished one"""
+    """score by the task's metric at the best epoch; None if the run diverged before it finished one"""
     history: list[dict[str, Any]]
     seconds: float
     peak_memory_bytes: int
@@ -152,7 +152,7 @@ class Result:
         return tuple(self._best.get("unpredicted", ()))
 
     def spec(self, run: Run) -> SlotSpec:
-        """What the run trained, with what its head got from the dev rows of the best epoch."""
+        """Return the run's slot, with what its head got from the dev rows of the best epoch."""
         return dataclasses.replace(run.spec, head=dataclasses.replace(run.spec.head, **self._best.get("head", {})))
 
     @property
@@ -185,9 +185,11 @@ def make_run(
 def make_part(
     task: Task, config: RunConfig, backbone: Backbone, store: Store | None = None, *, is_trained: bool = False
 ) -> Run:
-    """As `make_run`, for one task of a run of several too."""
+    """Make a run of one task, or one part of a run of several; see `make_run`."""
+    # 1. The versions it starts from.
     sources = load_sources(config.train.start, store, backbone, config.method)
-    # What was once trained on a pooler that is noise still reads it, and so does what goes on from it.
+    # 2. Every setting of training that was left open. A run that was trained on a pooler of noise still reads it, and
+    # so does what goes on from it.
     takes_noise = is_trained or any(source.spec.head.pooling == "pooler" for source in sources)
     pooling = _resolve_pooling(config.train, backbone, takes_noise=takes_noise)
     max_length = config.train.max_length or min(find_head(task.kind).max_length, backbone.max_length)
@@ -209,6 +211,7 @@ def make_part(
     if backbone.is_seq2seq and config.train.prompt is None and find_method(config.method.name).shares_all:
         writing["prompt"] = f"{config.joint.resemblances().get(task.name, task.name)}: "
     train = dataclasses.replace(config.train, **known, **writing)
+    # 3. The settings of the data, as the rows turned out.
     answers = tuple(f"{label}={text}" for label, text in zip(task.labels, task.answers, strict=bool(task.answers)))
     pairs, reason = _resolve_pairs(task, config, backbone, sources, train, is_trained=is_trained)
     data = dataclasses.replace(
@@ -218,6 +221,7 @@ def make_part(
     resolved = dataclasses.replace(
         config, task=task.name, method=method.as_config(), train=train, data=data, backbone=backbone.name
     )
+    # 4. The slot: method and head, which must go with the backbone.
     spec = SlotSpec(method, _make_head(task, train, pairs))
     if backbone.is_seq2seq:
         _check_texts(task, spec.head.texts, backbone)
@@ -236,8 +240,11 @@ def _resolve_pairs(
     *,
     is_trained: bool,
 ) -> tuple[str, str]:
-    """How the task's pairs are read, and why: as asked for, if it can be; else as what it starts from; where nothing is
-    said, as linear probes of the training rows do better with, if the head begins as one."""
+    """Choose how the task's pairs are read, and say why.
+
+    As asked for, if it can be; else as what the run starts from; where nothing is said, as linear probes of the
+    training rows do better with, if the head begins as one.
+    """
     asked = config.data.pairs
     obstacle = _find_towers_obstacle(task, config.train, backbone)
     if asked == TOWERS and obstacle is not None:
@@ -396,7 +403,7 @@ def _describe_texts(task: Task, backbone: Backbone) -> list[str]:
 
 
 def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -> Iterator[str]:
-    """What a head reads where its user did not say it, and why; and that a pooler it reads is noise."""
+    """Yield notes: what a head reads where its user did not say it, and why; or that its pooler is noise."""
     if not head.reads_rows or head.is_written:
         return
     noise = f"`{backbone.name}`'s pooler was never trained: {backbone.pooler_noise}"
@@ -423,7 +430,7 @@ def write_start(folder: Path, run: AnyRun) -> None:
 
 
 def read_fingerprint(folder: Path) -> str:
-    """Of the backbone a run was trained on; nothing in a folder from before it was kept."""
+    """Read the fingerprint of the backbone a run was trained on; empty in a folder from before it was kept."""
     path = folder / _FINGERPRINT
     return path.read_text(encoding="utf8").strip() if path.is_file() else ""
 
@@ -505,7 +512,7 @@ class Trained:
 
     @property
     def spec(self) -> SlotSpec:
-        """What it trained, with what its head got from the dev rows."""
+        """The run's slot, with what its head got from the dev rows."""
         return self.result.spec(self.run)
 
 

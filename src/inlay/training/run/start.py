@@ -1,4 +1,4 @@
-"""Where a run starts from: the tensors of stored versions, one or the mean of several, instead of fresh values.
+"""The start of a run from stored versions: the tensors of one, or the mean of several, instead of fresh values.
 
 A start is named as a version is (`cola`, `cola@2`); a resolved run has `cola@2:3f9c0d1e2b4a`, the digest's first digits
 behind the reference, so that its id covers what it started from. The method must be the source's. The head goes along
@@ -48,25 +48,25 @@ class StartSource:
 
     @property
     def label(self) -> str:
-        """How a resolved run names it: the reference, and which content that was."""
+        """The name of the source in a resolved run: the reference, and which content that was."""
         return f"{self.version.reference}:{self.version.digest[:_DIGITS]}"
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run's slot begins with; tensors that are not there begin fresh."""
+    """The tensors a run's slot begins with; those that are not there begin fresh."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)
     lineage: tuple[dict[str, str], ...] = ()
     """reference and digest of every source"""
     notes: tuple[str, ...] = ()
     backbone: str = ""
-    """that a run of several tasks was trained on, where this is what it learnt"""
+    """the backbone of the multi-task run that these tensors come from, if they do"""
     fingerprint: str = ""
-    """of that backbone; nothing where the run's folder does not say it"""
+    """fingerprint of that backbone; empty where the run's folder does not say it"""
 
     def of(self, task: str) -> dict[str, Tensor]:
-        """What the slot of a task begins with: what is the same for all tasks of its run, and what is its own."""
+        """Return the tensors a task's slot begins with: those all tasks of its run share, and its own."""
         common = {name: tensor for name, tensor in self.tensors.items() if "/" not in name}
         own = f"{task}/"
         return common | {n.removeprefix(own): tensor for n, tensor in self.tensors.items() if n.startswith(own)}
@@ -112,7 +112,7 @@ def check_method(method: MethodConfig, its: MethodConfig | ResolvedMethod, refer
 
 
 def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backbone: Backbone) -> Start:
-    """What a slot of `spec` begins with: the sources' mean, with or without their heads. Refuses another layout."""
+    """Return the start of a slot of `spec`: the sources' mean, with or without heads. Refuses another layout."""
     if not sources:
         return Start()
     shapes = {item.name: item.shape for item in spec.layout(backbone.anatomy)}
@@ -161,7 +161,7 @@ def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[st
 
 
 def _read_spec(manifest: Manifest) -> SlotSpec:
-    """What a version's slot is, with every setting there is now."""
+    """Read the slot of a version, with every setting there is now."""
     return SlotSpec.from_stored(manifest.method, manifest.head)
 
 

@@ -25,7 +25,7 @@ from inlay.training.events import Emit, ignore
 from inlay.training.step.updates import SlotUpdate, StepStats
 
 Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
-"""who has rows in a step, and their numbers by slot"""
+"""the members that have rows in a step, and their row numbers by slot"""
 LookAhead = Callable[[], Rows | None]
 """the step to come; None where something happens before it"""
 

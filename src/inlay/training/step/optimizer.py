@@ -29,7 +29,7 @@ _PIECE = 2**16
 
 @dataclass(frozen=True)
 class Variant:
-    """What the named optimizers differ in."""
+    """The differences between the named optimizers."""
 
     eps: float
     corrects_bias: bool

@@ -79,7 +79,7 @@ class Seq2SeqStepper(CompiledStepper):
         return 0, 0, 0, 0.0, False, 0.0, member.run.config.train.label_smoothing or 0.0
 
     def _find_rows(self, num_rows: int) -> int:
-        """Those of this step: of a row more all blocks of the decoder would write an answer."""
+        """Round this step's rows up to 16 only: each extra padding row costs a full decoder pass."""
         return -(-num_rows // _ROWS) * _ROWS
 
     def _grow(self) -> Hashable:

@@ -1,4 +1,4 @@
-"""How the gradients of a step move the runs of a cohort: clipped, by Adam, and not at all where they are not sound.
+"""Applies a step's gradients: clip per run, Adam per slot; a run with a non-finite loss or norm is skipped.
 
 `SlotUpdate` is for runs of one slot each, `JointUpdate` for runs whose slots share parameters. Each has the definition,
 `apply`, and the same of tensors alone for programs: `columns` says what these read, `advance` is what they do.
@@ -24,11 +24,11 @@ from inlay.training.step.optimizer import COLUMNS, SlotOptimizer, advance, advan
 
 @dataclass(frozen=True)
 class StepStats:
-    """What a step saw of one run."""
+    """The loss and the gradient norm of one run in a step."""
 
     loss: float
     norm: float
-    """of the gradient, before it was clipped"""
+    """norm of the gradient, before it was clipped"""
 
     def is_finite(self, limit: float) -> bool:
         """Whether the run was moved by it."""
@@ -36,12 +36,12 @@ class StepStats:
 
 
 class SlotUpdate:
-    """Runs of one slot each."""
+    """The update of runs of one slot each."""
 
     num_columns = len(COLUMNS)
-    """what `advance` reads of every slot"""
+    """number of columns that `advance` reads of every slot"""
     formula: Callable[..., Any] = staticmethod(advance)
-    """what `advance` computes by, of tensors alone; to be compiled"""
+    """the function of tensors alone that `advance` computes; to be compiled"""
 
     def __init__(self, optimizer: SlotOptimizer) -> None:
         self._own = optimizer
@@ -51,11 +51,11 @@ class SlotUpdate:
         self._own.bank.drop_grads()
 
     def take_grads(self) -> Tensor:
-        """The gradients of what each slot has of its own [S, P], taken away."""
+        """Return the gradients of each slot's own parameters [S, P], and drop them."""
         return self._own.bank.take_grads()
 
     def share(self, member: Member, batches: Mapping[int, np.ndarray]) -> float:
-        """What a task's loss counts in its run: all, where it is the only one."""
+        """Return the weight of a task's loss in its run: 1, where it is the only task."""
         return 1.0
 
     def apply(
@@ -76,7 +76,7 @@ class SlotUpdate:
         return seen
 
     def columns(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        """What `advance` reads of every slot [C, S]; the steps count as taken."""
+        """Return what `advance` reads of every slot [C, S]; the steps count as taken."""
         own = {member.slot: rates[member.slot] for member in active}
         return np.array(self._own.columns(own, limits), np.float32)
 
@@ -85,7 +85,7 @@ class SlotUpdate:
         return losses_S, formula(self._own.stored, self.take_grads(), losses_S, columns_CS, self._own.bank.decays_P)
 
     def undo_count(self, slots: Set[int]) -> None:
-        """Steps that were counted and moved nothing."""
+        """Uncount steps that moved nothing."""
         for slot in slots:
             self._own.undo_count(slot)
 
@@ -98,7 +98,7 @@ class JointUpdate(SlotUpdate):
     """
 
     num_columns = 2 * len(COLUMNS)
-    """those of every slot, then those of every run, which its first slot has"""
+    """columns of every slot, then those of every run, which stand at its first slot"""
     formula = staticmethod(advance_together)
 
     def __init__(self, optimizer: SlotOptimizer, shared: SlotOptimizer, world: World) -> None:
@@ -113,7 +113,7 @@ class JointUpdate(SlotUpdate):
         self._shared.bank.drop_grads()
 
     def share(self, member: Member, batches: Mapping[int, np.ndarray]) -> float:
-        """By the task's weight, and by its share of the run's rows: the mean over all rows of the batch."""
+        """Return the task's weight times its share of the run's rows: the mean over all rows of the batch."""
         run = self._run_of(member.slot)
         num_rows = sum(len(rows) for slot, rows in batches.items() if self._run_of(slot) == run)
         return member.weight * len(batches[member.slot]) / num_rows

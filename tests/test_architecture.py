@@ -113,8 +113,8 @@ def test_the_core_imports_without_the_extras_and_pydantic():
         "import sys\n"
         "extras = ('pydantic', 'fastapi', 'datasets', 'ray', 'uvicorn', 'peft', 'adapters', 'onnx', 'onnxscript')\n"
         "for name in (*extras, 'onnxruntime', 'seqeval', 'triton'): sys.modules[name] = None\n"
-        "import inlay.training, inlay.serving.verification, inlay.stream, inlay.cli, inlay.explore.sweep, inlay.exchange\n"
-        "import inlay.exchange.onnx, inlay.model.kernels.fused_bottleneck, inlay.model.kernels.grouped"
+        "import inlay.training, inlay.serving.verification, inlay.stream, inlay.cli, inlay.explore.sweep\n"
+        "import inlay.exchange, inlay.exchange.onnx, inlay.model.kernels.fused_bottleneck, inlay.model.kernels.grouped"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE.parent)}

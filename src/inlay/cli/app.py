@@ -87,30 +87,23 @@ class Border(TyperGroup):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in records])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Run the command that was asked for; print an error as words and end with its exit status."""
         try:
             return super().invoke(ctx)
-        except InlayError as error:
-            if os.environ.get("INLAY_DEBUG"):
-                raise
-            screen.print_error(error, as_json=ctx.meta.get("inlay.json", False))
-            raise typer.Exit(error.exit_status) from None
-        except OSError as error:
+        except (InlayError, OSError) as error:
             # A reader that went away (`| head`) is no error of ours: typer ends quietly.
-            if isinstance(error, BrokenPipeError) or os.environ.get("INLAY_DEBUG"):
+            if os.environ.get("INLAY_DEBUG") or isinstance(error, BrokenPipeError):
                 raise
-            refusal = _describe_os_error(error)
-            screen.print_error(refusal, as_json=ctx.meta.get("inlay.json", False))
-            raise typer.Exit(refusal.exit_status) from None
+            refusal = _describe_os_error(error) if isinstance(error, OSError) else error
+        except _UsageError as error:
+            where = error.ctx.command_path if error.ctx is not None else "inlay"
+            refusal = BadConfig(_describe_usage(error), f"see `{where} --help`")
         except KeyboardInterrupt as stop:
             screen.log()
             screen.log(str(stop) or "stopped", "yellow")
             raise typer.Exit(STOPPED) from None
-        except _UsageError as error:
-            where = error.ctx.command_path if error.ctx is not None else "inlay"
-            refusal = BadConfig(_describe_usage(error), f"see `{where} --help`")
-            screen.print_error(refusal, as_json=ctx.meta.get("inlay.json", False))
-            raise typer.Exit(refusal.exit_status) from None
+        screen.print_error(refusal, as_json=ctx.meta.get("inlay.json", False))
+        raise typer.Exit(refusal.exit_status)
 
 
 def _describe_usage(error: Any) -> str:

@@ -19,7 +19,7 @@ from inlay.store import Store
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """A thing that was checked, and its state."""
 
     what: str
@@ -59,101 +59,103 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         raise Missing(f"needed, but missing: {', '.join(item.what for item in missing)}", missing[0].detail)
 
 
-def _check_python() -> Finding:
+def _check_python() -> Diagnosis:
     is_old = sys.version_info < (3, 11)
-    return Finding("python", "missing" if is_old else "ok", f"{platform.python_version()} at {sys.executable}")
+    return Diagnosis("python", "missing" if is_old else "ok", f"{platform.python_version()} at {sys.executable}")
 
 
-def _check_inlay() -> Finding:
-    return Finding("inlay", "ok", f"{screen.own_version()} at {Path(__file__).parents[1]}")
+def _check_inlay() -> Diagnosis:
+    return Diagnosis("inlay", "ok", f"{screen.own_version()} at {Path(__file__).parents[1]}")
 
 
-def _check_package(name: str) -> Finding:
+def _check_package(name: str) -> Diagnosis:
     try:
-        return Finding(name, "ok", importlib.metadata.version(name))
+        return Diagnosis(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "missing", f"install it: {sys.executable} -m pip install {name}")
+        return Diagnosis(name, "missing", f"install it: {sys.executable} -m pip install {name}")
 
 
-def _check_extra(name: str) -> Finding:
+def _check_extra(name: str) -> Diagnosis:
     try:
-        return Finding(name, "ok", f"{importlib.metadata.version(name)}  {_EXTRAS[name]}")
+        return Diagnosis(name, "ok", f"{importlib.metadata.version(name)}  {_EXTRAS[name]}")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "absent", f"{_EXTRAS[name]}; optional")
+        return Diagnosis(name, "absent", f"{_EXTRAS[name]}; optional")
 
 
-def _check_machine() -> list[Finding]:
+def _check_machine() -> list[Diagnosis]:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory = Finding("memory", "ok", screen.size(pages))
+    memory = Diagnosis("memory", "ok", screen.size(pages))
     if importlib.util.find_spec("torch") is None:
-        return [memory, Finding("devices", "missing", "torch is not installed, so nothing can be computed")]
+        return [memory, Diagnosis("devices", "missing", "torch is not installed, so nothing can be computed")]
     with screen.working("asking torch for its devices"):
         try:
             import torch
         except (ImportError, OSError) as error:  # a torch built for another machine fails in many ways
-            return [memory, Finding("devices", "missing", f"torch cannot be imported: {error}")]
+            return [memory, Diagnosis("devices", "missing", f"torch cannot be imported: {error}")]
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     shown = [f"cuda:{i} {gpu.name} ({screen.size(gpu.total_memory)})" for i, gpu in enumerate(gpus)]
     threads = screen.count(torch.get_num_threads(), "thread")
-    return [memory, Finding("devices", "ok", ", ".join([f"cpu ({threads}, {os.cpu_count()} cores)", *shown]))]
+    return [memory, Diagnosis("devices", "ok", ", ".join([f"cpu ({threads}, {os.cpu_count()} cores)", *shown]))]
 
 
-def _check_backbones() -> list[Finding]:
+def _check_backbones() -> list[Diagnosis]:
     try:
         from inlay.model.backbone.folders import BUILT_IN
     except (ImportError, OSError) as error:
-        return [Finding("backbones", "missing", f"the model room cannot be imported: {error}")]
+        return [Diagnosis("backbones", "missing", f"the model room cannot be imported: {error}")]
     findings = []
     for name, entry in BUILT_IN.items():
         about = describe_built_in(name, entry)
         if about["state"] == "installed":
-            findings.append(Finding(f"backbone {name}", "ok", about["folder"]))
+            findings.append(Diagnosis(f"backbone {name}", "ok", about["folder"]))
         else:
             problem = about["problem"]
-            findings.append(Finding(f"backbone {name}", "missing", f"{problem['message']}; {problem['hint']}"))
+            findings.append(Diagnosis(f"backbone {name}", "missing", f"{problem['message']}; {problem['hint']}"))
     return findings
 
 
-def _check_store(store: Store) -> Finding:
+def _check_store(store: Store) -> Diagnosis:
     try:
         ledger = store.ledger()
     except InlayError as error:
-        return Finding("store", "missing", str(error))
+        return Diagnosis("store", "missing", str(error))
     if not store.root.exists():
-        return Finding("store", "ok", f"{store.root} (will be made with the first task)")
+        return Diagnosis("store", "ok", f"{store.root} (will be made with the first task)")
     if not os.access(store.root, os.W_OK):
-        return Finding("store", "missing", f"{store.root} cannot be written to; choose another with --store")
+        return Diagnosis("store", "missing", f"{store.root} cannot be written to; choose another with --store")
     num_versions = sum(len(task.versions) for task in ledger)
     about = f"{screen.count(len(ledger), 'task')}, {screen.count(num_versions, 'version')}"
-    return Finding("store", "ok", f"{store.root} ({about})")
+    return Diagnosis("store", "ok", f"{store.root} ({about})")
 
 
-def _check_cache() -> Finding:
+def _check_cache() -> Diagnosis:
     try:
         from inlay.data.token_cache import open_tokens
 
         cache = open_tokens()
     except ImportError as error:
-        return Finding("cache", "missing", f"the data room cannot be imported: {error}")
+        return Diagnosis("cache", "missing", f"the data room cannot be imported: {error}")
     except InlayError as error:
-        return Finding("cache", "missing", str(error))
+        return Diagnosis("cache", "missing", str(error))
     if not cache.limit_bytes:
-        return Finding("cache", "absent", "off: $INLAY_CACHE_BYTES is 0")
+        return Diagnosis("cache", "absent", "off: $INLAY_CACHE_BYTES is 0")
     used = f"{screen.size(cache.usage().num_bytes)} of at most {screen.size(cache.limit_bytes)}"
-    return Finding("cache", "ok", f"{cache.folder} (tokenised texts, {used})")
+    return Diagnosis("cache", "ok", f"{cache.folder} (tokenised texts, {used})")
 
 
-def _check_compiled() -> Finding:
+def _check_compiled() -> Diagnosis:
     from inlay.caches import find_others_folder, open_compiled
 
     what, other = "compiled programs", find_others_folder()
     if other is not None:
-        return Finding(what, "ok", f"{other}, by $TORCHINDUCTOR_CACHE_DIR; `inlay gc` leaves it alone")
+        return Diagnosis(what, "ok", f"{other}, by $TORCHINDUCTOR_CACHE_DIR; `inlay gc` leaves it alone")
     try:
         cache = open_compiled()
     except InlayError as error:
-        return Finding(what, "missing", str(error))
+        return Diagnosis(what, "missing", str(error))
     if not cache.limit_bytes:
-        return Finding(what, "absent", "not kept by Inlay: $INLAY_CACHE_BYTES is 0, so torch uses a folder of its own")
+        return Diagnosis(
+            what, "absent", "not kept by Inlay: $INLAY_CACHE_BYTES is 0, so torch uses a folder of its own"
+        )
     used, limit = screen.size(cache.usage().num_bytes), screen.size(cache.limit_bytes)
-    return Finding(what, "ok", f"{cache.folder} ({used}; cut to {limit} when a process begins to compile)")
+    return Diagnosis(what, "ok", f"{cache.folder} ({used}; cut to {limit} when a process begins to compile)")

@@ -10,7 +10,6 @@ from inlay.cli.flags import JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
 
 if TYPE_CHECKING:
-    from inlay.store.format import VersionInfo
     from inlay.store.store import TaskInfo
 
 
@@ -40,7 +39,8 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
 
 def _describe_task(task: TaskInfo) -> dict[str, Any]:
     """Return a task of the ledger as data: its latest version, and its best."""
-    latest, best = task.latest.summary, _best(task)
+    latest = task.latest.summary
+    best = task.best
     whole = latest.backbone.get("num_parameters", 0)
     return {
         "task": task.name,
@@ -61,18 +61,6 @@ def _describe_task(task: TaskInfo) -> dict[str, Any]:
         "size_bytes": task.latest.size_bytes,
         "published_at": task.latest.published_at,
     }
-
-
-def _best(task: TaskInfo) -> VersionInfo | None:
-    """Return the version that `NAME@best` means: of those with the latest's dev rows, the first with the best score."""
-    latest = task.latest.summary
-    sign = 1 if latest.higher_is_better else -1
-    scored = [
-        (sign * score, -info.version.number, info)
-        for info in task.versions
-        if info.summary.dev_digest == latest.dev_digest and (score := info.summary.score(latest.metric)) is not None
-    ]
-    return max(scored, key=lambda item: item[:2])[2] if scored else None
 
 
 def _row(entry: dict[str, Any]) -> list[str]:

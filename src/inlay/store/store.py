@@ -54,6 +54,21 @@ class TaskInfo:
         """Return the version that `NAME` alone means."""
         return self.versions[-1]
 
+    @property
+    def best(self) -> VersionInfo | None:
+        """Return the version that `NAME@best` means; None if no version has a dev score to compare.
+
+        It is the first with the best dev value of the latest version's metric, among versions with the same dev rows.
+        """
+        latest = self.latest.summary
+        sign = 1 if latest.higher_is_better else -1
+        scored = [
+            (sign * score, -info.version.number, info)
+            for info in self.versions
+            if info.summary.dev_digest == latest.dev_digest and (score := info.summary.score(latest.metric)) is not None
+        ]
+        return max(scored, key=lambda item: item[:2])[2] if scored else None
+
 
 @dataclass(frozen=True)
 class GcReport:
@@ -300,18 +315,12 @@ class Store:
         return int(selector)
 
     def _best(self, name: str) -> int:
-        infos = self.versions(name)
-        latest = infos[-1].summary
-        sign = 1 if latest.higher_is_better else -1
-        scored = [
-            (sign * score, -info.version.number)
-            for info in infos
-            if info.summary.dev_digest == latest.dev_digest and (score := info.summary.score(latest.metric)) is not None
-        ]
-        if not scored:
-            hint = f"no version with the dev data of the latest has a dev {latest.metric}; name a number: `{name}@1`"
+        task = TaskInfo(name, tuple(self.versions(name)))
+        if task.best is None:
+            metric = task.latest.summary.metric
+            hint = f"no version with the dev data of the latest has a dev {metric}; name a number: `{name}@1`"
             raise UnknownName("version", f"{name}@best", (), hint=hint)
-        return -max(scored)[1]
+        return task.best.version.number
 
     def _names(self) -> list[str]:
         try:

@@ -42,6 +42,7 @@ LABELS = [2, 5, 20]
 # What a method is refused on as it stands, and how it works there. Anything else must work on every family.
 DEBERTA_LINEARS = {
     "lora": {"linears": ("value", "contract")},
+    "dora": {"linears": ("value", "contract")},
     "ia3": {"linears": ("value", "contract")},
 }
 VARIANTS = {
@@ -288,6 +289,9 @@ def spell_count(model, method, family):
         "pfeiffer": layers * adapter,
         "parallel": layers * adapter,
         "lora": layers * (narrow + 8 * (wide + width) if family == "deberta-v2" else 2 * narrow),
+        # LoRA's, and a number for each output of the two layers
+        "dora": layers
+        * (narrow + 8 * (wide + width) + 2 * width if family == "deberta-v2" else 2 * narrow + 2 * inner),
         "ia3": layers * (width + wide if family == "deberta-v2" else 2 * inner + wide),
         "bitfit": layers * (5 * width + wide)
         + sum(norm.bias.numel() for norm in norms if getattr(norm, "bias", None) is not None),
@@ -394,6 +398,9 @@ def merged_weights(backbone, config, tensors):
         w, b = whole_w[own], None if whole_b is None else whole_b[own]
         if f"lora.{key}.down" in tensors:
             w = w + config.scale * (tensors[f"lora.{key}.down"] @ tensors[f"lora.{key}.up"]).T
+        if f"dora.{key}.down" in tensors:  # m·(W + s·BA)/‖W + s·BA‖, the norm of every output's weights held fixed
+            w = w + config.scale * (tensors[f"dora.{key}.down"] @ tensors[f"dora.{key}.up"]).T
+            w = tensors[f"dora.{key}.magnitude"].unsqueeze(-1) * w / w.detach().norm(dim=1, keepdim=True)
         if f"bias.{key}" in tensors:
             b = tensors[f"bias.{key}"]
         if f"ia3.{key}" in tensors and linear.name in ("project", "contract"):

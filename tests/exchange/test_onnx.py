@@ -53,6 +53,7 @@ SPECS = {
     "parallel": SlotSpec.of(MethodConfig("parallel", 5, layers="-1:"), classify(3)),
     "lora": SlotSpec.of(MethodConfig("lora", 3, alpha=6, linears=("value", "project", "expand", "contract")), NUMBER),
     "ia3": SlotSpec.of(MethodConfig("ia3", linears=("value", "project", "expand", "contract")), classify(2)),
+    "dora": SlotSpec.of(MethodConfig("dora", 3, alpha=6, linears=("value", "project", "contract")), classify(2)),
     "norms": SlotSpec.of(MethodConfig("norms"), classify(2, "cls")),
     "head": SlotSpec.of(MethodConfig("head"), classify(6, features="mix")),
 }

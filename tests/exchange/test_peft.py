@@ -45,6 +45,8 @@ TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "ragged": (LORA, {"target_modules": r".*(layer\.0\..*query|layer\.2\..*value)"}),
+    "dora": (LORA, {"r": 4, "lora_alpha": 10, "use_dora": True, "target_modules": ["query", "value"]}),
+    "dora-ragged": (LORA, {"use_dora": True, "target_modules": r".*(layer\.0\..*query|layer\.2\..*value)"}),
     "dropout": (LORA, {"lora_dropout": 0.3, "target_modules": ["query"]}),
     "ia3": (IA3, {}),
     "ia3-outputs": (IA3, {"target_modules": ["key", "intermediate.dense"], "feedforward_modules": []}),
@@ -128,6 +130,7 @@ NUMBER = HeadSpec("regress", 1, "pooler", target_mean=5.0, target_std=3.0)
 LEAVING = {
     "lora": MethodConfig("lora", 4, alpha=6.0, linears=("query", "value", "expand", "contract")),
     "lora-part": MethodConfig("lora", 3, linears=("project",), layers="1:"),
+    "dora": MethodConfig("dora", 4, alpha=6.0, linears=("query", "value", "expand", "contract")),
     "ia3": MethodConfig("ia3"),
     "ia3-all": MethodConfig("ia3", linears=("query", "key", "value", "project", "expand", "contract"), layers="0,2"),
     "norms": MethodConfig("norms"),
@@ -154,7 +157,7 @@ def test_exported_from_inlay_gives_the_same_logits_in_peft(
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("case", ["lora", "rslora", "ln-tuning"])
+@pytest.mark.parametrize("case", ["lora", "rslora", "dora", "ln-tuning"])
 def test_gradients_equal_those_of_peft(family, case, backbone_folder, backbone_of, texts, tmp_path):
     kind, settings = TRAINED[case]
     backbone, store = backbone_of(family), Store(tmp_path / "store")
@@ -191,9 +194,11 @@ def find_gradient(name: str, theirs: dict[str, torch.Tensor], backbone: Any) -> 
     kind, _, rest = name.partition(".")
     key, _, item = rest.rpartition(".")
     paths = {f"lora.{site.key}": site.path for site in backbone.anatomy.linears}
+    paths |= {f"dora.{site.key}": site.path for site in backbone.anatomy.linears}
     paths |= {f"norm.{site.key}": site.path for site in backbone.anatomy.norms}
     ends = {
         "lora": {"down": "lora_A.weight", "up": "lora_B.weight"},
+        "dora": {"down": "lora_A.weight", "up": "lora_B.weight", "magnitude": "lora_magnitude_vector.weight"},
         "norm": {"scale": "ln_tuning_layers.weight", "shift": "ln_tuning_layers.bias"},
     }
     if kind == "head":
@@ -203,7 +208,7 @@ def find_gradient(name: str, theirs: dict[str, torch.Tensor], backbone: Any) -> 
         return theirs[found]
     end = f"{paths[f'{kind}.{key}']}.{ends[kind][item]}"
     (gradient,) = [value for full, value in theirs.items() if full.endswith(f".{end}")]
-    return gradient.T if kind == "lora" else gradient
+    return gradient.T if item in ("down", "up") else gradient
 
 
 def save_lora(folder: Any, target: Any, **settings: Any) -> None:
@@ -212,7 +217,6 @@ def save_lora(folder: Any, target: Any, **settings: Any) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "DoRA": ({"use_dora": True}, Unsupported, "`use_dora` is `True`: DoRA"),
     "biases": ({"bias": "all"}, Unsupported, "`bias` is `all`"),
     "bias in the update": ({"lora_bias": True}, Unsupported, "`lora_bias`"),
     "pooler": ({"target_modules": ["query", "pooler.dense"]}, Unsupported, "no place for the tensor .*pooler"),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from inlay.model.backbone.joined_projections import join
+from inlay.model.backbone.wrappers import join
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row

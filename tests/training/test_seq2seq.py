@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from inlay.model.batch import buckets as rungs
-from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows
-from inlay.model.batch.decoder_targets import DecoderTargets
+from inlay.model.batch.buckets import BucketBuffers, Capacity, DecoderTargets, PackedRows
 from inlay.model.batch.route import Row, pack
 from inlay.model.heads.heads import text_losses
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig

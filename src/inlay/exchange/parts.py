@@ -17,7 +17,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.methods import layout
 from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.parts.bottleneck import BOTTLENECK
-from inlay.model.parts.lora import LORA
+from inlay.model.parts.lora import LORA, LoraPart
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def join_bottlenecks(parts: Mapping[str, ForeignAdapter]) -> tuple[int, dict[str
     return size, tensors
 
 
-def join_low_ranks(parts: Mapping[str, LowRank]) -> tuple[int, float, dict[str, Tensor]]:
+def join_low_ranks(parts: Mapping[str, LowRank], ours: LoraPart = LORA) -> tuple[int, float, dict[str, Tensor]]:
     """The common rank and scale, and the tensors of a slot, by the linear layers' keys.
 
     Where scales differ, the first that is not 0 stands for all and the ratio goes into the other layers' `up`.
@@ -63,8 +63,8 @@ def join_low_ranks(parts: Mapping[str, LowRank]) -> tuple[int, float, dict[str, 
     for key, part in parts.items():
         missing = size - part.down_DR.shape[1]
         up = part.up_RE if part.scale == scale else part.up_RE * (part.scale / scale)
-        tensors[LORA.name(key, "down")] = F.pad(part.down_DR, (0, missing))
-        tensors[LORA.name(key, "up")] = F.pad(up, (0, 0, 0, missing))
+        tensors[ours.name(key, "down")] = F.pad(part.down_DR, (0, missing))
+        tensors[ours.name(key, "up")] = F.pad(up, (0, 0, 0, missing))
     return size, scale, tensors
 
 

@@ -1,4 +1,4 @@
-"""PEFT's folders: LoRA, IA3 and LN tuning of `peft` 0.21, with the head of `modules_to_save`.
+"""PEFT's folders: LoRA, DoRA, IA3 and LN tuning of `peft` 0.21, with the head of `modules_to_save`.
 
 `adapter_config.json` says which method, `adapter_model.safetensors` (or `.bin`) holds the weights under the model's own
 module names. Which modules are adapted is read off the tensors, so lists, patterns and `all-linear` need no matching;
@@ -29,6 +29,7 @@ from inlay.model.bank.methods import resolve_method
 from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts import head as head_part
+from inlay.model.parts.dora import DORA
 from inlay.model.parts.ia3 import FACTORS, scales_input
 from inlay.model.parts.lora import LORA
 from inlay.model.parts.norms import NORMS, trained_norms
@@ -40,6 +41,7 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 VERSION = "0.21.2"
 """of the library that this file was written against"""
 ROOT = "base_model.model."
+_MAGNITUDE = "lora_magnitude_vector"  # DoRA's
 
 # method -> setting -> the values at which it changes nothing, and what it means otherwise
 _COMMON: dict[str, tuple[tuple[Any, ...], str]] = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
@@ -47,7 +49,6 @@ _NEUTRAL: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "LORA": {
         **_COMMON,
         "bias": (("none", None), "trained biases of the backbone"),
-        "use_dora": ((False, None), "DoRA's magnitudes"),
         "use_qalora": ((False, None), "QALoRA's groups"),
         "lora_bias": ((False, None), "a bias in the update"),
         "layer_replication": ((None,), "layers of the backbone used several times"),
@@ -146,8 +147,11 @@ def _read_lora(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMet
         down = locate.take(site.path, "lora_A.weight", None, site.in_width)
         up = locate.take(site.path, "lora_B.weight", site.out_width, down.shape[0])
         parts[site.key] = LowRank(down.T, up.T, _find_scale(config, locate.prefix + site.path, down.shape[0]))
-    size, scale, tensors = join_low_ranks(parts)
-    return resolve_method(replace(_method_of("lora", sites, locate.anatomy), size=size, alpha=scale * size)), tensors
+    name, ours = ("dora", DORA) if config.get("use_dora") else ("lora", LORA)
+    size, scale, tensors = join_low_ranks(parts, ours)
+    for site in sites if ours is DORA else ():
+        tensors[DORA.name(site.key, "magnitude")] = locate.take(site.path, _MAGNITUDE, site.out_width)
+    return resolve_method(replace(_method_of(name, sites, locate.anatomy), size=size, alpha=scale * size)), tensors
 
 
 def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
@@ -302,11 +306,16 @@ def _write_lora(task: Leaving, anatomy: Anatomy) -> Written:
     rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
     alpha, weights = scale * rank, {}
     sites = adapted_linears(anatomy, method)
+    ours = DORA if method.name == "dora" else LORA
     for site in sites:
-        weights[f"{prefix}.{site.path}.lora_A.weight"] = task.tensors[LORA.name(site.key, "down")].T
-        weights[f"{prefix}.{site.path}.lora_B.weight"] = task.tensors[LORA.name(site.key, "up")].T
+        weights[f"{prefix}.{site.path}.lora_A.weight"] = task.tensors[ours.name(site.key, "down")].T
+        weights[f"{prefix}.{site.path}.lora_B.weight"] = task.tensors[ours.name(site.key, "up")].T
+        if ours is DORA:
+            weights[f"{prefix}.{site.path}.{_MAGNITUDE}"] = task.tensors[DORA.name(site.key, "magnitude")]
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": int(alpha) if alpha == int(alpha) else alpha}
     config |= {"target_modules": [f"{prefix}.{site.path}" for site in sites], "lora_dropout": 0.0, "bias": "none"}
+    if ours is DORA:
+        config["use_dora"] = True
     return config, weights
 
 
@@ -330,7 +339,7 @@ def _write_norms(task: Leaving, anatomy: Anatomy) -> Written:
     return {"peft_type": "LN_TUNING", "target_modules": targets}, weights
 
 
-_WRITERS = {"lora": _write_lora, "ia3": _write_ia3, "norms": _write_norms}
+_WRITERS = {"lora": _write_lora, "dora": _write_lora, "ia3": _write_ia3, "norms": _write_norms}
 
 
 def _write_head(task: Leaving, anatomy: Anatomy) -> tuple[list[str], dict[str, Tensor]]:

@@ -92,6 +92,10 @@ class Int8Linear(nn.Module):
         # Without VNNI two products are first added in 16 bits, which 8 bits of activation would overflow.
         self._is_reduced = not torch.cpu._is_vnni_supported()
 
+    def dequantized(self) -> Tensor:
+        """The rounded weights [O, D] in float32."""
+        return torch.ops.quantized.linear_unpack(self._packed)[0].dequantize()
+
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output for the last axis of x."""
         assert not x.requires_grad, "int8 layers only answer"

@@ -1,6 +1,6 @@
 """Where a task may write in a backbone: what its family's entry says, found in a model (real or on the meta device).
 
-`mount.py` sets thin wrappers there.
+`wrappers.py` sets thin wrappers there.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.backbone.joined_projections import Joined
 from inlay.model.backbone.sites import ATTENTION_LINEARS, LinearSite
+from inlay.model.backbone.wrappers import Joined
 from inlay.model.bank.views import Views
 from inlay.model.batch.route import Pack, Route
 from inlay.model.kernels import reference as kernels

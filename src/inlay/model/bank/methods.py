@@ -9,9 +9,9 @@ Houlsby et al. 2019 put an adapter after both sublayers of every block and train
 put one at the end of each block, reading the normalised sum, `LN(s + f(LN(s)))`, and leave the norms frozen; He et al.
 2022 put a scaled one beside the feed-forward sublayer. Mahabadi et al. 2021 put two as Houlsby et al., with a layer
 norm behind each, `x + LN(f(x))`: such an adapter adds noise of size one at the start, however small its weights (on
-encoders, whose states are of that size, the norm begins small). LoRA (Hu et al. 2022), (IA)³ (Liu et al. 2022) and
-BitFit (Ben Zaken et al. 2022) change linear layers. Stickland and Murray 2019 put a small attention layer beside every
-block.
+encoders, whose states are of that size, the norm begins small). LoRA (Hu et al. 2022), DoRA (Liu et al. 2024), (IA)³
+(Liu et al. 2022) and BitFit (Ben Zaken et al. 2022) change linear layers. Stickland and Murray 2019 put a small
+attention layer beside every block.
 
 Methods with `shared` tensors train several tasks as one run: HyperFormer and HyperFormer++ (Mahabadi et al. 2021), the
 adapters they were compared with, multi-task fine-tuning and PALs. A trained task of theirs becomes an ordinary one.
@@ -31,6 +31,7 @@ from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels.reference import ACTIVATIONS
 from inlay.model.parts.biases import BIASES
 from inlay.model.parts.bottleneck import BOTTLENECK, BottleneckPart, sharing_step
+from inlay.model.parts.dora import DORA
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.hypernet import EMBEDDED, HYPERNET, Expander, HypernetPart
 from inlay.model.parts.ia3 import FACTORS
@@ -293,6 +294,15 @@ METHODS: dict[str, Method] = {
     "lora": Method(
         "low-rank updates of linear layers, query and value",
         (LORA, NORMS),
+        frozenset(("size", "alpha", "scale", "linears", "norms", "layers")),
+        size=8,
+        scale=1.0,
+        linears=("query", "value"),
+        lr=1e-3,
+    ),
+    "dora": Method(
+        "LoRA, with the length of every output's weights trained apart",
+        (DORA, NORMS),
         frozenset(("size", "alpha", "scale", "linears", "norms", "layers")),
         size=8,
         scale=1.0,

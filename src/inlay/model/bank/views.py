@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -67,6 +67,16 @@ class Views:
     norms: Operations = field(default_factory=dict)
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
     _copies: Copies | None = field(default=None, repr=False)
+    beside_sublayers: frozenset[str] = field(init=False, repr=False)
+    """the places where something stands beside a sublayer, and reads what it reads"""
+    has_beside_block: bool = field(init=False, repr=False)
+    """whether something stands beside a whole block"""
+
+    def __post_init__(self) -> None:
+        # Not when they are first read: that may be inside a program that is being compiled.
+        placed = [(key, operation) for key, found in self.outputs.items() for operation in found]
+        object.__setattr__(self, "beside_sublayers", frozenset(key for key, each in placed if each.reads_input))
+        object.__setattr__(self, "has_beside_block", any(each.reads_block for _, each in placed))
 
     @property
     def _slotted(self) -> dict[tuple[str, str], SlotOperation]:
@@ -78,16 +88,6 @@ class Views:
             for operation in operations
             if isinstance(operation, SlotOperation)
         }
-
-    @cached_property
-    def beside_sublayers(self) -> frozenset[str]:
-        """The places where something stands beside a sublayer, and reads what it reads."""
-        return frozenset(key for key, found in self.outputs.items() if any(each.reads_input for each in found))
-
-    @cached_property
-    def has_beside_block(self) -> bool:
-        """Whether something stands beside a whole block."""
-        return any(operation.reads_block for found in self.outputs.values() for operation in found)
 
     @property
     def num_slots(self) -> int:

@@ -6,19 +6,20 @@ batches are long or short as their tasks' rows are: every rung that occurs has t
 filled with rows of padding that go through the last segment's slot and that no head reads: everything a pass computes
 is defined.
 
-Shape letters: N packed tokens, B rows, M tiles, S slots.
+Shape letters: N packed tokens, B rows, M tiles, S slots; R rows that are answered, T tokens of an answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from inlay.model.batch.route import LONG, Batch, Pack, Route, Tiling
-from inlay.model.batch.tiles import Tiles, tile_capacity, tile_for
+from inlay.model.batch.route import IGNORED, LONG, Batch, Pack, Route, Tiling
+from inlay.model.batch.tiles import Tiles, lay_tiles, place_tiles, tile_capacity, tile_for
 
 SMALLEST, LARGE = 256, 8192
 PAD_ROW = 64  # tokens of a row of padding at most
@@ -178,22 +179,52 @@ class BucketBuffers:
     ) -> dict[str, np.ndarray]:
         """Tiles and ranges of items that lie sorted by slot, `counts` of them for each entry of `slots`."""
         edges = np.flatnonzero(np.diff(slots, prepend=-1))
-        ends_of = np.cumsum(counts)
-        firsts = (ends_of - counts)[edges]
-        lasts = np.append(firsts[1:], ends_of[-1])
-        own = slots[edges]
-        size = self.capacity.tile
-        num = -(-(lasts - firsts) // size)
-        assert num.sum() <= most, (num.sum(), most)
-        within = np.arange(num.sum()) - np.repeat(np.cumsum(num) - num, num)
-        starts = np.repeat(firsts, num) + within * size
-        begins, ends = np.zeros(self.capacity.num_slots, np.int64), np.zeros(self.capacity.num_slots, np.int64)
-        begins[own], ends[own] = firsts, lasts
+        ends = np.cumsum(counts)
+        firsts = (ends - counts)[edges]
+        segments = np.stack([slots[edges], firsts, np.append(firsts[1:], ends[-1])], 1)
+        laid = lay_tiles(segments.tolist(), self.capacity.num_slots, self.capacity.tile, most)
         tile, plain = prefixes
-        return {
-            f"{tile}slots": np.repeat(own, num),
-            f"{tile}starts": starts,
-            f"{tile}stops": np.minimum(starts + size, np.repeat(lasts, num)),
-            f"{plain}begins": begins,
-            f"{plain}ends": ends,
-        }
+        names = (f"{tile}slots", f"{tile}starts", f"{tile}stops", f"{plain}begins", f"{plain}ends")
+        return dict(
+            zip(names, np.split(laid, [most, 2 * most, 3 * most, 3 * most + self.capacity.num_slots]), strict=True)
+        )
+
+
+class DecoderTargets:
+    """The answers to the rows of a rung, at fixed addresses: what a decoder writes in a pass of fixed shapes.
+
+    Every row has `width` tokens, those behind an answer's end included. Of the rows of padding, which come last, only
+    as many are answered as there is room for real ones, with nothing, by the last slot, as they are read. `fill` writes
+    them in one copy; `route` never changes.
+    """
+
+    def __init__(self, capacity: Capacity, width: int, device: torch.device) -> None:
+        self._num_rows, self._width, self._num_slots = capacity.num_rows, width, capacity.num_slots
+        num_tokens = self._num_rows * width
+        self._tile = tile_for(num_tokens)
+        self._num_tiles = tile_capacity(num_tokens, min(capacity.num_slots, capacity.num_rows), self._tile)
+        sizes = [num_tokens, num_tokens, 3 * self._num_tiles + 2 * self._num_slots]
+        self._host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._there = torch.zeros_like(self._host, device=device)
+        written, slots_N, tiles = self._there.split(sizes)
+        self.written_RT = written.view(self._num_rows, width)
+        """what is to be written, -100 behind its end"""
+        placed, nowhere = place_tiles(tiles, self._num_slots, self._tile), written[:0]
+        self.route = Route((), tiling=Tiling(placed, slots_N, nowhere, nowhere, max_length=0))
+
+    def lay(self, answers: Sequence[np.ndarray], slots: np.ndarray) -> np.ndarray:
+        """What the buffers will hold for these answers, whose slots are those of their rows, in order."""
+        written = np.full((self._num_rows, self._width), IGNORED, np.int32)
+        for row, answer in enumerate(answers):
+            written[row, : len(answer)] = answer
+        every = np.concatenate([slots, np.full(self._num_rows - len(slots), slots[-1])]).astype(np.int32)
+        firsts = np.flatnonzero(np.diff(every, prepend=-1))
+        edges = self._width * np.append(firsts, self._num_rows)
+        segments = list(zip(every[firsts].tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+        tiles = lay_tiles(segments, self._num_slots, self._tile, self._num_tiles)
+        return np.concatenate([written.ravel(), np.repeat(every, self._width), tiles])
+
+    def fill(self, laid: np.ndarray) -> None:
+        """Write laid-out answers to the device: one copy, which does not wait."""
+        self._host.copy_(torch.from_numpy(laid))
+        self._there.copy_(self._host, non_blocking=True)

@@ -23,10 +23,11 @@ from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Row
-from inlay.model.heads.readout import read_deeper
+from inlay.model.heads.readout import apply_heads
 from inlay.model.kernels import fold_residual as rewrite
-from inlay.model.kernels import grouped, launch
+from inlay.model.kernels import launch
 from inlay.model.kernels.cuda_graphs import Recorder
+from inlay.model.kernels.select import pick
 from inlay.model.parts import head as head_part
 
 BACKEND: Callable[..., Any] = rewrite.inductor
@@ -131,17 +132,11 @@ class GraphedForward:
         with bank.routed(rung.route):
             hidden_ND = bank.backbone.hidden(rung.batch).squeeze(0)
         pooling_B, has_hidden_B = program.forms_2S[:, rung.parts["row_slots"]]
-        poolings = program.forms.poolings
-        pooled_BD = bank.backbone.pool_rung(hidden_ND, rung, poolings[0])
-        for number, pooling in enumerate(poolings[1:], start=1):
-            is_own_B1 = (pooling_B == number).unsqueeze(1)
-            pooled_BD = torch.where(is_own_B1, bank.backbone.pool_rung(hidden_ND, rung, pooling), pooled_BD)
-        pooled_BD = pooled_BD.float()
-        if program.forms.has_hidden:
-            above_BD = read_deeper(pooled_BD, stacks, rung.row_tiles)
-            pooled_BD = torch.where(has_hidden_B.unsqueeze(1) > 0, above_BD, pooled_BD)
-        weight_SDL = stacks[head_part.WEIGHT].transpose(1, 2)
-        return grouped.segment_linear(pooled_BD, weight_SDL, stacks[head_part.BIAS], rung.row_tiles)
+        pooled_BD = pick(
+            program.forms.poolings, pooling_B, lambda pooling: bank.backbone.pool_rung(hidden_ND, rung, pooling)
+        )
+        has_hidden = has_hidden_B if program.forms.has_hidden else None
+        return apply_heads(pooled_BD.float(), stacks, rung.row_tiles, has_hidden)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ Shape letters: B rows, D hidden, T tokens of a row, L outputs, F features of a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -132,11 +132,23 @@ def _before_head(bank: Bank, slot: int, vector_BD: Tensor, head: HeadSpec, rate:
     return _dropped(torch.tanh(F.linear(vector_BD.float(), weight, bias)), rate)
 
 
-def read_deeper(vectors: Tensor, stacks: Mapping[str, Tensor], tiles: Tiles) -> Tensor:
-    """What the layer before the last gives of each vector, by its slot, of tensors alone; slots without one have
-    zeros there."""
-    weight_SDD = stacks[head_part.HIDDEN_WEIGHT].transpose(1, 2)
-    return torch.tanh(grouped.segment_linear(vectors, weight_SDD, stacks[head_part.HIDDEN_BIAS], tiles))
+def apply_heads(
+    vectors_VD: Tensor,
+    stacks: Mapping[str, Tensor],
+    tiles: Tiles,
+    has_hidden_V: Tensor | None = None,
+    drop: Callable[[Tensor], Tensor] = lambda above: above,
+) -> Tensor:
+    """The outputs of each vector by its own slot's head [V, L], of tensors alone: for passes of any mix of slots.
+
+    `has_hidden_V` says which have a layer before their last, if any may; `drop` is dropout on what that gives.
+    """
+    if has_hidden_V is not None:  # slots without one have zeros there
+        weight_SDD = stacks[head_part.HIDDEN_WEIGHT].transpose(1, 2)
+        above_VD = torch.tanh(grouped.segment_linear(vectors_VD, weight_SDD, stacks[head_part.HIDDEN_BIAS], tiles))
+        vectors_VD = torch.where(has_hidden_V.unsqueeze(1) > 0, drop(above_VD), vectors_VD)
+    weight_SDL = stacks[head_part.WEIGHT].transpose(1, 2)
+    return grouped.segment_linear(vectors_VD, weight_SDL, stacks[head_part.BIAS], tiles)
 
 
 def _dropped(vector: Tensor, rate: float) -> Tensor:

@@ -1,6 +1,6 @@
 """The fused bottleneck on packed tokens: scale·up(act(down(h))) and its residual in one kernel, gradients in two.
 
-`kernels.py` has the definition; tests hold this equal to it. The programs are Triton's and are imported when first
+`reference.py` has the definition; tests hold this equal to it. The programs are Triton's and are imported when first
 launched, so this file imports without triton. `bottleneck` is an operator of torch with a fake and an autograd formula:
 a compiler traces a step with it whole. A launch depends on shapes only and never waits for the device.
 

@@ -1,6 +1,6 @@
 """The banked operations on the tiles of a pack, each a launch or a few for all slots together, whatever the mix.
 
-`kernels.py` has the definitions; tests hold these equal to them. A plain bottleneck goes through one fused program;
+`reference.py` has the definitions; tests hold these equal to them. A plain bottleneck goes through one fused program;
 other forms are composed of grouped products. Where slots differ in kind (activation, depth, a norm inside), every kind
 that occurs is computed and each token keeps its own. Nothing here reads what a route holds: a compiled or captured pass
 is right for every mix.
@@ -20,6 +20,7 @@ from torch import Tensor
 from inlay.model.batch.route import Tiling
 from inlay.model.kernels import fused_attention, fused_norm, grouped
 from inlay.model.kernels import fused_bottleneck as fused
+from inlay.model.kernels.select import pick
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +34,9 @@ class Kinds:
 
     def pick(self, compute: Callable[[Any], Tensor], tiling: Tiling) -> Tensor:
         """What `compute` gives for each token's own kind."""
-        result = compute(self.names[0])
-        for number, name in enumerate(self.names[1:], start=1):
-            is_own_N1 = (self.numbers_S[tiling.slots_N] == number).unsqueeze(1)
-            result = torch.where(is_own_N1, compute(name), result)
-        return result
+        if len(self.names) == 1:
+            return compute(self.names[0])
+        return pick(self.names, self.numbers_S[tiling.slots_N], compute)
 
 
 def make_kinds(kinds: Sequence[Any], default: Any, device: torch.device) -> Kinds:

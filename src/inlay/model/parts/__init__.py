@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inlay.model.parts.biases import BIASES
 from inlay.model.parts.bottleneck import BOTTLENECK
+from inlay.model.parts.dora import DORA
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.hypernet import HYPERNET
 from inlay.model.parts.ia3 import FACTORS
@@ -13,7 +14,7 @@ from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.pal import PALS
 from inlay.model.parts.part import Part
 
-PARTS: tuple[Part, ...] = (BOTTLENECK, PALS, LORA, BIASES, FACTORS, NORMS, OWN_WEIGHTS, HYPERNET, HEAD)
+PARTS: tuple[Part, ...] = (BOTTLENECK, PALS, LORA, DORA, BIASES, FACTORS, NORMS, OWN_WEIGHTS, HYPERNET, HEAD)
 """In the order in which they act where several stand at one place."""
 
 

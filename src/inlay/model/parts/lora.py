@@ -35,11 +35,12 @@ class LoraPart(Part):
     """Low-rank updates of linear layers."""
 
     prefix = "lora."
+    form = "lora"
     is_compact = True
 
     def name(self, key: str, item: str) -> str:
         """The name of `down` or `up` of a linear layer's update."""
-        return f"lora.{key}.{item}"
+        return f"{self.prefix}{key}.{item}"
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         assert method.size is not None
@@ -51,11 +52,11 @@ class LoraPart(Part):
     def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
         assert method.size is not None
         shape = Shape(method.size, scale=1.0 if method.scale is None else method.scale)
-        return {("lora", linear.key): shape for linear in adapted_linears(anatomy, method)}
+        return {(self.form, linear.key): shape for linear in adapted_linears(anatomy, method)}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterator[Placed]:
         for linear in anatomy.linears:
-            shapes = slots.shapes.get(("lora", linear.key))
+            shapes = slots.shapes.get((self.form, linear.key))
             if shapes is not None:
                 down_SDR, up_SRE = (stacks[self.name(linear.key, item)] for item in ("down", "up"))
                 yield Placed("linear", linear.key, LowRankUpdate(Bottleneck(down_SDR, up_SRE, shapes)))

@@ -30,9 +30,9 @@ from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound
 from inlay.model.batch.route import CacheDepth, CachedStates
 from inlay.model.batch.tiles import Tiles
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.heads.readout import read_deeper
+from inlay.model.heads.readout import apply_heads
 from inlay.model.kernels import fold_residual as rewrite
-from inlay.model.kernels import grouped, launch
+from inlay.model.kernels import launch
 from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
 from inlay.model.parts import head as head_part
 from inlay.training.cohort.member import CONTRAST, Member
@@ -417,10 +417,10 @@ class CompiledStepper(Stepper):
         they are."""
         slot_V, stacks = program.rung.parts[slots], self._bank.stacks
         vectors = _dropped(vectors.float(), program.dropout_S[slot_V])
-        if program.mix.rows_have_hidden if slots == "row_slots" else program.mix.tokens_have_hidden:
-            above = _dropped(read_deeper(vectors, stacks, tiles), program.hidden_dropout_S[slot_V])
-            vectors = torch.where(program.has_hidden_S[slot_V].unsqueeze(1) > 0, above, vectors)
-        return grouped.segment_linear(vectors, stacks[head_part.WEIGHT].transpose(1, 2), stacks[head_part.BIAS], tiles)
+        if not (program.mix.rows_have_hidden if slots == "row_slots" else program.mix.tokens_have_hidden):
+            return apply_heads(vectors, stacks, tiles)
+        rates_V = program.hidden_dropout_S[slot_V]
+        return apply_heads(vectors, stacks, tiles, program.has_hidden_S[slot_V], lambda above: _dropped(above, rates_V))
 
 
 def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:

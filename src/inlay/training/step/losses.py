@@ -20,6 +20,7 @@ from torch import Tensor
 
 from inlay.data.windows import IGNORED
 from inlay.model.heads.heads import HEADS, HeadSpec
+from inlay.model.kernels.select import pick_numbered
 
 OF_ROWS = tuple(kind for kind, head in HEADS.items() if head.reads == "pooled")
 """kinds of heads that read one vector of a row"""
@@ -171,9 +172,5 @@ class Choice:
 
     def among(self, made: Mapping[str, Callable[[], Tensor]]) -> Tensor:
         """What each row takes of what `made` makes; none is made that does not occur."""
-        first, *others = (name for name in self.known if name in made)
-        chosen = made[first]()
-        for name in others:
-            is_own = (self.codes_B == self.names.index(name)).view(-1, *[1] * (chosen.dim() - 1))
-            chosen = torch.where(is_own, made[name](), chosen)
-        return chosen
+        numbered = {self.names.index(name): made[name] for name in self.known if name in made}
+        return pick_numbered(numbered, self.codes_B, lambda make: make())

@@ -17,8 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from inlay.model.bank.bank import Bank
-from inlay.model.batch.buckets import BucketBuffers
-from inlay.model.batch.decoder_targets import DecoderTargets
+from inlay.model.batch.buckets import BucketBuffers, DecoderTargets
 from inlay.model.batch.route import CachedStates
 from inlay.model.heads.generation import forced_logits
 from inlay.model.heads.heads import HeadSpec

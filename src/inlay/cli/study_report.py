@@ -22,7 +22,7 @@ def put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, as
 
 def draw(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
     """The page of the report of these studies, of one backbone or of all that have results."""
-    from inlay.studies.report.gather import draw_report
+    from inlay.studies.report.report import draw_report
 
     with screen.working("drawing tables and figures"):
         return draw_report(paths, results, backbone)

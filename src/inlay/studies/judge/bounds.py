@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+ABSENT = "–"
 CHANCE = 0.05
 """how often a bound may be wrong"""
 
@@ -172,3 +173,12 @@ def moderate(values: Sequence[Estimate]) -> list[Estimate]:
         variance = max(usual, value.margin**2 * value.num)
         found.append(value._replace(sem=math.sqrt(variance / value.num), freedom=freedom))
     return found
+
+
+def show(value: Estimate | float | None, *, signed: bool = False) -> str:
+    """A number of points with its standard error: `86.2 ± 0.3`; a dash where there is none."""
+    if value is None:
+        return ABSENT
+    found = value if isinstance(value, Estimate) else Estimate(value)
+    text = f"{found.mean:+.1f}" if signed else f"{found.mean:.1f}"
+    return (text if found.sem is None else f"{text} ± {found.sem:.1f}").replace("-", "−")

@@ -18,32 +18,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from inlay.model.bank.methods import JOINT_METHODS, METHODS
 from inlay.settings.run_config import TrainConfig, leave_out_later
 from inlay.studies.judge.bounds import Estimate, average, estimate
 from inlay.studies.judge.row_sampling import num_rows, score_error
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record
-
-
-class StudySpec(Protocol):
-    """What is shown of a study's own file; `studies/spec/study.py` has the whole."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def arms(self) -> Mapping[str, Any]: ...
-    @property
-    def tasks(self) -> Sequence[str]: ...
-    @property
-    def report_on(self) -> str: ...
-    @property
-    def published(self) -> str: ...
-    @property
-    def figures(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inlay.studies.judge.bounds import CHANCE, Estimate, negated, reach, tail
+from inlay.studies.judge.bounds import CHANCE, Estimate, negated, reach, show, tail
 from inlay.studies.judge.pairs import Paired, pair
-from inlay.studies.judge.rows import Scored, averaged_tasks
-from inlay.studies.report.tables import show
+from inlay.studies.judge.scored import ScoredStudy, averaged_tasks
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
 NONE = "–"
@@ -153,7 +152,7 @@ def all_within(values: Sequence[Estimate], bound: float) -> Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """What our records say about a claim."""
 
     status: str
@@ -173,7 +172,7 @@ def verdict(
     tasks: tuple[str, ...] | None = None,
     *,
     is_tested: bool | None = None,
-) -> Verdict:
+) -> ClaimVerdict:
     """The verdict on a claim; what would be said of these dev rows alone is added where it differs.
 
     `is_tested` says that it counts among those that could have been judged wrongly, though its numbers say nothing.
@@ -183,10 +182,10 @@ def verdict(
         sentence += f"; for these very rows, without the error of drawing others: {finding.here.status}"
     chance = {CONFIRMED: finding.new.confirm, REFUTED: finding.new.refute}.get(status, 1.0)
     is_tested = finding != UNKNOWN if is_tested is None else is_tested
-    return Verdict(status, sentence, rows, tasks, chance if is_tested else None)
+    return ClaimVerdict(status, sentence, rows, tasks, chance if is_tested else None)
 
 
-def hold_together(verdicts: Sequence[Verdict]) -> list[bool]:
+def hold_together(verdicts: Sequence[ClaimVerdict]) -> list[bool]:
     """Which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
 
     Each claim is either true or false, so each that was tested has one way to be judged wrongly. What was not tested,
@@ -201,33 +200,22 @@ def hold_together(verdicts: Sequence[Verdict]) -> list[bool]:
     return kept
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A published claim and how it is judged."""
-
-    name: str
-    text: str
-    source: str
-    study: str
-    judge: Callable[[Scored], Verdict]
+def compare(scored: ScoredStudy, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:
+    """Return a row less another over tasks, or all that count in a mean; None where one of them is not there."""
+    row, less = scored.find_row(key), scored.find_row(other)
+    return pair(row, less, averaged_tasks(scored) if tasks is None else tasks) if row and less else None
 
 
-def compare(scored: Scored, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:
-    """A row less another over tasks, or all that count in a mean; None where one of them is not there."""
-    if key not in scored.rows or other not in scored.rows:
-        return None
-    return pair(scored.rows[key], scored.rows[other], averaged_tasks(scored) if tasks is None else tasks)
-
-
-def lacking(*rows: str) -> Verdict:
+def lacking(*rows: str) -> ClaimVerdict:
     """What is said where rows were not run."""
-    return Verdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
+    return ClaimVerdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
 
 
-def not_planned(scored: Scored, *rows: str) -> Verdict | None:
+def not_planned(scored: ScoredStudy, *rows: str) -> ClaimVerdict | None:
     """What is said where a profile leaves out rows that a claim compares; None where all are planned, or there."""
-    left_out = [row for row in rows if row not in scored.study.arms and row not in scored.rows]
-    return Verdict(NONE, f"{' and '.join(left_out)} not in this profile") if left_out else None
+    planned = {spec.key for spec in scored.planned_specs} | set(scored.rows)
+    left_out = [row for row in rows if row not in planned]
+    return ClaimVerdict(NONE, f"{' and '.join(left_out)} not in this profile") if left_out else None
 
 
 def gap_text(paired: Paired, what: str) -> str:

@@ -24,24 +24,22 @@ from typing import Any
 from inlay.errors import BadConfig, InlayError, UnknownName
 from inlay.settings.fit_settings import FitSettings
 from inlay.settings.presets import apply_preset
-from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, overlay
+from inlay.settings.run_config import DataConfig, RunConfig, overlay
 from inlay.settings.trees import from_tree, read_tree
 from inlay.studies.spec.arms import ARM_KINDS
+from inlay.studies.spec.shown import SETTINGS, Claim, ReportSpec, read_claims, read_report
 
-PROFILES = ("paper", "device", "tiny")
 TOY = "toy"
 """what a profile gives as `rows`, if they are made up and not read"""
 
 _STUDY_KEYS = frozenset(
     "title source report_on published figures notes tasks seeds train method joint data arms per_task backbone "
-    "submission fit rows paired_rows most_rows most_samples like without profiles".split()
+    "submission fit rows paired_rows most_rows most_samples like without report claims profiles".split()
 )
+_ONCE = frozenset(("report", "claims"))  # of the study, whatever the profile
 _ARM_KEYS = frozenset("kind title preset method train joint axes each seeds tasks min_layers sample from".split())
 _FIT_KEYS = frozenset(("token_budget", "max_cohort", "checkpointing"))
 _SIDES = frozenset(("dev", "test"))
-_CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
-# Section of a run's config -> its settings; of a name that two have, the first one's is meant.
-_SECTIONS = {name: {item.name for item in dataclasses.fields(kind)} for name, kind in _CONFIGS.items()}
 
 LEFT_OPEN = (None, "auto", ())
 """values of settings that are left to the backbone or the method"""
@@ -95,7 +93,7 @@ class Arm:
         config = RunConfig()
         if "preset" in self.settings:
             config = apply_preset(str(self.settings["preset"]), config)
-        return overlay(config, {key: self.settings[key] for key in _SECTIONS if key in self.settings})
+        return overlay(config, {key: self.settings[key] for key in SETTINGS if key in self.settings})
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,6 @@ class Study:
     report_on: str
     published: str
     """name of the file in `studies/published` with the values to stand beside ours, or nothing"""
-    figures: tuple[str, ...]
     notes: tuple[str, ...]
     backbone: str
     tasks: tuple[str, ...]
@@ -132,6 +129,9 @@ class Study:
     """task -> that of a source whose own parameters it starts with"""
     sources: Mapping[str, Study] = field(default_factory=dict)
     """the studies that arms go on from, by name"""
+    report: ReportSpec = field(default_factory=ReportSpec)
+    """its rows, tables and figures"""
+    claims: tuple[Claim, ...] = ()
 
     def data_config(self, task: str, root: str | None) -> DataConfig:
         """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets.
@@ -227,12 +227,12 @@ def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[st
     seen = [name]
     while True:
         where = f"profiles.{seen[-1]}."
-        _check_keys(profiles[seen[-1]], _STUDY_KEYS - {"profiles"} | {"backbones", "base"}, where)
+        _check_keys(profiles[seen[-1]], _STUDY_KEYS - _ONCE - {"profiles"} | {"backbones", "base"}, where)
         own = dict(profiles[seen[-1]])
         backbones = own.get("backbones", {})
         _check_keys(backbones, backbones, f"{where}backbones.")  # a table, of any names
         for backbone, settings in backbones.items():
-            _check_keys(settings, _STUDY_KEYS - {"profiles", "backbone"}, f"{where}backbones.{backbone}.")
+            _check_keys(settings, _STUDY_KEYS - _ONCE - {"profiles", "backbone"}, f"{where}backbones.{backbone}.")
         base = own.pop("base", None)
         found = _merge(own, found)
         if base is None:
@@ -280,6 +280,11 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     arms = _read_arms(tree, tasks)
     for missing in without - arms.keys():
         raise UnknownName("arm", missing, arms)
+    report, claims = (
+        read_report(tree.get("report", {}), tree.get("figures", ())),
+        read_claims(name, tree.get("claims", ())),
+    )
+    _check_rows(report, claims, arms)
     study = Study(
         name=name,
         title=tree["title"],
@@ -287,7 +292,6 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         source=tree.get("source", ""),
         report_on=report_on,
         published=tree.get("published", ""),
-        figures=tuple(tree.get("figures", ())),
         notes=tuple(tree.get("notes", ())),
         backbone=tree["backbone"],
         tasks=tasks,
@@ -300,10 +304,22 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         paired_rows=bool(tree.get("paired_rows", False)),
         most_rows={side: _whole(number, f"most_rows.{side}") for side, number in tree.get("most_rows", {}).items()},
         like=tree.get("like", {}),
+        report=report,
+        claims=claims,
     )
     for _ in study.points():  # a value that cannot be is refused here
         pass
     return study
+
+
+def _check_rows(report: ReportSpec, claims: Iterable[Claim], arms: Iterable[str]) -> None:
+    """Refuse a claim on a row that neither a rule of the report nor an arm can make."""
+    series = [rule.series for rule in report.rows]
+    for claim in claims:
+        for row in claim.rows:
+            is_known = "*" in row or row in arms or any(row == own or row.startswith(f"{own}-") for own in series)
+            if not is_known:
+                raise UnknownName(f"row of claim `{claim.name}`", row, [*series, *arms])
 
 
 def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm]:
@@ -334,7 +350,7 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
         if kind == "single" and "sample" in filled:
             most = study.get("most_samples", {})
             chosen = tuple(task for task in chosen if filled["sample"] <= most.get(task, filled["sample"]))
-        settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in _SECTIONS}
+        settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in SETTINGS}
         if not ARM_KINDS[kind].is_joint:
             del settings["joint"]
         if "preset" in filled:
@@ -385,10 +401,10 @@ def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
 
 def _section_of(key: str) -> str:
     """The section of a run's config that has a setting of this name."""
-    for section, known in _SECTIONS.items():
+    for section, known in SETTINGS.items():
         if key in known:
             return section
-    close = difflib.get_close_matches(key, [name for known in _SECTIONS.values() for name in known], n=1)
+    close = difflib.get_close_matches(key, [name for known in SETTINGS.values() for name in known], n=1)
     hint = f"did you mean `{close[0]}`?" if close else "an axis is a setting of `method` or `train`, such as lr or size"
     raise BadConfig(f"no setting named `{key}` to vary", hint)
 

@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from inlay.studies.judge.bounds import Estimate, estimate
-from inlay.studies.judge.rows import RowSpec, Scored, has_joint_runs, name_column
+from inlay.studies.judge.rows import RowSpec, has_joint_runs, name_column
+from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.scores import network_of
 from inlay.studies.report.chart import (
     WIDTH,
@@ -34,7 +35,7 @@ Curve = dict[float, dict[int, float]]
 """step -> seed -> score, in points"""
 
 
-def draw_learning(scored: Scored) -> Drawing | None:
+def draw_learning(scored: ScoredStudy) -> Drawing | None:
     """Dev scores of the chosen settings against steps; of rows whose tasks are one run, which share the axis."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows and has_joint_runs(spec)]
     curves = {spec.key: read_curves(scored, spec) for spec in specs}
@@ -66,7 +67,7 @@ def draw_learning(scored: Scored) -> Drawing | None:
         return finish(figure, f"{scored.study.name}-learning", caption + tell_lone(shown))
 
 
-def read_curves(scored: Scored, spec: RowSpec) -> dict[str, Curve]:
+def read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
     """Task -> its curve, of the runs whose scores a row's cells hold and where the curve is in the cell's metric."""
     found: dict[str, Curve] = {}
     for record in spec.records:

@@ -12,17 +12,17 @@ import pytest
 import synthetic
 
 from inlay.studies.judge.bounds import Estimate, estimate, moderate, reach
-from inlay.studies.judge.claims import CLAIMS, describe_agreement, judge_claims
-from inlay.studies.judge.hyper_claims import _join
+from inlay.studies.judge.claims import describe_agreement, judge_claims
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import read_published
-from inlay.studies.judge.rows import score_study
+from inlay.studies.judge.rules import join_series
+from inlay.studies.judge.scored import score_study
 from inlay.studies.judge.verdicts import (
     CONFIRMED,
     NONE,
     OPEN,
     UNKNOWN,
-    Verdict,
+    ClaimVerdict,
     above,
     all_of,
     any_of,
@@ -36,16 +36,16 @@ from inlay.studies.judge.verdicts import (
 )
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
-CLAIM_STUDY = {claim.name: claim.study for claim in CLAIMS}
+CLAIM_STUDY = {claim.name: claim.study for claim in synthetic.CLAIMS}
 
 
 def verdicts(study, records) -> dict[str, str]:
     return {name: verdict.status for name, verdict in judged(study, records).items()}
 
 
-def judged(study, records) -> dict[str, Verdict]:
+def judged(study, records) -> dict[str, ClaimVerdict]:
     scored = score_study(study, records, read_published(PUBLISHED, study.published))
-    return {item.claim.name: item.verdict for item in judge_claims({study.name: scored})}
+    return {item.claim.name: item.verdict for item in judge_claims(synthetic.CLAIMS, {study.name: scored})}
 
 
 def compare(study: str, arms: dict[str, tuple[float, int]], tasks=("glue/rte", "glue/mrpc"), seeds=3, epochs=()):
@@ -114,10 +114,10 @@ def test_a_verdict_is_about_new_rows_and_says_what_it_is_for_these():
 
 def test_verdicts_stand_together_by_holms_steps():
     chances = [0.001, 0.012, 0.03, 0.04, 1.0]
-    found = [Verdict(CONFIRMED if chance < 0.05 else OPEN, "", chance=chance) for chance in chances]
+    found = [ClaimVerdict(CONFIRMED if chance < 0.05 else OPEN, "", chance=chance) for chance in chances]
     # 0.05 / 5 = 0.01, 0.05 / 4 = 0.0125, 0.05 / 3 = 0.017: the third is too likely, and ends it.
     assert hold_together(found) == [True, True, False, False, False]
-    untested = [Verdict(NONE, "not run"), verdict(UNKNOWN, "nothing to test by")]
+    untested = [ClaimVerdict(NONE, "not run"), verdict(UNKNOWN, "nothing to test by")]
     assert hold_together([*found, *untested]) == [True, True, *[False] * 5], "what was not tested is not counted"
     assert hold_together([]) == []
 
@@ -132,7 +132,7 @@ def test_one_seed_leaves_every_claim_open():
         study, records = make()
         alone = [record for record in records if record.seed == 0]
         scored = score_study(study, alone, read_published(PUBLISHED, study.published))
-        for item in judge_claims({study.name: scored}):
+        for item in judge_claims(synthetic.CLAIMS, {study.name: scored}):
             if item.claim.name == "glue-total":  # parameters are counted, not drawn
                 continue
             if item.verdict.status != "–" and "was not" not in item.verdict.sentence and item.claim.study == name:
@@ -142,7 +142,9 @@ def test_one_seed_leaves_every_claim_open():
     study, records = compare("squad", {"full": (86.0, 100), "adapters-64": (85.7, 2)}, tasks=("squad",), seeds=1)
     scored = score_study(study, records, read_published(PUBLISHED, "squad"))
     assert all("open, with one seed" in sentence for sentence in describe_agreement(scored))
-    gap = next(item.verdict for item in judge_claims({"glue": _one_seed()}) if item.claim.name == "glue-0.4")
+    gap = next(
+        item.verdict for item in judge_claims(synthetic.CLAIMS, {"glue": _one_seed()}) if item.claim.name == "glue-0.4"
+    )
     assert "(2 pairs, of one seed)" in gap.sentence
 
 
@@ -156,15 +158,23 @@ def test_few_shot_claims_are_open_while_all_seeds_go_on_from_one_run():
     started = [dataclasses.replace(item, config={**item.config, "joint": {"start": "a" * 16}}) for item in records]
     for given, is_said in ((started, True), (records, False)):
         scored = score_study(study, given, read_published(PUBLISHED, study.published))
-        found = [item.verdict.sentence for item in judge_claims({"fewshot": scored}) if item.claim.study == "fewshot"]
+        found = [
+            item.verdict.sentence
+            for item in judge_claims(synthetic.CLAIMS, {"fewshot": scored})
+            if item.claim.study == "fewshot"
+        ]
         assert all(("go on from one trained run" in sentence) is is_said for sentence in found)
-        statuses = {item.verdict.status for item in judge_claims({"fewshot": scored}) if item.claim.study == "fewshot"}
+        statuses = {
+            item.verdict.status
+            for item in judge_claims(synthetic.CLAIMS, {"fewshot": scored})
+            if item.claim.study == "fewshot"
+        }
         assert (statuses == {"open"}) is is_said
 
 
 def test_what_was_not_run_has_no_verdict():
-    assert {item.verdict.status for item in judge_claims({})} == {"–"}
-    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+    assert {item.verdict.status for item in judge_claims(synthetic.CLAIMS, {})} == {"–"}
+    assert len({claim.name for claim in synthetic.CLAIMS}) == len(synthetic.CLAIMS)
 
 
 @pytest.mark.parametrize(
@@ -423,9 +433,15 @@ def test_what_hypernetworks_are_claimed_to_do_is_judged_by_paired_runs():
         found = verdicts(study, records)
         assert {found[claim] for claim in wanted} == {"confirmed"}, name
         turned = {"hyperformer++": "adapters-multi", "adapters-multi": "hyperformer++"}
-        swapped = [dataclasses.replace(item, arm=_swap(item.arm, turned)) for item in records]
+        swapped = [_as_arm(item, _swap(item.arm, turned)) for item in records]
         if name in ("multitask", "fewshot", "lowresource"):
             assert verdicts(study, swapped)[wanted[min(1, name == "multitask")]] == "not confirmed"
+
+
+def _as_arm(record, arm: str):
+    """The same scores, as if another arm had trained for them."""
+    config = {**record.config, "method": synthetic.settings_of(arm)["method"]}
+    return dataclasses.replace(record, arm=arm, config=config)
 
 
 def _swap(arm: str, turned: dict[str, str]) -> str:
@@ -439,7 +455,7 @@ def test_numbers_of_samples_that_a_seed_draws_from_one_order_are_no_draws_of_the
     """4 samples are among the 16 of the same seed: what varies are seeds and tasks, or seeds alone in a joint run."""
     study, records = synthetic.STUDIES[name]()
     scored = score_study(study, records, read_published(PUBLISHED, study.published))
-    paired = pair(*(_join(scored, method) for method in ("hyperformer++", "adapters-multi")))
+    paired = pair(*(join_series(scored, method) for method in ("hyperformer++", "adapters-multi")))
     assert 3 - 1 <= paired.estimate.freedom <= num_draws * (3 - 1)
     assert paired.num_pairs == num_draws * 3
 
@@ -473,7 +489,7 @@ def test_embeddings_that_know_no_kinds_confirm_nothing():
 
 def sentence_of(study, records, claim):
     scored = score_study(study, records, read_published(PUBLISHED, study.published))
-    found = {item.claim.name: item.verdict for item in judge_claims({study.name: scored})}
+    found = {item.claim.name: item.verdict for item in judge_claims(synthetic.CLAIMS, {study.name: scored})}
     return found[claim].status, found[claim].sentence
 
 

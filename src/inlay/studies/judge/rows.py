@@ -67,7 +67,10 @@ def find_setting(study: Study, record: Record, name: str) -> Any:
     if name == SAMPLE:
         return study.arms[record.arm].sample if record.arm in study.arms else None
     section = find_section(name)
-    return record.axes.get(name, record.config.get(section, {}).get(name, SETTINGS[section][name]))
+    known = record.config.get(section)
+    if known is None:  # nothing is known of its settings but the axes
+        return record.axes.get(name)
+    return record.axes.get(name, known.get(name, SETTINGS[section][name]))
 
 
 def find_number(study: Study, record: Record, name: str) -> float | None:

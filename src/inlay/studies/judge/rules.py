@@ -136,7 +136,9 @@ def _tell_beside(scored: ScoredStudy, key: str, other: str, judged: Sequence[str
 
 def _tell_unequal(scored: ScoredStudy, *keys: str) -> str:
     """Return what is added where one row's settings are chosen for each task and the other's once for all."""
-    rows = [scored.find_row(key) for key in keys]
+    rows = [scored.rows[key] for key in keys if key in scored.rows]
+    if len(rows) < len(keys):
+        return ""
     tried = [max(cell.num_settings for cell in row.values()) for row in rows]
     joint = [any(has_joint_runs(spec) for spec in scored.specs if spec.key == key) for key in keys]
     if len(set(joint)) == 1 or max(tried) == 1:

@@ -41,10 +41,10 @@ def most_parameters(scored: ScoredStudy, key: str) -> int:
 
 
 def planned_numbers(scored: ScoredStudy, series: str, tasks: Iterable[str] = ()) -> dict[float, str]:
-    """Return number -> row of a series, in order: those with records, and those planned on all of these tasks."""
+    """Return number -> row of a series, in order: those run or planned on all of these tasks."""
     wanted = set(tasks)
     planned = [spec for spec in scored.planned_specs if wanted <= {record.task for record in spec.records}]
-    held = [spec for spec in scored.specs if spec.key in scored.rows]
+    held = [spec for spec in scored.specs if spec.key in scored.rows and wanted <= scored.rows[spec.key].keys()]
     numbers = {
         f"{spec.number:g}": spec for spec in (*planned, *held) if spec.series == series and spec.number is not None
     }

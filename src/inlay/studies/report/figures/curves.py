@@ -71,6 +71,11 @@ def draw_samples(scored: ScoredStudy) -> Drawing | None:
         return finish(figure, name, caption + (" Hollow: published, on T5-base." if has_published else ""))
 
 
+def _first_series(scored: ScoredStudy) -> tuple[str, dict[float, str]]:
+    """Return the first series of a study with its rows by number; an empty one where there is none."""
+    return next(iter(list_series(scored).items()), ("", {}))
+
+
 def _places(scored: ScoredStudy, tasks: Sequence[str], series: str) -> list[Place | None]:
     """Return a series' points over these tasks, None where one was planned and has not been run."""
     places: list[Place | None] = []
@@ -146,7 +151,8 @@ def _size_axis(axes: Any, sizes: Sequence[int]) -> None:
 
 def draw_init(scored: ScoredStudy) -> Drawing | None:
     """Accuracy against the scale of the initial values, a panel for each task, all of one height in points."""
-    keys = list(list_series(scored).get("init", {}).values())
+    series, rows = _first_series(scored)
+    keys = list(rows.values())
     tasks = [task for task in scored.tasks if sum(task in scored.rows[key] for key in keys) > 1]
     if not tasks:
         return None
@@ -157,7 +163,7 @@ def draw_init(scored: ScoredStudy) -> Drawing | None:
         panels = figure.subplots(1, len(tasks), squeeze=False)[0]
         shown: list[Estimate] = []
         for axes, task in zip(panels, tasks, strict=True):
-            places = _places(scored, [task], "init")
+            places = _places(scored, [task], series)
             shown += [place[1] for place in places if place]
             draw_series(axes, places, mark)
             _init_axis(axes, name_task(task))
@@ -193,7 +199,7 @@ def _draw_majorities(panels: Sequence[Any], rows: Sequence[Row], tasks: Sequence
 
 def draw_layers(scored: ScoredStudy) -> Drawing | None:
     """Draw the score of each task less that of all layers adapted, against the lowest adapted layer; and their mean."""
-    series, rows = next(iter(list_series(scored).items()), ("", {}))
+    series, rows = _first_series(scored)
     tasks, reference = mean_tasks(scored), scored.reference
     if not tasks or reference is None or len(rows) < 2:
         return None

@@ -265,21 +265,21 @@ _FAMILY = {
     "adapter": ("#D55E00", "o"),
     "tuned": ("#0072B2", "s"),
     "small": ("#009E73", "^"),
-    "features": ("#CC79A7", "P"),
+    "frozen": ("#CC79A7", "P"),
     "baseline": (PALE_INK, "X"),
 }
 _FAMILY_NAMES = {
     "adapter": "adapters and their variants",
     "tuned": "fine-tuning, whole or top",
     "small": "other small parts",
-    "features": "frozen features",
+    "frozen": "frozen features",
     "baseline": "no transformer",
 }
 # family -> the methods that are of it; all others are variants of adapters
 _METHODS = {
     "tuned": ("full", "top"),
     "small": ("lora", "ia3", "bitfit", "norms"),
-    "features": ("head",),
+    "frozen": ("head",),
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from inlay.studies.judge.bounds import Estimate, estimate, moderate, reach
+from inlay.studies.judge.bounds import MeanWithError, estimate, moderate, reach
 from inlay.studies.judge.claims import describe_agreement, judge_claims
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import read_published
@@ -63,28 +63,28 @@ def compare(study: str, arms: dict[str, tuple[float, int]], tasks=("glue/rte", "
 
 
 def test_the_95_percent_bound_decides_and_what_it_spans_is_open():
-    assert at_most(Estimate(0.3, 0.05), 0.4).status == "confirmed"
-    assert at_most(Estimate(0.3, 0.08), 0.4).status == "open"
-    assert at_most(Estimate(0.7, 0.2), 0.4).status == "open"
-    assert at_most(Estimate(0.7, 0.15), 0.4).status == "not confirmed"
-    assert at_least(Estimate(0.7, 0.15), 0.4).status == "confirmed"
-    assert at_least(Estimate(0.0, 0.2), 0.4).status == "not confirmed"
-    assert above(Estimate(0.2, 0.1), 0.0).status == "confirmed"
-    assert above(Estimate(0.0, 0.0), 0.0).status == "not confirmed"
-    assert at_most(Estimate(0.4, 0.0), 0.4).status == "confirmed"
-    assert above(Estimate(0.1, 0.2), 0.0).status == "open"
+    assert at_most(MeanWithError(0.3, 0.05), 0.4).status == "confirmed"
+    assert at_most(MeanWithError(0.3, 0.08), 0.4).status == "open"
+    assert at_most(MeanWithError(0.7, 0.2), 0.4).status == "open"
+    assert at_most(MeanWithError(0.7, 0.15), 0.4).status == "not confirmed"
+    assert at_least(MeanWithError(0.7, 0.15), 0.4).status == "confirmed"
+    assert at_least(MeanWithError(0.0, 0.2), 0.4).status == "not confirmed"
+    assert above(MeanWithError(0.2, 0.1), 0.0).status == "confirmed"
+    assert above(MeanWithError(0.0, 0.0), 0.0).status == "not confirmed"
+    assert at_most(MeanWithError(0.4, 0.0), 0.4).status == "confirmed"
+    assert above(MeanWithError(0.1, 0.2), 0.0).status == "open"
 
 
 def test_few_seeds_widen_the_bound():
     # Student's t: 6.31 with one degree of freedom, 2.92 with two, 1.64 with as many as there are.
     for freedom, quantile in ((1, 6.314), (2, 2.920), (None, 1.645)):
-        assert reach(Estimate(0.0, 1.0, 2, freedom)) == pytest.approx(quantile, abs=1e-3)
-    assert above(Estimate(0.5, 0.1, 2, 1), 0.0).status == "open"
-    assert above(Estimate(0.5, 0.1, 20, 19), 0.0).status == "confirmed"
+        assert reach(MeanWithError(0.0, 1.0, 2, freedom)) == pytest.approx(quantile, abs=1e-3)
+    assert above(MeanWithError(0.5, 0.1, 2, 1), 0.0).status == "open"
+    assert above(MeanWithError(0.5, 0.1, 20, 19), 0.0).status == "confirmed"
 
 
 def test_of_several_conditions_the_weakest_confirms_and_one_that_is_broken_counts_by_how_many_there_are():
-    broken, kept, unclear = (at_most(Estimate(mean, 0.25, 3, 20), 0.5) for mean in (1.0, 0.0, 0.5))
+    broken, kept, unclear = (at_most(MeanWithError(mean, 0.25, 3, 20), 0.5) for mean in (1.0, 0.0, 0.5))
     assert broken.status == "not confirmed"
     assert all_of([broken, *[unclear] * 6]).status == "open", "one of seven is broken so by chance"
     assert all_of([kept] * 7).status == "confirmed", "who must all keep it are not picked"
@@ -92,7 +92,7 @@ def test_of_several_conditions_the_weakest_confirms_and_one_that_is_broken_count
     assert all_of([broken, fact(True)]).status == "not confirmed", "what is no draw is not counted"
     assert all_of([kept, fact(False)]).status == "not confirmed"
     assert all_of([]).status == "open"
-    assert any_of([at_most(Estimate(-0.5, 0.25, 3, 20), 0.5), *[broken] * 2]).status == "confirmed"
+    assert any_of([at_most(MeanWithError(-0.5, 0.25, 3, 20), 0.5), *[broken] * 2]).status == "confirmed"
     assert any_of([kept, *[unclear] * 6]).status == "open", "one of seven is kept so by chance"
     assert any_of([broken] * 3).status == "not confirmed"
     assert bracket([kept, kept]).status == "confirmed"
@@ -103,7 +103,7 @@ def test_of_several_conditions_the_weakest_confirms_and_one_that_is_broken_count
 
 
 def test_a_verdict_is_about_new_rows_and_says_what_it_is_for_these():
-    near = Estimate(0.0, 0.1, 3, 20, rows=0.4)
+    near = MeanWithError(0.0, 0.1, 3, 20, rows=0.4)
     found = verdict(at_most(near, 0.5), "close")
     assert found.status == "open"
     assert found.sentence == "close; for these very rows, without the error of drawing others: confirmed"
@@ -123,8 +123,10 @@ def test_verdicts_stand_together_by_holms_steps():
 
 
 def test_one_seed_leaves_every_claim_open():
-    alone = [at_most(Estimate(0.3), 0.4), at_most(Estimate(0.5), 0.4), at_least(Estimate(0.7), 0.4)]
-    assert {item.status for item in [*alone, above(Estimate(0.2), 0.0), above(Estimate(-0.2), 0.0)]} == {"open"}
+    alone = [at_most(MeanWithError(0.3), 0.4), at_most(MeanWithError(0.5), 0.4), at_least(MeanWithError(0.7), 0.4)]
+    assert {item.status for item in [*alone, above(MeanWithError(0.2), 0.0), above(MeanWithError(-0.2), 0.0)]} == {
+        "open"
+    }
     judged = set()
     for name, make in synthetic.STUDIES.items():
         if name == "stream":  # there an answer moved, or it did not
@@ -290,11 +292,11 @@ def test_top_layers_are_above_full_fine_tuning_only_beyond_the_luckiest_of_many_
 
 
 def test_no_task_is_surer_than_all_are_on_average():
-    quiet, loud = Estimate(1.0, 0.0, 2, 1), Estimate(0.0, 2.0, 2, 1)
+    quiet, loud = MeanWithError(1.0, 0.0, 2, 1), MeanWithError(0.0, 2.0, 2, 1)
     found = moderate([quiet, loud])
     # Variances 0 and 2 · 2²: their mean is 4, half of it for the mean of two seeds; the loud one keeps its own.
     assert [item.sem for item in found] == pytest.approx([2**0.5, 2.0])
-    assert moderate([Estimate(1.0), Estimate(0.0)])[0].sem is None
+    assert moderate([MeanWithError(1.0), MeanWithError(0.0)])[0].sem is None
 
 
 @pytest.mark.parametrize("seeds", [2, 3])

@@ -12,7 +12,7 @@ import pytest
 import synthetic
 
 from inlay.errors import UnknownName
-from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.gaps import find_gaps
 from inlay.studies.judge.published import read_published
 from inlay.studies.judge.rows import name_column
@@ -129,7 +129,9 @@ def test_a_line_breaks_where_a_planned_point_is_missing():
     mark = marks_for(["adapters"])["adapters"]
     with paper_style("test"):
         axes = new_figure(4, 3).add_subplot()
-        draw_series(axes, [(1, Estimate(3.0, 0.1)), (2, Estimate(4.0)), None, (4, Estimate(5.0, 0.1))], mark)
+        draw_series(
+            axes, [(1, MeanWithError(3.0, 0.1)), (2, MeanWithError(4.0)), None, (4, MeanWithError(5.0, 0.1))], mark
+        )
     assert lines_of(axes) == [[1, 2]]
     points = [line for line in axes.get_lines() if line.get_marker() == "o"]
     assert [list(point.get_xdata()) for point in points if point.get_markeredgecolor() == mark.colour] == [[2]], "pale"
@@ -238,7 +240,7 @@ def test_figures_say_which_points_are_of_one_seed():
     one = [item for item in records if item.seed == 0]
     assert "one seed" not in curves.draw_sizes(scored_of("sizes")).caption
     assert "All (pale) are of one seed" in curves.draw_sizes(scored_of("sizes", one)).caption
-    assert tell_lone([Estimate(1.0), Estimate(1.0, 0.1)]).startswith(" Pale: of one seed")
+    assert tell_lone([MeanWithError(1.0), MeanWithError(1.0, 0.1)]).startswith(" Pale: of one seed")
 
 
 def test_the_heat_map_has_the_first_ablated_layer_on_y_and_the_last_on_x():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from inlay.studies.judge.bounds import Estimate, estimate, show
+from inlay.studies.judge.bounds import MeanWithError, estimate, show
 from inlay.studies.judge.claims import judge_claims
 from inlay.studies.judge.coverage import list_missing
 from inlay.studies.judge.gaps import describe_ends, find_gaps
@@ -283,8 +283,8 @@ def test_the_ablation_table_is_what_is_left_and_what_is_lost():
 
 
 def test_numbers_are_written_with_a_true_minus_and_their_error():
-    assert show(Estimate(-0.25, 0.1, 3), signed=True) == "−0.2 ± 0.1"
-    assert show(Estimate(86.24)) == "86.2"
+    assert show(MeanWithError(-0.25, 0.1, 3), signed=True) == "−0.2 ± 0.1"
+    assert show(MeanWithError(86.24)) == "86.2"
     assert show(None) == "–"
     assert name_task("extra/political-bias") == "political bias"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from inlay.studies.judge.bounds import Estimate, deviations, difference, estimate, mean_of_all, show
+from inlay.studies.judge.bounds import MeanWithError, deviations, difference, estimate, mean_of_all, show
 from inlay.studies.judge.rows import name_task
 from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.series import (
@@ -114,7 +114,9 @@ def judge_init(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     return _INIT[claim.part](scored, claim)
 
 
-def _scales(scored: ScoredStudy, series: str, task: str) -> tuple[dict[float, Estimate], dict[float, Estimate]]:
+def _scales(
+    scored: ScoredStudy, series: str, task: str
+) -> tuple[dict[float, MeanWithError], dict[float, MeanWithError]]:
     """Return accuracy by scale: up to 1e-2, and above."""
     rows = {scale: scored.rows[key] for scale, key in list_series(scored).get(series, {}).items()}
     found = {scale: row[task].estimate for scale, row in rows.items() if task in row}
@@ -169,7 +171,7 @@ _INIT: dict[str, Callable[[ScoredStudy, Claim], ClaimVerdict]] = {
 }
 
 
-def _lost_share(scored: ScoredStudy, series: str, task: str) -> Estimate | None:
+def _lost_share(scored: ScoredStudy, series: str, task: str) -> MeanWithError | None:
     """Return what the first scale above 1e-2 loses of the accuracy above the majority class, in percent."""
     small, large = _scales(scored, series, task)
     majority = next((row[task].majority for row in scored.rows.values() if task in row), None)
@@ -181,12 +183,12 @@ def _lost_share(scored: ScoredStudy, series: str, task: str) -> Estimate | None:
         return None
     left = (fallen.mean - majority) / height
     if usual.sem is None or fallen.sem is None:
-        return Estimate(100 * (1 - left))
+        return MeanWithError(100 * (1 - left))
     # The error of a ratio, to first order; its degrees of freedom are those of a difference.
     scaled = usual._replace(mean=0.0, sem=left * usual.sem, rows=None if usual.rows is None else left * usual.rows)
     whole = difference(scaled, fallen)
     rows = None if whole.rows is None else 100 * whole.rows / height
-    return Estimate(100 * (1 - left), 100 * (whole.sem or 0.0) / height, fallen.num, whole.freedom, rows)
+    return MeanWithError(100 * (1 - left), 100 * (whole.sem or 0.0) / height, fallen.num, whole.freedom, rows)
 
 
 # Tasks one after another

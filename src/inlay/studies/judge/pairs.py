@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from inlay.studies.judge.bounds import Estimate, estimate
+from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.row_sampling import paired_error
 from inlay.studies.judge.scores import Cell, Row, average_columns
 from inlay.studies.run.records import Record
@@ -24,9 +24,9 @@ from inlay.studies.run.records import Record
 class Paired:
     """A row less another, task by task and seed by seed, both at their chosen settings."""
 
-    estimate: Estimate
+    estimate: MeanWithError
     """mean over tasks of the mean difference; the s.e.m. is that of seeds, the tasks being given"""
-    by_task: Mapping[str, Estimate]
+    by_task: Mapping[str, MeanWithError]
     equal: Paired | None = None
     """the same with equally many settings to choose from; None: they had equally many"""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from inlay.studies.judge import curve_rules
-from inlay.studies.judge.bounds import Estimate, deviations, moderate, negated, reach, show
+from inlay.studies.judge.bounds import MeanWithError, deviations, moderate, negated, reach, show
 from inlay.studies.judge.coverage import match_rows
 from inlay.studies.judge.pairs import Paired, pair
 from inlay.studies.judge.rows import NOT_AVERAGED, RowSpec, find_number, has_joint_runs, name_task
@@ -43,7 +43,7 @@ from inlay.studies.judge.verdicts import (
 from inlay.studies.spec.shown import Claim
 
 Judge = Callable[[ScoredStudy, Claim], ClaimVerdict]
-_TESTS: dict[str, Callable[[Estimate, float], Finding]] = {
+_TESTS: dict[str, Callable[[MeanWithError, float], Finding]] = {
     "above": above,
     "within": lambda gap, bound: at_least(gap, -bound),
     "at_most": at_most,
@@ -328,7 +328,7 @@ def judge_series_below(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     return verdict(finding, text + unsure(overall), tuple(used))
 
 
-def _mean_gap(values: Sequence[Estimate]) -> Estimate:
+def _mean_gap(values: Sequence[MeanWithError]) -> MeanWithError:
     """Return the mean of differences to the same rows: their errors do not cancel, so it has the largest of them."""
     widest = max(values, key=lambda value: math.inf if value.sem is None else reach(value, new_rows=True))
     return widest._replace(mean=sum(value.mean for value in values) / len(values))

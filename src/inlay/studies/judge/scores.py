@@ -22,7 +22,7 @@ from typing import Any
 
 from inlay.model.bank.methods import JOINT_METHODS, METHODS
 from inlay.settings.run_config import TrainConfig, leave_out_later
-from inlay.studies.judge.bounds import Estimate, average, estimate
+from inlay.studies.judge.bounds import MeanWithError, average, estimate
 from inlay.studies.judge.row_sampling import num_rows, score_error
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record
 
@@ -80,7 +80,7 @@ class Cell:
     """seed -> the runs that were scored, where that was on dev: covariances over rows are of dev rows"""
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> MeanWithError:
         """Mean with its errors, of seeds and of rows."""
         return estimate(self.scores.values(), self.row_error)
 
@@ -110,7 +110,7 @@ def average_columns(
     columns: Mapping[str, Mapping[int, float]],
     networks: Mapping[str, frozenset[str]],
     row_errors: Mapping[str, float | None],
-) -> Estimate:
+) -> MeanWithError:
     """The mean of columns (name -> seed -> score); `networks` are the runs that each column's scores come from.
 
     Columns that share networks vary together, so they become one group: their mean for each seed that all have. The
@@ -125,7 +125,7 @@ def average_columns(
         groups.append([statistics.fmean(column[seed] for column in together) for seed in seeds])
         weights.append(len(together))
     if not all(groups):  # no seed of one network has all its columns: how they vary together is not known
-        return Estimate(mean, None, sum(map(len, groups)), rows=rows)
+        return MeanWithError(mean, None, sum(map(len, groups)), rows=rows)
     return average(groups, weights)._replace(mean=mean, rows=rows)
 
 
@@ -343,7 +343,7 @@ def _score(record: Record, split: str, metric: str | None) -> float | None:
     return None if scores is None else scores.get(metric or record.metric)
 
 
-def mean_of(row: Row, tasks: Iterable[str]) -> Estimate | None:
+def mean_of(row: Row, tasks: Iterable[str]) -> MeanWithError | None:
     """The mean over tasks; None unless the row has all of them."""
     wanted = list(tasks)
     if not wanted or not all(task in row for task in wanted):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.studies.judge.bounds import Estimate, estimate
+from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.row_sampling import num_rows, score_error
 from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.scores import average_repeats, keep_best
@@ -45,10 +45,11 @@ def planned_numbers(scored: ScoredStudy, series: str, tasks: Iterable[str] = ())
     wanted = set(tasks)
     planned = [spec for spec in scored.planned_specs if wanted <= {record.task for record in spec.records}]
     held = [spec for spec in scored.specs if spec.key in scored.rows and wanted <= scored.rows[spec.key].keys()]
-    numbers = {
-        f"{spec.number:g}": spec for spec in (*planned, *held) if spec.series == series and spec.number is not None
-    }
-    return {spec.number: spec.key for spec in sorted(numbers.values(), key=lambda spec: spec.number or 0.0)}
+    keys: dict[str, tuple[float, str]] = {}
+    for spec in (*planned, *held):
+        if spec.series == series and spec.number is not None:
+            keys[spec.key] = (spec.number, spec.key)
+    return dict(sorted(keys.values()))
 
 
 def planned_keys(scored: ScoredStudy, series: str, task: str | None = None) -> list[str]:
@@ -85,20 +86,20 @@ class Ablation:
         """Layers of the backbone."""
         return 1 + max((last for _, last in self.spans), default=-1)
 
-    def accuracy(self, first: int, last: int) -> Estimate:
+    def accuracy(self, first: int, last: int) -> MeanWithError:
         """Accuracy without the adapters of layers first … last."""
         scores = self.spans[first, last]
         return estimate(scores.values(), self._row_error(scores))
 
-    def decrease(self, first: int, last: int) -> Estimate:
+    def decrease(self, first: int, last: int) -> MeanWithError:
         """Points lost, paired by seed."""
         return self._less(self.whole, self.spans[first, last])
 
-    def less(self, span: Span, other: Span) -> Estimate:
+    def less(self, span: Span, other: Span) -> MeanWithError:
         """Accuracy without one span of layers less that without another, paired by seed."""
         return self._less(self.spans[span], self.spans[other])
 
-    def _less(self, scores: Mapping[int, float], others: Mapping[int, float]) -> Estimate:
+    def _less(self, scores: Mapping[int, float], others: Mapping[int, float]) -> MeanWithError:
         errors = [self._row_error(scores), self._row_error(others)]
         # Answers with and without some adapters are mostly the same: taken as independent, the error is too large.
         rows = None if None in errors else math.hypot(*(error or 0.0 for error in errors))
@@ -115,7 +116,7 @@ class Ablation:
         )
 
     @property
-    def singles(self) -> list[Estimate]:
+    def singles(self) -> list[MeanWithError]:
         """Points lost by the removal of each single layer."""
         return [self.decrease(layer, layer) for layer in range(self.num_layers) if (layer, layer) in self.spans]
 
@@ -169,7 +170,7 @@ class Step:
     """After one more task: the scores on all tasks so far."""
 
     task: str
-    scores: Mapping[str, Estimate]
+    scores: Mapping[str, MeanWithError]
 
 
 def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
@@ -189,7 +190,7 @@ def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
     ]
 
 
-def forgotten(steps: Sequence[Step]) -> dict[str, Estimate]:
+def forgotten(steps: Sequence[Step]) -> dict[str, MeanWithError]:
     """Points each earlier task lost between the step that taught it and the last one; none for the last task."""
     if not steps:
         return {}
@@ -199,7 +200,7 @@ def forgotten(steps: Sequence[Step]) -> dict[str, Estimate]:
         before, after = step.scores.get(step.task), last.get(step.task)
         if before is not None and after is not None:
             error = (before.margin**2 + after.margin**2) ** 0.5 if before.sem is not None else None
-            lost[step.task] = Estimate(before.mean - after.mean, error, before.num)
+            lost[step.task] = MeanWithError(before.mean - after.mean, error, before.num)
     return lost
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inlay.studies.judge.bounds import CHANCE, Estimate, negated, reach, show, tail
+from inlay.studies.judge.bounds import CHANCE, MeanWithError, negated, reach, show, tail
 from inlay.studies.judge.pairs import Paired, pair
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks
 
@@ -72,22 +72,22 @@ def fact(is_true: bool) -> Finding:
     return Finding(test, test)
 
 
-def at_most(value: Estimate, bound: float) -> Finding:
+def at_most(value: MeanWithError, bound: float) -> Finding:
     """Whether a quantity is at most `bound`."""
     return _find(value, bound - value.mean)
 
 
-def at_least(value: Estimate, bound: float) -> Finding:
+def at_least(value: MeanWithError, bound: float) -> Finding:
     """Whether a quantity is at least `bound`."""
     return _find(value, value.mean - bound)
 
 
-def above(value: Estimate, bound: float) -> Finding:
+def above(value: MeanWithError, bound: float) -> Finding:
     """Whether a quantity is greater than `bound`; without any error, to be equal is not enough."""
     return _find(value, value.mean - bound, is_strict=True)
 
 
-def _find(value: Estimate, distance: float, *, is_strict: bool = False) -> Finding:
+def _find(value: MeanWithError, distance: float, *, is_strict: bool = False) -> Finding:
     if value.sem is None:
         return UNKNOWN
     here = _test(value, distance, new_rows=False, is_strict=is_strict)
@@ -95,7 +95,7 @@ def _find(value: Estimate, distance: float, *, is_strict: bool = False) -> Findi
     return Finding(new, here)
 
 
-def _test(value: Estimate, distance: float, *, new_rows: bool, is_strict: bool) -> Chances:
+def _test(value: MeanWithError, distance: float, *, new_rows: bool, is_strict: bool) -> Chances:
     if reach(value, new_rows=new_rows) == 0:
         is_kept = distance > 1e-9 if is_strict else distance >= -1e-9
         return Chances(0.0, 1.0) if is_kept else Chances(1.0, 0.0)
@@ -135,7 +135,7 @@ def bracket(findings: Sequence[Finding]) -> Finding:
     return Finding(new, here)
 
 
-def judge_pair(paired: Paired, test: Callable[[Estimate], Finding]) -> Finding:
+def judge_pair(paired: Paired, test: Callable[[MeanWithError], Finding]) -> Finding:
     """A condition on a difference: as chosen, and with equally many settings where one row had more."""
     sides = [paired, *([paired.equal] if paired.equal else [])]
     return bracket([test(side.estimate) for side in sides])
@@ -146,7 +146,7 @@ def never_broken(finding: Finding) -> Finding:
     return Finding(*(Chances(test.confirm, 1.0) for test in finding))
 
 
-def all_within(values: Sequence[Estimate], bound: float) -> Finding:
+def all_within(values: Sequence[MeanWithError], bound: float) -> Finding:
     """Whether none of several quantities is further than `bound` from zero."""
     return all_of([at_most(side, bound) for value in values for side in (value, negated(value))])
 
@@ -230,7 +230,7 @@ def gap_text(paired: Paired, what: str) -> str:
     )
 
 
-def unsure(value: Estimate) -> str:
+def unsure(value: MeanWithError) -> str:
     """What is added on the errors of a difference: its one-sided bounds, or that it has none."""
     if value.sem is None:
         return ", of one seed"
@@ -242,6 +242,6 @@ def unsure(value: Estimate) -> str:
     return text + _bounds(value, new_rows=False)
 
 
-def _bounds(value: Estimate, *, new_rows: bool) -> str:
+def _bounds(value: MeanWithError, *, new_rows: bool) -> str:
     width = reach(value, new_rows=new_rows)
     return f"{show(value.mean - width, signed=True)} and {show(value.mean + width, signed=True)}"

@@ -192,14 +192,18 @@ def read_claims(study: str, tree: Iterable[Mapping[str, Any]]) -> tuple[Claim, .
 
 
 def _read_claim(study: str, tree: Mapping[str, Any]) -> Claim:
-    tables = {key: dict(tree[key]) for key in ("covers", "kinds") if key in tree}
-    numbers = {"bounds": tuple(map(float, tree["bounds"]))} if "bounds" in tree else {}
-    flat = {key: value for key, value in tree.items() if key not in (*tables, *numbers)}
+    flat = {key: value for key, value in tree.items() if key not in ("covers", "kinds", "bounds")}
     _require(flat, ("name", "text", "source", "rule"), "claims")
     claim = from_tree(Claim, flat, "claims.")
     if claim.rule not in RULES:
         raise UnknownName(f"rule of claim `{claim.name}`", claim.rule, RULES)
-    return dataclasses.replace(claim, study=study, **tables, **numbers)
+    return dataclasses.replace(
+        claim,
+        study=study,
+        covers=dict(tree.get("covers", {})),
+        kinds=dict(tree.get("kinds", {})),
+        bounds=tuple(map(float, tree.get("bounds", ()))),
+    )
 
 
 def _require(tree: Mapping[str, Any], keys: Collection[str], where: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inlay.errors import UnknownName
-from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.rows import group_tasks, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks
@@ -99,7 +99,7 @@ def _draw_differences(scored: ScoredStudy, name: str) -> Drawing | None:
         return finish(figure, name, caption + tell_lone(shown))
 
 
-_Line = tuple[str, dict[str, Estimate], dict[str, float]]
+_Line = tuple[str, dict[str, MeanWithError], dict[str, float]]
 
 
 def _difference_lines(scored: ScoredStudy, keys: Sequence[str], reference: str) -> list[_Line]:
@@ -146,7 +146,7 @@ def _limits(lines: Sequence[_Line]) -> tuple[float, float]:
     return low - 0.06 * (high - low), high + 0.06 * (high - low)
 
 
-def _ends(item: Estimate) -> tuple[float, float]:
+def _ends(item: MeanWithError) -> tuple[float, float]:
     return item.mean - item.margin, item.mean + item.margin
 
 
@@ -238,7 +238,7 @@ def draw_bars(scored: ScoredStudy) -> Drawing | None:
                     _bar(axes, x, cell.estimate, width, marks[key], is_hollow=False)
                 if printed is not None:
                     values.append(printed)
-                    _bar(axes, x + width, Estimate(printed), width, marks[key], is_hollow=True)
+                    _bar(axes, x + width, MeanWithError(printed), width, marks[key], is_hollow=True)
         axes.set_xticks(range(len(scored.tasks)), [name_column(task, scored.metric(task)) for task in scored.tasks])
         axes.grid(visible=False, axis="x")
         axes.tick_params(axis="x", length=0)
@@ -254,7 +254,7 @@ def draw_bars(scored: ScoredStudy) -> Drawing | None:
         return finish(figure, name, caption + tell_lone(shown))
 
 
-def _bar(axes: Any, x: float, value: Estimate, width: float, mark: Mark, *, is_hollow: bool) -> None:
+def _bar(axes: Any, x: float, value: MeanWithError, width: float, mark: Mark, *, is_hollow: bool) -> None:
     face = "white" if is_hollow else mark.colour if value.sem is not None else mark.pale
     axes.bar(x, value.mean, width * 0.9, facecolor=face, edgecolor=mark.colour, linewidth=1.2, zorder=3)
     if value.sem:

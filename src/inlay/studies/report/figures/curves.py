@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.rows import METRICS, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks
@@ -48,7 +48,7 @@ def draw_samples(scored: ScoredStudy) -> Drawing | None:
     with paper_style(name):
         figure = new_figure(WIDTH if len(panels) > 1 else WIDTH * 0.72, 2.9)
         marks, has_published = marks_for(list(series)), False
-        shown: list[Estimate] = []
+        shown: list[MeanWithError] = []
         for axes, own in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for method, rows in series.items():
                 places = _places(scored, own, method)
@@ -161,7 +161,7 @@ def draw_init(scored: ScoredStudy) -> Drawing | None:
     with paper_style(name):
         figure = new_figure(WIDTH if len(tasks) > 1 else WIDTH * 0.6, 2.8)
         panels = figure.subplots(1, len(tasks), squeeze=False)[0]
-        shown: list[Estimate] = []
+        shown: list[MeanWithError] = []
         for axes, task in zip(panels, tasks, strict=True):
             places = _places(scored, [task], series)
             shown += [place[1] for place in places if place]
@@ -210,7 +210,7 @@ def draw_layers(scored: ScoredStudy) -> Drawing | None:
         axes.axhline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
         marks = dict(zip(tasks, marks_for([f"task-{task}" for task in tasks]).values(), strict=True))
         mean_mark = marks_for(["adapters"])["adapters"]
-        shown: list[Estimate] = []
+        shown: list[MeanWithError] = []
         lines = [([task], marks[task]) for task in tasks] + [(tasks, mean_mark)] * (len(tasks) > 1)
         for own, mark in lines:
             places = _difference_places(scored, own, series, reference)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from inlay.studies.judge.bounds import Estimate, estimate
+from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.rows import RowSpec, has_joint_runs, name_column
 from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.scores import network_of
@@ -48,7 +48,7 @@ def draw_learning(scored: ScoredStudy) -> Drawing | None:
         figure = new_figure(WIDTH, 0.7 + 1.75 * num_lines)
         grid = figure.subplots(num_lines, min(_COLUMNS, len(panels)), squeeze=False).flat
         marks = marks_for([spec.key for spec in specs])
-        shown: list[Estimate] = []
+        shown: list[MeanWithError] = []
         for own, axes in zip(panels, grid, strict=False):  # in this order: an axes too many is left for below
             for key, found in curves.items():
                 places = mean_places(found, own)

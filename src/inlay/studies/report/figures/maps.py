@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.rows import name_task
 from inlay.studies.judge.scored import ScoredStudy, needs_backbone
 from inlay.studies.judge.series import Ablation, Step, read_ablations, read_embeddings, read_steps
@@ -109,7 +109,7 @@ def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> N
     for task, (x, y) in zip(tasks, points, strict=True):
         axes.plot(x, y, **marks[task].ours(), linestyle="none", zorder=4)
     axes.margins(0.2)
-    hold_labels(axes, [(x, Estimate(y), name_task(task)) for task, (x, y) in zip(tasks, points, strict=True)])
+    hold_labels(axes, [(x, MeanWithError(y), name_task(task)) for task, (x, y) in zip(tasks, points, strict=True)])
     axes.set_title(f"{title} ({100 * share:.0f}% seen)")
 
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.rows import name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone
 from inlay.studies.judge.scores import Cell, mean_of
@@ -247,7 +247,7 @@ MOST_NAMES = 14
 
 
 def _number(
-    axes: Any, points: Sequence[tuple[float, Estimate, str]], names: Mapping[str, str], colours: Mapping[str, str]
+    axes: Any, points: Sequence[tuple[float, MeanWithError, str]], names: Mapping[str, str], colours: Mapping[str, str]
 ) -> dict[str, str]:
     """List the rows, the best first, in axes of their own; returns each row's number as its label."""
     axes.axis("off")

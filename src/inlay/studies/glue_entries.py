@@ -83,7 +83,7 @@ def _rank(entry: Entry) -> tuple[float, bool, bool]:
 
 
 def list_gone(entries: Iterable[Entry]) -> list[Entry]:
-    """Those that have not answered, and whose weights are not here."""
+    """Return the entries that have not answered, and whose weights are not here."""
     return [entry for entry in entries if not entry.is_written and not entry.has_weights]
 
 

@@ -80,7 +80,7 @@ def conduct_sequence(
 
 
 class _Walk:
-    """How far a sequence has come."""
+    """The state of a sequence: how far it has come."""
 
     def __init__(self, backbone: Backbone, folder: Path, watch: Watcher | None, settings: FitSettings) -> None:
         self._backbone, self._folder, self._watch, self._settings = backbone, folder, watch, settings

@@ -127,7 +127,7 @@ def deviations(values: Sequence[MeanWithError]) -> list[MeanWithError]:
 
 
 def reach(value: MeanWithError, chance: float = CHANCE, *, new_rows: bool = False) -> float:
-    """How far a one-sided bound is from the estimate that is wrong with `chance`.
+    """Return how far a one-sided bound is from the estimate that is wrong with `chance`.
 
     With `new_rows` it is a bound on the score over new rows, else over the rows that were scored.
     """

@@ -1,4 +1,4 @@
-"""What a study plans, and how much of it has a record: what is missing, in words, and whether a row is whole.
+"""The plan of a study held against its records: what is missing, in words, and whether a row is whole.
 
 A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed, the
 same values on the arm's axes and no other setting than the arm's, unless that says it failed; one that diverged has
@@ -47,11 +47,11 @@ class Planned:
 
     @property
     def place(self) -> tuple[str, int]:
-        """What tells it apart from the others of its arm and task."""
+        """Return what tells it apart from the others of its arm and task."""
         return (repr(sorted(self.axes.items())), self.seed)
 
     def is_met_by(self, record: Record) -> bool:
-        """Whether a record is of this setting, as far as it says; what the plan leaves open is as the run took it."""
+        """Tell whether a record is of this setting, as far as it says; what the plan leaves open may be anything."""
         if self.axes and record.axes != dict(self.axes):
             return False
         if self.sample is not None and record.num_train > self.sample:
@@ -81,7 +81,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Gap:
-    """What is missing of some rows; false where nothing is."""
+    """The planned runs that some rows lack; false where they lack none."""
 
     missing: Sequence[Planned]
     planned: Sequence[Planned]
@@ -141,7 +141,7 @@ class Coverage:
         return rows
 
     def find_gap(self, rows: Sequence[str], tasks: Iterable[str] | None = None) -> Gap:
-        """What is missing of these rows on these tasks, or on all that count in a mean.
+        """Return what is missing of these rows on these tasks, or on all that count in a mean.
 
         A `*` in the name of a row stands for anything.
         """
@@ -199,7 +199,7 @@ def split_planned(
 
 
 def list_missing(study: Study, records: Sequence[Record]) -> list[str]:
-    """What a study has not got yet, in words: how many runs, which, and those that came to nothing."""
+    """Return what a study has not got yet, in words: how many runs, which, and those that came to nothing."""
     coverage = Coverage(study, records)
     lines = describe_runs(coverage.missing, coverage.planned)
     found = [f"{coverage.count} are there", *lines] if lines else []
@@ -245,7 +245,7 @@ _NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "roo
 
 
 def _list_row_settings(study: Study, task: str) -> dict[str, Any]:
-    """What a study says of the rows of a task, as far as a record does."""
+    """Return what a study says of the rows of a task, as far as a record does."""
     most = {f"most_{side}": number for side, number in study.most_rows.items()}
     config = {**dataclasses.asdict(study.data_config(task, None)), **most}
     return {name: value for name, value in config.items() if name not in _NOT_ROWS}
@@ -298,7 +298,7 @@ def _by_arm_and_task(items: Iterable[Planned]) -> dict[tuple[str, str], list[Pla
 
 
 def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
-    """What is missing of an arm on a task: all, the values that no run has, or so many runs."""
+    """Return what is missing of an arm on a task: all, the values that no run has, or so many runs."""
     if len(missing) == len(planned):
         return "not run"
     lacking, whole = (_values(items) for items in (missing, planned))

@@ -110,7 +110,7 @@ def describe_ends(scored: ScoredStudy, keys: Collection[str], tasks: Collection[
 
 
 def _chance(at_end: int, cells: Sequence[Cell]) -> float:
-    """How likely so many tasks or more have the rate of one end, if all rates were as good."""
+    """Return how likely so many tasks or more have the rate of one end, if all rates were as good."""
     share = 1 / min(len(cell.rates) for cell in cells)
     num = len(cells)
     return sum(math.comb(num, n) * share**n * (1 - share) ** (num - n) for n in range(at_end, num + 1))

@@ -82,7 +82,7 @@ class _Side:
 
 
 def _common_settings(first: Cell, second: Cell) -> int | None:
-    """How many settings two cells are compared by; None where they have equally many, or it is moot."""
+    """Return how many settings two cells are compared by; None where they have equally many, or it is moot."""
     counts = [len(cell.candidates) for cell in (first, second)]
     is_moot = first.is_fixed or second.is_fixed or 0 in counts
     return None if is_moot or counts[0] == counts[1] else min(counts)
@@ -126,7 +126,7 @@ def _paired_row_error(first: Cell, second: Cell, sides: Sequence[_Side], seeds: 
 
 
 def _cancel(runs: Sequence[tuple[Record, float]]) -> bool:
-    """Whether a weighted sum of runs is nothing, whatever they scored."""
+    """Tell whether a weighted sum of runs is nothing, whatever they scored."""
     weights: dict[str, float] = {}
     for record, weight in runs:
         weights[record.id] = weights.get(record.id, 0.0) + weight

@@ -83,7 +83,7 @@ def find_number(study: Study, record: Record, name: str) -> float | None:
 
 
 def is_taken(study: Study, rule: RowRule, record: Record) -> bool:
-    """Whether a record is one of a rule's."""
+    """Tell whether a record is one of a rule's."""
     kind = study.arms[record.arm].kind if record.arm in study.arms else "runs"
     is_of_kind = kind == rule.kind if rule.kind else ARM_KINDS[kind].needs_backbone
     if not is_of_kind:
@@ -143,18 +143,18 @@ def list_rows(study: Study, records: Sequence[Record]) -> list[RowSpec]:
 
 
 def name_row(study: Study, key: str) -> str:
-    """What a row that has no records is called: by its rule, its arm's title, or its key."""
+    """Return what a row that has no records is called: by its rule, its arm's title, or its key."""
     rule = next((rule for rule in study.report.rows if rule.key == key), None)
     return name_arm(study, key) if rule is None else _fill(rule.label, "{", [])
 
 
 def name_arm(study: Study, arm: str) -> str:
-    """What an arm is called: its own title in the study's file, or its name."""
+    """Return what an arm is called: its own title in the study's file, or its name."""
     return study.arms[arm].title or arm if arm in study.arms else arm
 
 
 def name_task(task: str) -> str:
-    """What a task is called: `CoLA`, `political bias`."""
+    """Return what a task is called: `CoLA`, `political bias`."""
     return TASKS.get(task, task.partition("/")[2].replace("-", " ") or task)
 
 

@@ -40,7 +40,7 @@ class ScoredStudy:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """What is planned and what of it is missing."""
+        """Return what is planned and what of it is missing."""
         return Coverage(self.study, self.records)
 
     @cached_property
@@ -49,7 +49,7 @@ class ScoredStudy:
         return list_planned_rows(self.study)
 
     def label(self, key: str) -> str:
-        """What a row is called."""
+        """Return what a row is called."""
         return next((spec.label for spec in self.specs if spec.key == key), None) or name_row(self.study, key)
 
     def find_row(self, key: str) -> Row:
@@ -61,7 +61,7 @@ class ScoredStudy:
         return score_row(self.study, specs[0], self.split) if specs else {}
 
     def metric(self, task: str) -> str:
-        """What is measured on a task."""
+        """Return what is measured on a task."""
         return next(row[task].metric for row in self.rows.values() if task in row)
 
     def column(self, task: str) -> str:

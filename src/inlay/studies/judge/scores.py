@@ -226,7 +226,7 @@ def _row_error(records: Sequence[Record], split: str, metric: str) -> float | No
 
 
 def _is_own_copy(record: Record) -> bool:
-    """Whether a run trained the whole backbone; many parameters alone, such as a hypernetwork's, are no copy."""
+    """Tell whether a run trained the whole backbone; many parameters alone, such as a hypernetwork's, are no copy."""
     method = (METHODS | JOINT_METHODS).get(record.config.get("method", {}).get("name", ""))
     if method is not None and not method.is_finetuned:
         return False
@@ -241,7 +241,7 @@ def network_of(record: Record) -> str:
 
 
 def joint_of(record: Record) -> Mapping[str, Any]:
-    """What a record says of the run of several tasks that it is part of; nothing where there is none."""
+    """Return what a record says of the run of several tasks that it is part of; nothing where there is none."""
     return record.extra.get("joint") or {}
 
 
@@ -312,7 +312,7 @@ def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str |
 
 
 def _setting(record: Record) -> str:
-    """What a record has in common with its other seeds: its settings, or where none are kept its place in the arm."""
+    """Return the settings that a record shares with its other seeds; where none are kept, its place in the arm."""
     config = record.config
     if "train" not in config:
         return json.dumps([record.arm, record.axes], sort_keys=True, default=str)
@@ -382,7 +382,7 @@ def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list
 
 
 def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
-    """What all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each.
+    """Return what all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each.
 
     A row that has no use for the backbone (TF-IDF) takes its parts alone.
     """

@@ -110,7 +110,7 @@ class Ablation:
         return None if error is None else 100 * error
 
     def relative(self, first: int, last: int) -> float:
-        """What is lost in percent of the whole: what the paper's heat-map shows."""
+        """Return what is lost in percent of the whole: what the paper's heat-map shows."""
         return 100 * statistics.fmean(
             (self.whole[seed] - value) / self.whole[seed] for seed, value in self.spans[first, last].items()
         )
@@ -174,7 +174,7 @@ class Step:
 
 
 def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
-    """What a row scored after each step of the sequence of tasks, over seeds: `extra["after"]`, task -> score.
+    """Return what a row scored after each step of the sequence of tasks, over seeds: `extra["after"]`, task -> score.
 
     One setting goes through the whole sequence: the one whose tasks were best on dev, each when it was learnt.
     """
@@ -206,7 +206,7 @@ def forgotten(steps: Sequence[Step]) -> dict[str, MeanWithError]:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What a hypernetwork learnt of its tasks in one run."""
+    """The embeddings that a hypernetwork learnt of its tasks in one run."""
 
     tasks: tuple[str, ...]
     vectors: Any
@@ -228,7 +228,7 @@ class Embeddings:
 
     @property
     def movement(self) -> float | None:
-        """How far training took the embeddings, as a share of the length they began with; None: not known."""
+        """Return how far training took the embeddings, as a share of the length they began with; None: not known."""
         import numpy
 
         if self.starts is None:

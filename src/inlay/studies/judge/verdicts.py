@@ -1,4 +1,4 @@
-"""How a claim is judged: an estimate held against a bound, and what is said of it.
+"""Verdicts on claims: an estimate held against a bound, and what is said of it.
 
 A claim is **confirmed** if our estimate keeps it and a statement like this is wrong at most once in twenty times, **not
 confirmed** if it breaks it, as surely, and **open** in between. What could have come out otherwise are the seeds and
@@ -33,7 +33,7 @@ UNSEEN = 0.05
 
 
 class Chances(NamedTuple):
-    """How likely numbers like ours are where the claim is false, and where it is true."""
+    """The chances of numbers like ours where the claim is false, and where it is true."""
 
     confirm: float
     """p-value of the claim being false"""
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 
     @property
     def status(self) -> str:
-        """What is said of it: over new rows."""
+        """Return what is said of it: over new rows."""
         return self.new.status
 
 
@@ -73,17 +73,17 @@ def fact(is_true: bool) -> Finding:
 
 
 def at_most(value: MeanWithError, bound: float) -> Finding:
-    """Whether a quantity is at most `bound`."""
+    """Tell whether a quantity is at most `bound`."""
     return _find(value, bound - value.mean)
 
 
 def at_least(value: MeanWithError, bound: float) -> Finding:
-    """Whether a quantity is at least `bound`."""
+    """Tell whether a quantity is at least `bound`."""
     return _find(value, value.mean - bound)
 
 
 def above(value: MeanWithError, bound: float) -> Finding:
-    """Whether a quantity is greater than `bound`; without any error, to be equal is not enough."""
+    """Tell whether a quantity is greater than `bound`; without any error, to be equal is not enough."""
     return _find(value, value.mean - bound, is_strict=True)
 
 
@@ -147,13 +147,13 @@ def never_broken(finding: Finding) -> Finding:
 
 
 def all_within(values: Sequence[MeanWithError], bound: float) -> Finding:
-    """Whether none of several quantities is further than `bound` from zero."""
+    """Tell whether none of several quantities is further than `bound` from zero."""
     return all_of([at_most(side, bound) for value in values for side in (value, negated(value))])
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """What our records say about a claim."""
+    """The verdict of our records on a claim."""
 
     status: str
     sentence: str
@@ -186,7 +186,7 @@ def verdict(
 
 
 def hold_together(verdicts: Sequence[ClaimVerdict]) -> list[bool]:
-    """Which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
+    """Return which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
 
     Each claim is either true or false, so each that was tested has one way to be judged wrongly. What was not tested,
     since its rows were not run or say nothing, cannot be.
@@ -207,12 +207,12 @@ def compare(scored: ScoredStudy, key: str, other: str, tasks: Sequence[str] | No
 
 
 def lacking(*rows: str) -> ClaimVerdict:
-    """What is said where rows were not run."""
+    """Return what is said where rows were not run."""
     return ClaimVerdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
 
 
 def not_planned(scored: ScoredStudy, *rows: str) -> ClaimVerdict | None:
-    """What is said where a profile leaves out rows that a claim compares; None where all are planned, or there."""
+    """Return what is said where a profile leaves out rows of a claim; None where all are planned, or there."""
     planned = {spec.key for spec in scored.planned_specs} | set(scored.rows)
     left_out = [row for row in rows if row not in planned]
     return ClaimVerdict(NONE, f"{' and '.join(left_out)} not in this profile") if left_out else None
@@ -231,7 +231,7 @@ def gap_text(paired: Paired, what: str) -> str:
 
 
 def unsure(value: MeanWithError) -> str:
-    """What is added on the errors of a difference: its one-sided bounds, or that it has none."""
+    """Return what is added on the errors of a difference: its one-sided bounds, or that it has none."""
     if value.sem is None:
         return ", of one seed"
     if value.rows is None:

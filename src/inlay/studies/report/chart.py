@@ -1,4 +1,4 @@
-"""How the figures of studies look: one style, one colour per kind of tuning, and pictures as bytes.
+"""The style of the figures of studies: one colour per kind of tuning, and pictures as bytes.
 
 Colours are Okabe and Ito's, which colour-blind readers tell apart, and every series has a marker of its own besides.
 Ours is filled, what was published is hollow, and a point of a single seed, which has no error, is pale. Lines break
@@ -83,7 +83,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Mark:
-    """How a series is drawn."""
+    """The colour and marker of a series."""
 
     colour: str
     shape: str
@@ -202,12 +202,12 @@ def split_runs(items: Iterable[T | None]) -> list[list[T]]:
 
 
 def lone_entries(shown: Iterable[MeanWithError], shape: str = "o") -> list[Entry]:
-    """What a legend says of points of one seed, if there are any."""
+    """Return what a legend says of points of one seed, if there are any."""
     return [("one seed, no error", Mark(PALE_INK, shape, is_lone=True), False)] * any(y.sem is None for y in shown)
 
 
 def tell_lone(shown: Iterable[MeanWithError]) -> str:
-    """What a caption says of them; begins with a space."""
+    """Return what a caption says of them; begins with a space."""
     lone = [y.sem is None for y in shown]
     if not any(lone):
         return ""

@@ -114,7 +114,7 @@ def _html_table(table: ReportTable) -> str:
 
 
 def _is_words(cells: Sequence[str]) -> bool:
-    """Whether a column is text, which stands at the left; numbers stand at the right."""
+    """Tell whether a column is text, which stands at the left; numbers stand at the right."""
     return any(cell and not re.match(r"[\d+−–≈]", cell) for cell in cells)
 
 

@@ -242,7 +242,7 @@ def _describe_left_out(records: Sequence[Record]) -> str:
 
 
 def _judge(scored: ScoredStudy) -> list[str]:
-    """What a study says about the claims it is about, and how its differences compare with the published ones."""
+    """Return what a study says about its claims, and how its differences compare with the published ones."""
     about = judge_claims(scored.study.claims, {scored.study.name: scored})
     said = [f"{item.claim.text}: {item.verdict.status}. {item.verdict.sentence}" for item in about]
     return said + describe_agreement(scored)
@@ -295,7 +295,7 @@ def _origin_blocks(study: Study, records: Sequence[Record]) -> Iterator[Block]:
 
 
 def _list_notes(records: Sequence[Record]) -> list[str]:
-    """What was noted about each task's data, once; of samples that seeds drew, how many there were."""
+    """Return what was noted about each task's data, once; of samples that seeds drew, how many there were."""
     noted: dict[str, None] = {}
     drawn: dict[tuple[str, int], set[int]] = {}
     for record in records:
@@ -317,7 +317,7 @@ def _range(numbers: Collection[int]) -> str:
 
 
 def _list_poolings(records: Sequence[Record]) -> list[str]:
-    """How rows were pooled, as the runs came to do it, and by which arms where they differ."""
+    """Return how rows were pooled, as the runs came to do it, and by which arms where they differ."""
     arms: dict[str, dict[str, None]] = {}
     for record in records:
         kind = record.config.get("data", {}).get("kind")

@@ -58,7 +58,7 @@ def score_tables(scored: ScoredStudy) -> list[ReportTable]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which columns a table of scores has besides its tasks."""
+    """The columns of a table of scores besides its tasks."""
 
     tasks: tuple[str, ...]
     averaged: tuple[str, ...]
@@ -106,7 +106,7 @@ def _score_table(scored: ScoredStudy, group: str) -> ReportTable:
 
 
 def _name_difference(scored: ScoredStudy, layout: _Layout, tasks: Sequence[str]) -> str:
-    """What stands over differences; which tasks they are over, where these are not all of the table."""
+    """Return what stands over differences; which tasks they are over, where these are not all of the table."""
     less = f"less {scored.label(layout.reference or '')}"
     if len(tasks) == 1 < len(layout.counted):
         return f"{less}, {name_task(tasks[0])}"
@@ -157,7 +157,7 @@ def name_count(number: float) -> str:
 
 
 def _published_lines(scored: ScoredStudy, key: str, layout: _Layout) -> list[tuple[str, ...]]:
-    """What was published for a row of ours, under our columns; nothing where no column is the same."""
+    """Return what was published for a row of ours, under our columns; nothing where no column is the same."""
     lines = []
     for table in scored.published.tables:
         row = table.row(key)
@@ -179,7 +179,7 @@ def _published_lines(scored: ScoredStudy, key: str, layout: _Layout) -> list[tup
 
 
 def _published_total(row: PublishedRow, num_tasks: int) -> str:
-    """What all tasks of a source take together, with their number where ours is another."""
+    """Return what all tasks of a source take together, with their number where ours is another."""
     total, tasks = row.printed.get("total ×"), row.printed.get("tasks")
     if total is None:
         return ABSENT
@@ -236,7 +236,7 @@ def _notes(scored: ScoredStudy, layout: _Layout) -> list[str]:
 
 
 def _chosen_for(scored: ScoredStudy) -> str:
-    """What the settings of a row are chosen for: tasks of one run, or of one sequence, have one setting."""
+    """Return what the settings of a row are chosen for: tasks of one run, or of one sequence, have one setting."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows]
     once = [spec for spec in specs if has_one_setting(spec)]
     if not once:
@@ -249,7 +249,7 @@ def _chosen_for(scored: ScoredStudy) -> str:
 
 
 def ablation_table(scored: ScoredStudy) -> list[ReportTable]:
-    """What removing adapters costs: single layers, the lower and the upper part, all of them."""
+    """Return what removing adapters costs: single layers, the lower and the upper part, all of them."""
     lines = []
     for item in read_ablations(scored.records, scored.study.tasks):
         part = lower_part(item)
@@ -397,7 +397,7 @@ TABLES: dict[str, Callable[[ScoredStudy], list[ReportTable]]] = {
 
 
 def settings_table(scored: ScoredStudy) -> ReportTable:
-    """What was chosen on dev for each row and task, with how many runs of it were lost."""
+    """Return what was chosen on dev for each row and task, with how many runs of it were lost."""
     lines = []
     for key, row in scored.rows.items():
         cells = []

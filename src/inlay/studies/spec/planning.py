@@ -36,8 +36,10 @@ _USUAL_LENGTH = 128
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """What becomes one record: an arm's setting on a task with a seed. A sequence, or a run of several tasks, has a
-    record for each task."""
+    """A run that a study asks for: an arm's setting on a task with a seed.
+
+    A sequence, or a run of several tasks, has a record for each task.
+    """
 
     id: str
     study: str
@@ -58,7 +60,7 @@ class PlannedRun:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells the items of several plans apart."""
+        """Return what tells the items of several plans apart."""
         return (self.study, self.id, self.arm.name)
 
     @property
@@ -68,13 +70,13 @@ class PlannedRun:
 
     @property
     def tier(self) -> int:
-        """How soon it is wanted: the first seed with the arm's first learning rate, its best-known one, before all."""
+        """Return how soon it is wanted: the first seed with the arm's first, best-known learning rate before all."""
         rates = list(self.arm.axes.get("lr", ()))
         return self.seed + (rates.index(self.axes["lr"]) if self.axes.get("lr") in rates else 0)
 
     @property
     def is_finetuned(self) -> bool:
-        """Whether it trains a copy of the backbone's weights."""
+        """Tell whether it trains a copy of the backbone's weights."""
         return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).is_finetuned
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a study's file says of its report: `[report]`, which rows, tables and figures, and `[[claims]]`, what is judged.
+"""The report of a study as its file has it: `[report]` names rows, tables and figures, `[[claims]]` what is judged.
 
 Rows are told apart by what was trained. A rule of `[[report.rows]]` takes the runs whose settings are as `where` says;
 with `each` it makes a row for every value of one setting. `{size}` in its key or label stands for that value, and in
@@ -48,7 +48,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class RowRule:
-    """Which runs make a row of a report, or several rows."""
+    """A rule that takes runs for a row of a report, or for several rows."""
 
     key: str
     """the row's name in claims and published tables: `adapters`, or `adapters-{size}` with `each`"""
@@ -81,7 +81,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class ReportSpec:
-    """How a study is shown."""
+    """The settings of a study's report."""
 
     order: int = 1000
     """its place in the report of all studies; those without one come last, by name"""
@@ -98,7 +98,7 @@ class ReportSpec:
     advice_title: str = ""
 
     def metric_of(self, task: str | None = None) -> str | None:
-        """What is shown of a task, or of all of them, where that is not each one's own metric."""
+        """Return what is shown of a task, or of all of them, where that is not each one's own metric."""
         return self.metrics.get(task or "") or self.metric or None
 
 

@@ -189,7 +189,7 @@ def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def has_profile(path: Path, profile: str) -> bool:
-    """Whether a study's file has a profile of this name."""
+    """Tell whether a study's file has a profile of this name."""
     return profile in read_tree(path).get("profiles", {})
 
 
@@ -222,7 +222,7 @@ def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
 
 
 def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    """What a profile says, laid over what the one it is based on does."""
+    """Return what a profile says, laid over what the one it is based on does."""
     found: dict[str, Any] = {}
     seen = [name]
     while True:

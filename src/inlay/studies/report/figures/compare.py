@@ -137,7 +137,7 @@ def _published_means(scored: ScoredStudy, keys: Sequence[str], reference: str) -
 
 
 def _limits(lines: Sequence[_Line]) -> tuple[float, float]:
-    """What of the axis is shown: all of ours with their errors, and published values not far outside."""
+    """Return what of the axis is shown: all of ours with their errors, and published values not far outside."""
     ours = [value for _, found, _ in lines for item in found.values() for value in _ends(item)]
     low, high = min([*ours, -1.0]), max([*ours, 1.0])
     reach = max(high - low, 2.0)

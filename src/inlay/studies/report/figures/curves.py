@@ -86,7 +86,7 @@ def _places(scored: ScoredStudy, tasks: Sequence[str], series: str) -> list[Plac
 
 
 def _draw_printed(axes: Any, scored: ScoredStudy, tasks: Sequence[str], rows: Mapping[float, str], mark: Mark) -> bool:
-    """What was published beside a method's line; whether there is any."""
+    """Return what was published beside a method's line; whether there is any."""
     printed = [
         (number, scored.published.value(key, scored.column(tasks[0])))
         for number, key in rows.items()

@@ -1,4 +1,4 @@
-"""How runs of several tasks learn: dev scores against steps, a panel for each task and one for their mean.
+"""Learning curves of runs of several tasks: dev scores against steps, a panel for each task and one for their mean.
 
 What a step budget cut short is to be seen here: a line that still rises at its end, a task that one method has learnt
 and another has not begun to.

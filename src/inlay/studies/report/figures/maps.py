@@ -173,7 +173,7 @@ def growth(scored: ScoredStudy, tasks: Sequence[str]) -> dict[str, list[float]]:
 
 
 def draw_forgetting(scored: ScoredStudy) -> Drawing | None:
-    """What each task scores after every step: one panel for a row, one line for a task."""
+    """Return what each task scores after every step: one panel for a row, one line for a task."""
     found = {spec.key: read_steps(spec.records, scored.study.tasks) for spec in scored.specs if spec.key in scored.rows}
     rows = {key: steps for key, steps in found.items() if len(steps) > 1}
     if not rows:

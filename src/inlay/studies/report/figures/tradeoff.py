@@ -204,7 +204,7 @@ def _draw_panel(axes: Any, scored: ScoredStudy, task: str) -> bool:
 
 
 def _cells(scored: ScoredStudy, kind: str, task: str) -> list[Cell | None]:
-    """Those of the planned rows of a kind, None where one has not been run."""
+    """Return the cells of the planned rows of a series, None where one has not been run."""
     return [scored.rows.get(key, {}).get(task) for key in planned_keys(scored, kind, task)]
 
 

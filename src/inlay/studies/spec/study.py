@@ -1,13 +1,14 @@
-"""A study as it is written down: `studies/NAME.toml` with its tasks, arms, axes and profiles.
+"""A study as it is written down: `studies/NAME.toml` with its tasks, arms, axes, profiles, report and claims.
 
 An arm is one row of a published table or one point of a figure. Its settings are put over the study's own, its axes
-make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`; studies
-of several tasks have `long`, and `multitask` has `longer`) lays its own values over all that: a table is merged key by
-key, a list or a value replaces what was there. With `base` a profile is laid over another one. Of arms that one table
-makes with `each`, a table named as one of them (`adapters-512` beside `adapters-{size}`) is laid over that one.
-Everything is checked on reading, so that what cannot be trained is refused before anything is. An arm may go on from
-what another study trained: `from = "multitask/hyperformer++"` is that study's arm under the same profile and on the
-same backbone. `most_samples` are the training rows that there are of a task, so that no arm of it asks for more.
+make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`, and of
+some studies others) lays its own values over all that: a table is merged key by key, a list or a value replaces what
+was there. With `base` a profile is laid over another one. Of arms that one table makes with `each`, a table named as
+one of them (`adapters-512` beside `adapters-{size}`) is laid over that one. Everything is checked on reading, so that
+what cannot be trained is refused before anything is. An arm may go on from what another study trained:
+`from = "STUDY/ARM"` is that study's arm under the same profile and on the same backbone. `most_samples` are the
+training rows that there are of a task, so that no arm of it asks for more. `[report]` and `[[claims]]` say how the
+study is shown and judged (`shown.py`); they are the same under every profile.
 """
 
 from __future__ import annotations

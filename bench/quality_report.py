@@ -14,7 +14,7 @@ from typing import Any
 
 from report import say, write_whole
 
-from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.report.chart import (
     ADAPTERS,
     INK,
@@ -419,8 +419,8 @@ def _draw_system(left: Any, right: Any, scores: Scores, name: str, mark: Mark) -
         shared, own = scores.cells(size, (base, name)), scores.cells(size, (name,))
         if shared:
             value = scores.mean(name, shared) - scores.mean(base, shared)
-            differences.append((float(size), Estimate(value, 0.0)))
+            differences.append((float(size), MeanWithError(value, 0.0)))
         if own:
-            costs.append((float(size), Estimate(scores.mean_cpu(name, own), 0.0)))
+            costs.append((float(size), MeanWithError(scores.mean_cpu(name, own), 0.0)))
     draw_series(left, differences, mark)
     draw_series(right, costs, mark)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import zlib
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from inlay.model.bank.methods import METHODS
+from inlay.settings.run_config import RunConfig, overlay
+from inlay.settings.trees import read_tree
 from inlay.studies.run.records import Record
+from inlay.studies.spec.shown import read_claims, read_report
+from inlay.studies.spec.study import Arm, Point, Study
 
 GLUE = {
     "glue/cola": ("matthews", 0.58),
@@ -42,79 +49,45 @@ MAJORITY = {"glue/mnli": 0.354, "glue/cola": 0.691}
 BACKBONE = 109_486_464
 
 
-@dataclass(frozen=True)
-class FakeMethod:
-    """The method of a planned run, by its arm's title."""
-
-    title: str
-    size: int | None
+STUDY_FILES = Path(__file__).parents[2] / "studies"
 
 
 @dataclass(frozen=True)
-class FakeTrain:
-    """The training of a planned run, by its axes."""
+class LooseArm(Arm):
+    """An arm whose grid is given point by point; by itself one point, which a record with any axes is of."""
 
-    axes: str
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class FakeJoint:
-    """How a planned run trains several tasks: nothing is said of it."""
-
-
-@dataclass(frozen=True)
-class FakeConfig:
-    """The settings of a planned run."""
-
-    method: FakeMethod
-    train: FakeTrain
-    joint: FakeJoint = FakeJoint()
-
-
-@dataclass(frozen=True)
-class FakePoint:
-    """One setting of an arm."""
-
-    axes: dict[str, Any]
-    config: FakeConfig
-
-
-@dataclass(frozen=True)
-class FakeArm:
-    """An arm as a study's file has it."""
-
-    title: str
-    tasks: tuple[str, ...]
     grid: tuple[dict[str, Any], ...] = ({},)
-    """the settings that are planned; by itself one, which any record is of"""
-    seeds: int = 1
-    kind: str = "runs"
-    min_layers: int = 0
-    sample: int | None = None
-    source: str = ""
 
-    def points(self, per_task: Any) -> list[FakePoint]:
-        """The grid; a task's own settings are laid over it."""
-        own = [axes | {key: value for key, value in per_task.items() if key in axes} for axes in self.grid]
-        return [
-            FakePoint(axes, FakeConfig(FakeMethod(self.title, axes.get("size")), FakeTrain(repr(axes)))) for axes in own
-        ]
+    def points(self, per_task: Any = None) -> list[Point]:
+        """The grid; a task's own settings are laid over it. What tells arms apart is their title."""
+        own = [axes | {key: value for key, value in (per_task or {}).items() if key in axes} for axes in self.grid]
+        return [Point(axes, self._config(axes)) for axes in own]
+
+    def _config(self, axes: dict[str, Any]) -> RunConfig:
+        tree: dict[str, dict[str, Any]] = {"method": {"scale": 1 + zlib.crc32(self.title.encode()) % 9973 / 10_000}}
+        for key, value in axes.items():
+            tree.setdefault("method" if key in ("size", "init_std") else "train", {})[key] = value
+        return overlay(self.base(), tree)
 
 
-@dataclass(frozen=True)
-class FakeStudy:
-    """A study as `studies/spec/study.py` reads it, as far as it is shown."""
-
-    name: str
-    tasks: tuple[str, ...]
-    arms: dict[str, FakeArm]
-    report_on: str = "dev"
-    published: str = ""
-    title: str = "A study"
-    source: str = "a paper"
-    notes: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
+def settings_of(arm: str) -> dict[str, dict[str, Any]]:
+    """The method and training of an arm, by its name here: what rows are found by."""
+    stem, _, number = arm.rpartition("-")
+    has_number = number.isdigit()
+    kind = stem if has_number else arm
+    methods = {
+        "full": "full", "full-slow": "full", "sequence": "full", "adapters": "houlsby", "top": "top",
+        "hyperformer": "hyperformer", "hyperformer++": "hyperformer++", "adapters-multi": "mahabadi-multi",
+        "single-adapters": "mahabadi-multi", "multi-full": "full-multi", "single-full": "full-multi",
+    }  # fmt: skip
+    method: dict[str, Any] = {"name": methods.get(kind, arm if arm in METHODS else "pfeiffer")}
+    if kind.startswith(("head-", "features-")):
+        method["name"] = "head"
+    if kind == "adapters" and has_number:
+        method["size"] = int(number)
+    if kind == "top" and has_number:
+        method["layers"] = f"-{number}:"
+    return {"method": method, "train": {"hidden": "tanh"} if arm.endswith("-mlp") else {}}
 
 
 @dataclass
@@ -132,6 +105,7 @@ class Bench:
         axes, seed = more.pop("axes", {}), more.pop("seed", 0)
         method = more.pop("method", {}) | {key: value for key, value in axes.items() if key in ("size", "init_std")}
         train = {key: value for key, value in axes.items() if key in ("lr", "epochs")} | {"seed": seed}
+        own = settings_of(arm)
         text = repr((self.study, arm, task, axes, seed, method))
         dev = {metric: score} | more.pop("dev", {"accuracy": score} if metric != "spearman" else {"pearson": score})
         if metric in ("f1", "matthews"):  # what the error of rows is computed from
@@ -148,7 +122,7 @@ class Bench:
             "axes": axes,
             "trained_parameters": 2_419_202,
             "backbone_parameters": BACKBONE,
-            "num_train": 2490,
+            "num_train": _sample_of(arm) or 2490,
             "metric": metric,
             "dev": dev,
             "test": None,
@@ -160,7 +134,7 @@ class Bench:
             "hardware": "NVIDIA H200",
             "versions": {"torch": "2.11.0"},
             "date": "2026-11-15T12:00:00+00:00",
-            "config": {"method": {"name": arm, **method}, "train": train},
+            "config": {"method": own["method"] | method, "train": own["train"] | train},
             "extra": {},
         }
         # So many rows that they have no error to speak of: what is drawn here are seeds.
@@ -180,10 +154,37 @@ def top_parameters(layers: int) -> int:
     return 7_087_872 * layers + 1_538
 
 
-def study(name: str, tasks: Any, arms: dict[str, str], **more: Any) -> FakeStudy:
-    """A study whose arms all have all tasks."""
-    made = {arm: FakeArm(title, tuple(tasks)) for arm, title in arms.items()}
-    return FakeStudy(name, tuple(tasks), made, published=more.pop("published", name), **more)
+def study(name: str, tasks: Any, arms: dict[str, str], **more: Any) -> Study:
+    """A study whose arms all have all tasks; its report and claims are those of the study's file, if it has one."""
+    path = STUDY_FILES / f"{name}.toml"
+    tree = read_tree(path) if path.is_file() else {}
+    made = {
+        arm: LooseArm(arm, "runs", title, settings_of(arm), {}, 1, tuple(tasks), sample=_sample_of(arm))
+        for arm, title in arms.items()
+    }
+    values: dict[str, Any] = {
+        "title": "A study",
+        "profile": "device",
+        "source": "a paper",
+        "report_on": "dev",
+        "published": name,
+        "notes": (),
+        "backbone": "mpnet-base",
+        "data": {},
+        "report": read_report(tree.get("report", {}), ()),
+        "claims": read_claims(name, tree.get("claims", ())),
+    }
+    return Study(**{"name": name, "tasks": tuple(tasks), "arms": made, **values, **more})
+
+
+def _sample_of(arm: str) -> int | None:
+    stem, _, number = arm.rpartition("-")
+    return int(number) if stem in ("hyperformer++", "adapters-multi", "multi-full") and number.isdigit() else None
+
+
+CLAIMS = tuple(
+    claim for path in sorted(STUDY_FILES.glob("*.toml")) for claim in read_claims(path.stem, read_tree(path)["claims"])
+)
 
 
 def _fill(bench: Bench, arm: str, tasks: Any, shift: float, **more: Any) -> None:
@@ -201,7 +202,7 @@ def _fill(bench: Bench, arm: str, tasks: Any, shift: float, **more: Any) -> None
                 bench.add(arm, task, score, axes={"lr": lr, **axes}, seed=seed, test=test, **more)
 
 
-def glue() -> tuple[FakeStudy, list[Record]]:
+def glue() -> tuple[Study, list[Record]]:
     """The main table."""
     bench = Bench("glue")
     _fill(bench, "full", GLUE, 0.0, trained_parameters=BACKBONE - 590_592)
@@ -211,7 +212,7 @@ def glue() -> tuple[FakeStudy, list[Record]]:
     return study("glue", GLUE, arms, title="GLUE: full fine-tuning against adapters"), bench.records
 
 
-def extra() -> tuple[FakeStudy, list[Record]]:
+def extra() -> tuple[Study, list[Record]]:
     """The additional tasks, on test."""
     bench = Bench("extra")
     for task, (_, level) in EXTRA.items():
@@ -222,14 +223,15 @@ def extra() -> tuple[FakeStudy, list[Record]]:
         _fill(bench, f"top-{layers}", EXTRA, -0.01, trained_parameters=top_parameters(layers), on_test=True)
     _fill(bench, "adapters", EXTRA, -0.003, axes={"size": 64}, on_test=True)
     _fill(bench, "none", EXTRA, -0.002, trained_parameters=3_006_720, on_test=True)
-    arms = {"baseline": "TF-IDF, no transformer", "full": "full fine-tuning", "adapters": "adapters", "none": "none"}
+    arms = {"baseline": "TF-IDF, no transformer", "full": "full fine-tuning", "adapters": "adapters",
+            "none": "`none` (not shared)"}  # fmt: skip
     arms |= {f"top-{layers}": f"top {layers}" for layers in (1, 3, 6, 9)}
     made = study("extra", EXTRA, arms, report_on="test", title="Additional classification tasks")
     made.arms["baseline"] = replace(made.arms["baseline"], kind="baseline")
     return made, bench.records
 
 
-def tradeoff() -> tuple[FakeStudy, list[Record]]:
+def tradeoff() -> tuple[Study, list[Record]]:
     """Score against trained parameters."""
     bench, tasks = Bench("tradeoff"), [task for task in GLUE if task != "glue/wnli"]
     _fill(bench, "full", tasks, 0.0, trained_parameters=BACKBONE - 590_592)
@@ -244,7 +246,7 @@ def tradeoff() -> tuple[FakeStudy, list[Record]]:
     return study("tradeoff", tasks, arms, title="Score against trained parameters"), bench.records
 
 
-def squad() -> tuple[FakeStudy, list[Record]]:
+def squad() -> tuple[Study, list[Record]]:
     """F1 against parameters."""
     bench = Bench("squad")
     _fill(bench, "full", ["squad"], 0.0, trained_parameters=BACKBONE - 590_592)
@@ -254,7 +256,7 @@ def squad() -> tuple[FakeStudy, list[Record]]:
     return study("squad", ["squad"], arms, title="SQuAD v1.1"), bench.records
 
 
-def ablation(num_layers: int = 12) -> tuple[FakeStudy, list[Record]]:
+def ablation(num_layers: int = 12) -> tuple[Study, list[Record]]:
     """Every span removed: the upper the layers and the more of them, the more is lost, down to the majority."""
     bench, tasks = Bench("ablation"), ["glue/mnli", "glue/cola"]
     for task in tasks:
@@ -272,7 +274,7 @@ def ablation(num_layers: int = 12) -> tuple[FakeStudy, list[Record]]:
     return study("ablation", tasks, arms, title="Removing trained adapters"), bench.records
 
 
-def init() -> tuple[FakeStudy, list[Record]]:
+def init() -> tuple[Study, list[Record]]:
     """Flat below 1e-2, falling above."""
     bench, tasks = Bench("init"), ["glue/mnli", "glue/cola"]
     for task, (level, drop) in {"glue/mnli": (0.79, 0.05), "glue/cola": (0.83, 0.14)}.items():
@@ -282,10 +284,13 @@ def init() -> tuple[FakeStudy, list[Record]]:
                 score = level - drop * max(0, power + 2) / 2 + draw.gauss(0, 0.004)
                 axes = {"init_std": 10.0**power, "lr": 3e-4}
                 bench.add("adapters-64", task, score, axes=axes, seed=seed, metric="accuracy")
-    return study("init", tasks, {"adapters-64": "adapters (64)"}, title="Scale of the initial values"), bench.records
+    made = study("init", tasks, {"adapters-64": "adapters (64)"}, title="Scale of the initial values")
+    grid = tuple({"init_std": 10.0**power, "lr": 3e-4} for power in range(-7, 1))
+    made.arms["adapters-64"] = replace(made.arms["adapters-64"], grid=grid)
+    return made, bench.records
 
 
-def sizes() -> tuple[FakeStudy, list[Record]]:
+def sizes() -> tuple[Study, list[Record]]:
     """Stable over sizes."""
     bench, tasks = Bench("sizes"), [task for task in GLUE if task != "glue/stsb"]
     for size in (8, 64, 256):
@@ -294,7 +299,7 @@ def sizes() -> tuple[FakeStudy, list[Record]]:
     return study("sizes", tasks, arms, title="Adapter sizes"), bench.records
 
 
-def extensions() -> tuple[FakeStudy, list[Record]]:
+def extensions() -> tuple[Study, list[Record]]:
     """The paper's negative results."""
     bench, tasks = Bench("extensions"), ["glue/cola", "glue/mrpc", "glue/rte", "glue/mnli"]
     arms = {
@@ -312,7 +317,7 @@ def extensions() -> tuple[FakeStudy, list[Record]]:
     return study("extensions", tasks, arms, title="Extensions of the adapter"), bench.records
 
 
-def sharing() -> tuple[FakeStudy, list[Record]]:
+def sharing() -> tuple[Study, list[Record]]:
     """Four ways of sharing, on GLUE and on the additional tasks."""
     bench = Bench("sharing")
     tasks = [task for task in GLUE if task != "glue/wnli"] + list(EXTRA)
@@ -323,7 +328,7 @@ def sharing() -> tuple[FakeStudy, list[Record]]:
     return study("sharing", tasks, {arm: arm for arm in (*counts, "full")}, title="Shared adapters"), bench.records
 
 
-def stream() -> tuple[FakeStudy, list[Record]]:
+def stream() -> tuple[Study, list[Record]]:
     """Adapters keep what they had; one network fine-tuned through the same sequence forgets."""
     bench = Bench("stream")
     tasks = [task for task in GLUE if task not in ("glue/wnli", "glue/mnli")]
@@ -342,7 +347,7 @@ def stream() -> tuple[FakeStudy, list[Record]]:
     return study("stream", tasks, arms, title="Tasks one after another"), bench.records
 
 
-def methods() -> tuple[FakeStudy, list[Record]]:
+def methods() -> tuple[Study, list[Record]]:
     """Every method."""
     bench, tasks = Bench("methods", backbone="minilm"), ["glue/cola", "glue/mrpc", "glue/rte", "glue/stsb"]
     counts = {
@@ -361,7 +366,7 @@ def methods() -> tuple[FakeStudy, list[Record]]:
     return study("methods", tasks, arms, title="Every method", published=""), bench.records
 
 
-def features() -> tuple[FakeStudy, list[Record]]:
+def features() -> tuple[Study, list[Record]]:
     """Frozen features against tuning."""
     bench, tasks = Bench("features"), ["glue/sst2", "glue/mnli", "glue/mrpc", "glue/stsb"]
     arms = {"features-cls": -0.2, "features-mean": -0.14, "features-mix": -0.08, "features-mix-mlp": -0.06}
@@ -374,7 +379,7 @@ def features() -> tuple[FakeStudy, list[Record]]:
     )
 
 
-def uva() -> tuple[FakeStudy, list[Record]]:
+def uva() -> tuple[Study, list[Record]]:
     """The student reproduction."""
     bench = Bench("uva")
     for task, level in {"glue/mrpc": 0.87, "glue/cola": 0.83}.items():
@@ -414,7 +419,7 @@ def _fill_joint(bench: Bench, arm: str, tasks: Any, shift: float, **more: Any) -
 JOINT_TASKS = ("glue/cola", "glue/sst2", "glue/mrpc", "glue/stsb", "glue/rte", "glue/mnli")
 
 
-def multitask() -> tuple[FakeStudy, list[Record]]:
+def multitask() -> tuple[Study, list[Record]]:
     """Several tasks as one run."""
     bench = Bench("multitask", backbone="flan-t5-small")
     arms = {
@@ -427,7 +432,7 @@ def multitask() -> tuple[FakeStudy, list[Record]]:
     return study("multitask", JOINT_TASKS, {arm: arm for arm in arms}, title="Several tasks"), bench.records
 
 
-def fewshot() -> tuple[FakeStudy, list[Record]]:
+def fewshot() -> tuple[Study, list[Record]]:
     """Few samples of new tasks."""
     bench, arms = Bench("fewshot", backbone="flan-t5-small"), {}
     for method, shift in {"multi-full": 0.0, "adapters-multi": -0.01, "hyperformer++": 0.02}.items():
@@ -445,7 +450,7 @@ def fewshot() -> tuple[FakeStudy, list[Record]]:
     return made, bench.records
 
 
-def lowresource() -> tuple[FakeStudy, list[Record]]:
+def lowresource() -> tuple[Study, list[Record]]:
     """Few rows a task."""
     bench, arms = Bench("lowresource", backbone="flan-t5-small"), {}
     for method, shift in {"multi-full": 0.0, "adapters-multi": -0.01, "hyperformer++": 0.02}.items():
@@ -455,7 +460,7 @@ def lowresource() -> tuple[FakeStudy, list[Record]]:
     return study("lowresource", JOINT_TASKS, arms, published="", title="Few rows a task"), bench.records
 
 
-def hyper_ablation() -> tuple[FakeStudy, list[Record]]:
+def hyper_ablation() -> tuple[Study, list[Record]]:
     """Parts taken out."""
     bench = Bench("hyper-ablation", backbone="flan-t5-small")
     arms = {
@@ -467,12 +472,12 @@ def hyper_ablation() -> tuple[FakeStudy, list[Record]]:
     return study("hyper-ablation", JOINT_TASKS, {arm: arm for arm in arms}, title="Parts"), bench.records
 
 
-def embeddings() -> tuple[FakeStudy, list[Record]]:
+def embeddings() -> tuple[Study, list[Record]]:
     """Tasks of a kind lie together."""
     bench = Bench("embeddings", backbone="flan-t5-small")
     _fill_joint(bench, "hyperformer++", JOINT_TASKS, 0.0, embeds=True)
-    arms, more = {"hyperformer++": "HyperFormer++"}, {"figures": ("embeddings",), "title": "Embeddings"}
-    return study("embeddings", JOINT_TASKS, arms, published="", **more), bench.records
+    arms = {"hyperformer++": "HyperFormer++"}
+    return study("embeddings", JOINT_TASKS, arms, published="", title="Embeddings"), bench.records
 
 
 _MAKERS = (

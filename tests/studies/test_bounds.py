@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from inlay.studies.judge.bounds import (
-    Estimate,
+    MeanWithError,
     average,
     combine,
     deviations,
@@ -63,7 +63,7 @@ def test_degrees_of_freedom_are_never_fewer_than_the_least_of_the_parts():
 
 
 def test_errors_of_rows_add_up_in_a_sum_and_are_at_most_independent_in_a_difference():
-    values = [Estimate(1.0, 0.1, 3, 2, rows=0.3), Estimate(2.0, 0.1, 3, 2, rows=0.4)]
+    values = [MeanWithError(1.0, 0.1, 3, 2, rows=0.3), MeanWithError(2.0, 0.1, 3, 2, rows=0.4)]
     assert mean_of_all(values).rows == pytest.approx(0.35)
     assert difference(*values).rows == pytest.approx(0.5)
     assert combine(values, [1.0, 1.0]).rows == pytest.approx(0.7)
@@ -71,21 +71,26 @@ def test_errors_of_rows_add_up_in_a_sum_and_are_at_most_independent_in_a_differe
 
 
 def test_deviations_from_a_mean_have_the_error_of_both():
-    values = [Estimate(1.0, 0.3, 3, 2), Estimate(3.0, 0.6, 3, 2), Estimate(5.0, 0.9, 3, 2)]
+    values = [MeanWithError(1.0, 0.3, 3, 2), MeanWithError(3.0, 0.6, 3, 2), MeanWithError(5.0, 0.9, 3, 2)]
     found = deviations(values)
     assert [item.mean for item in found] == pytest.approx([-2.0, 0.0, 2.0])
     assert found[0].sem == pytest.approx(math.hypot(2 / 3 * 0.3, 0.6 / 3, 0.9 / 3))
 
 
 def test_a_bound_and_its_chance_belong_together():
-    for value in (Estimate(0, 0.5, 3, 2, 0.4), Estimate(0, 0.5, 9, 8), Estimate(0, 0.0, 3, 2, 0.4), Estimate(0, 0.5)):
+    for value in (
+        MeanWithError(0, 0.5, 3, 2, 0.4),
+        MeanWithError(0, 0.5, 9, 8),
+        MeanWithError(0, 0.0, 3, 2, 0.4),
+        MeanWithError(0, 0.5),
+    ):
         for chance in (0.001, 0.05, 0.3):
             width = reach(value, chance, new_rows=True)
             assert tail(value, width, new_rows=True) == pytest.approx(chance, rel=1e-6)
             assert tail(value, -width, new_rows=True) == pytest.approx(1 - chance, rel=1e-6)
-    assert tail(Estimate(0.0, 1.0, 3, 2), 2.0) == pytest.approx(stats.t.sf(2.0, 2))
-    assert tail(Estimate(0.0, 1.0), 2.0) == pytest.approx(stats.norm.sf(2.0))
-    assert reach(Estimate(0, 0.5, 3, 2, 0.4)) < reach(Estimate(0, 0.5, 3, 2, 0.4), new_rows=True)
+    assert tail(MeanWithError(0.0, 1.0, 3, 2), 2.0) == pytest.approx(stats.t.sf(2.0, 2))
+    assert tail(MeanWithError(0.0, 1.0), 2.0) == pytest.approx(stats.norm.sf(2.0))
+    assert reach(MeanWithError(0, 0.5, 3, 2, 0.4)) < reach(MeanWithError(0, 0.5, 3, 2, 0.4), new_rows=True)
 
 
 @pytest.mark.parametrize("seeds", [2, 3])

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from inlay.studies.judge.bounds import Estimate, estimate, moderate, reach
-from inlay.studies.judge.claims import CLAIMS, describe_agreement, judge_claims
-from inlay.studies.judge.hyper_claims import _join
+from inlay.studies.judge.bounds import MeanWithError, estimate, moderate, reach
+from inlay.studies.judge.claims import describe_agreement, judge_claims
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import read_published
-from inlay.studies.judge.rows import score_study
+from inlay.studies.judge.rules import join_series
+from inlay.studies.judge.scored import score_study
 from inlay.studies.judge.verdicts import (
     CONFIRMED,
     NONE,
     OPEN,
     UNKNOWN,
-    Verdict,
+    ClaimVerdict,
     above,
     all_of,
     any_of,
@@ -36,16 +36,16 @@ from inlay.studies.judge.verdicts import (
 )
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
-CLAIM_STUDY = {claim.name: claim.study for claim in CLAIMS}
+CLAIM_STUDY = {claim.name: claim.study for claim in synthetic.CLAIMS}
 
 
 def verdicts(study, records) -> dict[str, str]:
     return {name: verdict.status for name, verdict in judged(study, records).items()}
 
 
-def judged(study, records) -> dict[str, Verdict]:
+def judged(study, records) -> dict[str, ClaimVerdict]:
     scored = score_study(study, records, read_published(PUBLISHED, study.published))
-    return {item.claim.name: item.verdict for item in judge_claims({study.name: scored})}
+    return {item.claim.name: item.verdict for item in judge_claims(synthetic.CLAIMS, {study.name: scored})}
 
 
 def compare(study: str, arms: dict[str, tuple[float, int]], tasks=("glue/rte", "glue/mrpc"), seeds=3, epochs=()):
@@ -63,28 +63,28 @@ def compare(study: str, arms: dict[str, tuple[float, int]], tasks=("glue/rte", "
 
 
 def test_the_95_percent_bound_decides_and_what_it_spans_is_open():
-    assert at_most(Estimate(0.3, 0.05), 0.4).status == "confirmed"
-    assert at_most(Estimate(0.3, 0.08), 0.4).status == "open"
-    assert at_most(Estimate(0.7, 0.2), 0.4).status == "open"
-    assert at_most(Estimate(0.7, 0.15), 0.4).status == "not confirmed"
-    assert at_least(Estimate(0.7, 0.15), 0.4).status == "confirmed"
-    assert at_least(Estimate(0.0, 0.2), 0.4).status == "not confirmed"
-    assert above(Estimate(0.2, 0.1), 0.0).status == "confirmed"
-    assert above(Estimate(0.0, 0.0), 0.0).status == "not confirmed"
-    assert at_most(Estimate(0.4, 0.0), 0.4).status == "confirmed"
-    assert above(Estimate(0.1, 0.2), 0.0).status == "open"
+    assert at_most(MeanWithError(0.3, 0.05), 0.4).status == "confirmed"
+    assert at_most(MeanWithError(0.3, 0.08), 0.4).status == "open"
+    assert at_most(MeanWithError(0.7, 0.2), 0.4).status == "open"
+    assert at_most(MeanWithError(0.7, 0.15), 0.4).status == "not confirmed"
+    assert at_least(MeanWithError(0.7, 0.15), 0.4).status == "confirmed"
+    assert at_least(MeanWithError(0.0, 0.2), 0.4).status == "not confirmed"
+    assert above(MeanWithError(0.2, 0.1), 0.0).status == "confirmed"
+    assert above(MeanWithError(0.0, 0.0), 0.0).status == "not confirmed"
+    assert at_most(MeanWithError(0.4, 0.0), 0.4).status == "confirmed"
+    assert above(MeanWithError(0.1, 0.2), 0.0).status == "open"
 
 
 def test_few_seeds_widen_the_bound():
     # Student's t: 6.31 with one degree of freedom, 2.92 with two, 1.64 with as many as there are.
     for freedom, quantile in ((1, 6.314), (2, 2.920), (None, 1.645)):
-        assert reach(Estimate(0.0, 1.0, 2, freedom)) == pytest.approx(quantile, abs=1e-3)
-    assert above(Estimate(0.5, 0.1, 2, 1), 0.0).status == "open"
-    assert above(Estimate(0.5, 0.1, 20, 19), 0.0).status == "confirmed"
+        assert reach(MeanWithError(0.0, 1.0, 2, freedom)) == pytest.approx(quantile, abs=1e-3)
+    assert above(MeanWithError(0.5, 0.1, 2, 1), 0.0).status == "open"
+    assert above(MeanWithError(0.5, 0.1, 20, 19), 0.0).status == "confirmed"
 
 
 def test_of_several_conditions_the_weakest_confirms_and_one_that_is_broken_counts_by_how_many_there_are():
-    broken, kept, unclear = (at_most(Estimate(mean, 0.25, 3, 20), 0.5) for mean in (1.0, 0.0, 0.5))
+    broken, kept, unclear = (at_most(MeanWithError(mean, 0.25, 3, 20), 0.5) for mean in (1.0, 0.0, 0.5))
     assert broken.status == "not confirmed"
     assert all_of([broken, *[unclear] * 6]).status == "open", "one of seven is broken so by chance"
     assert all_of([kept] * 7).status == "confirmed", "who must all keep it are not picked"
@@ -92,7 +92,7 @@ def test_of_several_conditions_the_weakest_confirms_and_one_that_is_broken_count
     assert all_of([broken, fact(True)]).status == "not confirmed", "what is no draw is not counted"
     assert all_of([kept, fact(False)]).status == "not confirmed"
     assert all_of([]).status == "open"
-    assert any_of([at_most(Estimate(-0.5, 0.25, 3, 20), 0.5), *[broken] * 2]).status == "confirmed"
+    assert any_of([at_most(MeanWithError(-0.5, 0.25, 3, 20), 0.5), *[broken] * 2]).status == "confirmed"
     assert any_of([kept, *[unclear] * 6]).status == "open", "one of seven is kept so by chance"
     assert any_of([broken] * 3).status == "not confirmed"
     assert bracket([kept, kept]).status == "confirmed"
@@ -103,7 +103,7 @@ def test_of_several_conditions_the_weakest_confirms_and_one_that_is_broken_count
 
 
 def test_a_verdict_is_about_new_rows_and_says_what_it_is_for_these():
-    near = Estimate(0.0, 0.1, 3, 20, rows=0.4)
+    near = MeanWithError(0.0, 0.1, 3, 20, rows=0.4)
     found = verdict(at_most(near, 0.5), "close")
     assert found.status == "open"
     assert found.sentence == "close; for these very rows, without the error of drawing others: confirmed"
@@ -114,17 +114,19 @@ def test_a_verdict_is_about_new_rows_and_says_what_it_is_for_these():
 
 def test_verdicts_stand_together_by_holms_steps():
     chances = [0.001, 0.012, 0.03, 0.04, 1.0]
-    found = [Verdict(CONFIRMED if chance < 0.05 else OPEN, "", chance=chance) for chance in chances]
+    found = [ClaimVerdict(CONFIRMED if chance < 0.05 else OPEN, "", chance=chance) for chance in chances]
     # 0.05 / 5 = 0.01, 0.05 / 4 = 0.0125, 0.05 / 3 = 0.017: the third is too likely, and ends it.
     assert hold_together(found) == [True, True, False, False, False]
-    untested = [Verdict(NONE, "not run"), verdict(UNKNOWN, "nothing to test by")]
+    untested = [ClaimVerdict(NONE, "not run"), verdict(UNKNOWN, "nothing to test by")]
     assert hold_together([*found, *untested]) == [True, True, *[False] * 5], "what was not tested is not counted"
     assert hold_together([]) == []
 
 
 def test_one_seed_leaves_every_claim_open():
-    alone = [at_most(Estimate(0.3), 0.4), at_most(Estimate(0.5), 0.4), at_least(Estimate(0.7), 0.4)]
-    assert {item.status for item in [*alone, above(Estimate(0.2), 0.0), above(Estimate(-0.2), 0.0)]} == {"open"}
+    alone = [at_most(MeanWithError(0.3), 0.4), at_most(MeanWithError(0.5), 0.4), at_least(MeanWithError(0.7), 0.4)]
+    assert {item.status for item in [*alone, above(MeanWithError(0.2), 0.0), above(MeanWithError(-0.2), 0.0)]} == {
+        "open"
+    }
     judged = set()
     for name, make in synthetic.STUDIES.items():
         if name == "stream":  # there an answer moved, or it did not
@@ -132,7 +134,7 @@ def test_one_seed_leaves_every_claim_open():
         study, records = make()
         alone = [record for record in records if record.seed == 0]
         scored = score_study(study, alone, read_published(PUBLISHED, study.published))
-        for item in judge_claims({study.name: scored}):
+        for item in judge_claims(synthetic.CLAIMS, {study.name: scored}):
             if item.claim.name == "glue-total":  # parameters are counted, not drawn
                 continue
             if item.verdict.status != "–" and "was not" not in item.verdict.sentence and item.claim.study == name:
@@ -142,7 +144,9 @@ def test_one_seed_leaves_every_claim_open():
     study, records = compare("squad", {"full": (86.0, 100), "adapters-64": (85.7, 2)}, tasks=("squad",), seeds=1)
     scored = score_study(study, records, read_published(PUBLISHED, "squad"))
     assert all("open, with one seed" in sentence for sentence in describe_agreement(scored))
-    gap = next(item.verdict for item in judge_claims({"glue": _one_seed()}) if item.claim.name == "glue-0.4")
+    gap = next(
+        item.verdict for item in judge_claims(synthetic.CLAIMS, {"glue": _one_seed()}) if item.claim.name == "glue-0.4"
+    )
     assert "(2 pairs, of one seed)" in gap.sentence
 
 
@@ -156,15 +160,23 @@ def test_few_shot_claims_are_open_while_all_seeds_go_on_from_one_run():
     started = [dataclasses.replace(item, config={**item.config, "joint": {"start": "a" * 16}}) for item in records]
     for given, is_said in ((started, True), (records, False)):
         scored = score_study(study, given, read_published(PUBLISHED, study.published))
-        found = [item.verdict.sentence for item in judge_claims({"fewshot": scored}) if item.claim.study == "fewshot"]
+        found = [
+            item.verdict.sentence
+            for item in judge_claims(synthetic.CLAIMS, {"fewshot": scored})
+            if item.claim.study == "fewshot"
+        ]
         assert all(("go on from one trained run" in sentence) is is_said for sentence in found)
-        statuses = {item.verdict.status for item in judge_claims({"fewshot": scored}) if item.claim.study == "fewshot"}
+        statuses = {
+            item.verdict.status
+            for item in judge_claims(synthetic.CLAIMS, {"fewshot": scored})
+            if item.claim.study == "fewshot"
+        }
         assert (statuses == {"open"}) is is_said
 
 
 def test_what_was_not_run_has_no_verdict():
-    assert {item.verdict.status for item in judge_claims({})} == {"–"}
-    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
+    assert {item.verdict.status for item in judge_claims(synthetic.CLAIMS, {})} == {"–"}
+    assert len({claim.name for claim in synthetic.CLAIMS}) == len(synthetic.CLAIMS)
 
 
 @pytest.mark.parametrize(
@@ -280,11 +292,11 @@ def test_top_layers_are_above_full_fine_tuning_only_beyond_the_luckiest_of_many_
 
 
 def test_no_task_is_surer_than_all_are_on_average():
-    quiet, loud = Estimate(1.0, 0.0, 2, 1), Estimate(0.0, 2.0, 2, 1)
+    quiet, loud = MeanWithError(1.0, 0.0, 2, 1), MeanWithError(0.0, 2.0, 2, 1)
     found = moderate([quiet, loud])
     # Variances 0 and 2 · 2²: their mean is 4, half of it for the mean of two seeds; the loud one keeps its own.
     assert [item.sem for item in found] == pytest.approx([2**0.5, 2.0])
-    assert moderate([Estimate(1.0), Estimate(0.0)])[0].sem is None
+    assert moderate([MeanWithError(1.0), MeanWithError(0.0)])[0].sem is None
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -423,9 +435,15 @@ def test_what_hypernetworks_are_claimed_to_do_is_judged_by_paired_runs():
         found = verdicts(study, records)
         assert {found[claim] for claim in wanted} == {"confirmed"}, name
         turned = {"hyperformer++": "adapters-multi", "adapters-multi": "hyperformer++"}
-        swapped = [dataclasses.replace(item, arm=_swap(item.arm, turned)) for item in records]
+        swapped = [_as_arm(item, _swap(item.arm, turned)) for item in records]
         if name in ("multitask", "fewshot", "lowresource"):
             assert verdicts(study, swapped)[wanted[min(1, name == "multitask")]] == "not confirmed"
+
+
+def _as_arm(record, arm: str):
+    """The same scores, as if another arm had trained for them."""
+    config = {**record.config, "method": synthetic.settings_of(arm)["method"]}
+    return dataclasses.replace(record, arm=arm, config=config)
 
 
 def _swap(arm: str, turned: dict[str, str]) -> str:
@@ -439,7 +457,7 @@ def test_numbers_of_samples_that_a_seed_draws_from_one_order_are_no_draws_of_the
     """4 samples are among the 16 of the same seed: what varies are seeds and tasks, or seeds alone in a joint run."""
     study, records = synthetic.STUDIES[name]()
     scored = score_study(study, records, read_published(PUBLISHED, study.published))
-    paired = pair(*(_join(scored, method) for method in ("hyperformer++", "adapters-multi")))
+    paired = pair(*(join_series(scored, method) for method in ("hyperformer++", "adapters-multi")))
     assert 3 - 1 <= paired.estimate.freedom <= num_draws * (3 - 1)
     assert paired.num_pairs == num_draws * 3
 
@@ -473,7 +491,7 @@ def test_embeddings_that_know_no_kinds_confirm_nothing():
 
 def sentence_of(study, records, claim):
     scored = score_study(study, records, read_published(PUBLISHED, study.published))
-    found = {item.claim.name: item.verdict for item in judge_claims({study.name: scored})}
+    found = {item.claim.name: item.verdict for item in judge_claims(synthetic.CLAIMS, {study.name: scored})}
     return found[claim].status, found[claim].sentence
 
 

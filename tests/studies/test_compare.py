@@ -12,17 +12,17 @@ import pytest
 import synthetic
 
 from inlay.errors import UnknownName
-from inlay.studies.judge.bounds import Estimate
-from inlay.studies.judge.extras import forgotten, read_ablations, read_spans, read_steps
+from inlay.studies.judge.bounds import MeanWithError
+from inlay.studies.judge.gaps import find_gaps
 from inlay.studies.judge.published import read_published
-from inlay.studies.judge.rows import name_column, score_study
-from inlay.studies.judge.series import planned_keys
+from inlay.studies.judge.rows import name_column
+from inlay.studies.judge.scored import score_study
+from inlay.studies.judge.series import forgotten, planned_keys, read_ablations, read_spans, read_steps
 from inlay.studies.report.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
 from inlay.studies.report.figures import curves, learning, maps, tradeoff
 from inlay.studies.report.figures.compare import _difference_lines, draw_figures
 from inlay.studies.report.figures.maps import draw_spans, growth
 from inlay.studies.report.figures.tradeoff import common_tasks, draw_percentiles, percentiles
-from inlay.studies.report.tables import find_gaps
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 NAMES = {
@@ -72,9 +72,11 @@ def test_the_same_records_give_the_same_bytes():
 
 
 def test_a_kind_of_figure_may_be_asked_for_and_an_unknown_one_is_refused():
-    assert [item.name for item in draw_figures(scored_of("squad", figures=("bars",)))] == ["squad"]
+    report = synthetic.squad()[0].report
+    bars, pie = (scored_of("squad", report=dataclasses.replace(report, figures=(kind,))) for kind in ("bars", "pie"))
+    assert [item.name for item in draw_figures(bars)] == ["squad"]
     with pytest.raises(UnknownName, match="pie"):
-        draw_figures(scored_of("squad", figures=("pie",)))
+        draw_figures(pie)
 
 
 def test_percentiles_are_over_tasks_of_the_difference_to_full_fine_tuning():
@@ -127,7 +129,9 @@ def test_a_line_breaks_where_a_planned_point_is_missing():
     mark = marks_for(["adapters"])["adapters"]
     with paper_style("test"):
         axes = new_figure(4, 3).add_subplot()
-        draw_series(axes, [(1, Estimate(3.0, 0.1)), (2, Estimate(4.0)), None, (4, Estimate(5.0, 0.1))], mark)
+        draw_series(
+            axes, [(1, MeanWithError(3.0, 0.1)), (2, MeanWithError(4.0)), None, (4, MeanWithError(5.0, 0.1))], mark
+        )
     assert lines_of(axes) == [[1, 2]]
     points = [line for line in axes.get_lines() if line.get_marker() == "o"]
     assert [list(point.get_xdata()) for point in points if point.get_markeredgecolor() == mark.colour] == [[2]], "pale"
@@ -136,7 +140,8 @@ def test_a_line_breaks_where_a_planned_point_is_missing():
 @pytest.mark.usefixtures("unfinished")
 def test_planned_points_are_those_of_the_study_file():
     study, records = synthetic.init()
-    arm = SimpleNamespace(title="", tasks=study.tasks, axes={"init_std": [1e-7, 1e-3, 1e-2, 1e-1, 1.0]})
+    grid = tuple({"init_std": scale, "lr": 3e-4} for scale in (1e-7, 1e-3, 1e-2, 1e-1, 1.0))
+    arm = dataclasses.replace(study.arms["adapters-64"], grid=grid)
     some = [item for item in records if item.axes["init_std"] in (1e-7, 1e-3, 0.1, 1.0)]
     drawn = curves.draw_init(scored_of("init", some, arms={"adapters-64": arm}))
     assert lines_of(drawn.figure.axes[0])[:2] == [[1e-7, 1e-3], [0.1, 1.0]]
@@ -235,7 +240,7 @@ def test_figures_say_which_points_are_of_one_seed():
     one = [item for item in records if item.seed == 0]
     assert "one seed" not in curves.draw_sizes(scored_of("sizes")).caption
     assert "All (pale) are of one seed" in curves.draw_sizes(scored_of("sizes", one)).caption
-    assert tell_lone([Estimate(1.0), Estimate(1.0, 0.1)]).startswith(" Pale: of one seed")
+    assert tell_lone([MeanWithError(1.0), MeanWithError(1.0, 0.1)]).startswith(" Pale: of one seed")
 
 
 def test_the_heat_map_has_the_first_ablated_layer_on_y_and_the_last_on_x():

@@ -17,7 +17,7 @@ import synthetic
 from inlay.studies.judge.claims import judge_claims
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import Published
-from inlay.studies.judge.rows import score_study
+from inlay.studies.judge.scored import score_study
 from inlay.studies.judge.verdicts import hold_together
 
 TASKS = ("glue/rte", "glue/sst2", "glue/mnli", "extra/airline")
@@ -67,7 +67,11 @@ def answer_rows(draw: np.random.Generator, hardness: np.ndarray, level: float, a
 
 def judge(study, records, names=("glue-0.8",)) -> dict[str, str]:
     scored = score_study(study, records, Published(""))
-    return {item.claim.name: item.verdict for item in judge_claims({"glue": scored}) if item.claim.name in names}
+    return {
+        item.claim.name: item.verdict
+        for item in judge_claims(synthetic.CLAIMS, {"glue": scored})
+        if item.claim.name in names
+    }
 
 
 def count_verdicts(gap: float, seed: int, times: int = TIMES, **more) -> Counter:

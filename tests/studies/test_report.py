@@ -11,11 +11,19 @@ import pytest
 import synthetic
 
 from inlay.studies.judge.published import read_published
-from inlay.studies.report import gather
-from inlay.studies.report.gather import draw_report, gather_chapter, order_studies
+from inlay.studies.report import report as report_module
 from inlay.studies.report.page import Folded, Heading, Points, Text, write_html, write_markdown
-from inlay.studies.report.report import Chapter, Report, group_records, make_report, write_report
-from inlay.studies.report.tables import Table
+from inlay.studies.report.report import (
+    Chapter,
+    StudyReport,
+    draw_report,
+    gather_chapter,
+    group_records,
+    make_report,
+    order_studies,
+    write_report,
+)
+from inlay.studies.report.tables import ReportTable
 from inlay.studies.run.records import append_records, results_file
 from inlay.studies.spec.study import read_study
 
@@ -87,10 +95,13 @@ def test_backbones_and_profiles_are_never_mixed_and_the_largest_comes_first(repo
     assert list(group_records(records)) == [("mpnet-base", "paper"), ("mpnet-base", "tiny")]
 
 
-def test_studies_come_in_the_order_of_the_papers_and_ones_own_last():
-    paths = [*(PUBLISHED.parent).glob("*.toml"), Path("/own/beside.toml"), Path("/own/aside.toml")]
+def test_studies_come_in_the_order_of_the_papers_and_ones_own_last(tmp_path):
+    own = [tmp_path / "beside.toml", tmp_path / "aside.toml"]
+    for path in own:
+        path.write_text('title = "mine"')
+    paths = [*(PUBLISHED.parent).glob("*.toml"), *own]
     found = [path.stem for path in order_studies(sorted(paths))]
-    assert found == [*synthetic.STUDIES, "aside", "beside"]
+    assert found == [*synthetic.STUDIES, "drop", "aside", "beside"]
 
 
 def _run_all(study):
@@ -135,7 +146,8 @@ def test_a_report_may_be_of_one_backbone(tmp_path, monkeypatch):
     assert list(gather_chapter(path, tmp_path).variants) == [("minilm", "device"), ("mpnet-base", "device")]
     assert list(gather_chapter(path, tmp_path, "/elsewhere/minilm").variants) == [("minilm", "device")]
     drawn = []
-    monkeypatch.setattr(gather, "make_report", lambda chapters, *title: drawn.append(chapters) or Report("", "", {}))
+    made = StudyReport("", "", {})
+    monkeypatch.setattr(report_module, "make_report", lambda chapters, *title: drawn.append(chapters) or made)
     page = draw_report([path, PUBLISHED.parent / "glue.toml"], tmp_path, "minilm")
     assert page == tmp_path / "report-minilm.html", "as of several, though one has results"
     assert [(chapter.study.name, len(chapter.records)) for chapter in drawn[0]] == [("uva", len(small))]
@@ -186,7 +198,7 @@ def test_every_claim_has_a_verdict_for_every_backbone(report):
 
 def test_a_claim_of_a_study_that_was_not_run_has_no_verdict():
     study, records = synthetic.glue()
-    text = make_report([Chapter(study, records)]).markdown
+    text = make_report([Chapter(study, records), Chapter(synthetic.stream()[0], [])]).markdown
     line = next(line for line in text.splitlines() if line.startswith("| no earlier task is forgotten"))
     assert line.split("|")[3].strip() == "–"
 
@@ -217,7 +229,7 @@ def test_text_is_escaped_and_code_is_set_as_code():
 
 
 def test_published_lines_are_set_apart_in_both():
-    table = Table("t", ("", "a"), (("ours", "1"), ("theirs", "2")), ("a note",), frozenset({1}))
+    table = ReportTable("t", ("", "a"), (("ours", "1"), ("theirs", "2")), ("a note",), frozenset({1}))
     assert "<tr class=published>" in write_html("t", [Heading(1, "t"), table])
     assert "| *theirs* | *2* |" in write_markdown([table])
     assert table.turned().columns == ("", "ours", "theirs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -16,13 +17,16 @@ from inlay.model.backbone.sites import survey
 from inlay.model.bank.methods import METHODS, find_method, layout, resolve_method
 from inlay.settings.presets import apply_preset
 from inlay.settings.run_config import RunConfig
+from inlay.studies.judge.rules import JUDGES
 from inlay.studies.spec.differences import list_differences
 from inlay.studies.spec.planning import load_tasks, plan_study
-from inlay.studies.spec.study import PROFILES, find_study, list_studies, read_study, study_folders
+from inlay.studies.spec.shown import RULES
+from inlay.studies.spec.study import find_study, list_studies, read_study, study_folders
 from inlay.training.step.optimizer import learning_rate
 
+PROFILES = ("paper", "device", "tiny")
 STUDIES = list_studies([Path(__file__).parents[2] / "studies"])
-ONE_TASK = "ablation extensions extra features glue init methods sharing sizes squad stream tradeoff uva".split()
+ONE_TASK = "ablation drop extensions extra features glue init methods sharing sizes squad stream tradeoff uva".split()
 SEVERAL_TASKS = ["embeddings", "fewshot", "hyper-ablation", "lowresource", "multitask"]
 NAMES = sorted([*ONE_TASK, *SEVERAL_TASKS])
 
@@ -538,3 +542,40 @@ def test_runs_are_counted_as_they_are_planned(tiny_bert, name):
     study = read_study(STUDIES[name], "tiny")
     plan = plan_study(study, tiny_bert, *load_tasks(study, None))
     assert study.num_runs == len({item.id for item in plan.items})
+
+
+# Names of studies that mean something else there: a field of records, a data set, two rules of claims.
+NOT_STUDIES = {"extra", "squad", "init", "embeddings"}
+
+
+def test_no_python_file_knows_the_name_of_a_study():
+    root = Path(__file__).parents[2] / "src" / "inlay"
+    for path in sorted([*(root / "studies").rglob("*.py"), *(root / "cli").glob("study*.py")]):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in STUDIES.keys() - NOT_STUDIES, f"{path}:{node.lineno}"
+                for name in STUDIES.keys() - NOT_STUDIES:
+                    assert not node.value.startswith(f"{name}-"), f"{path}:{node.lineno}"
+
+
+def test_a_claim_on_a_row_that_nothing_makes_is_refused(tmp_path):
+    claim = '[[claims]]\nname = "a"\ntext = "b"\nsource = "c"\nrule = "above"\nrows = ["full", "{}"]\n'
+    with pytest.raises(BadConfig, match="row of claim `a` named `adaptors-8`"):
+        read_study(write(tmp_path, SMALL + claim.format("adaptors-8")), "device")
+    with pytest.raises(BadConfig, match="rule of claim `a` named `abov`"):
+        read_study(write(tmp_path, SMALL + claim.format("adapters-8").replace("above", "abov")), "device")
+    with pytest.raises(BadConfig, match=r"claims\.bond"):
+        read_study(write(tmp_path, SMALL + claim.format("adapters-8") + "bond = 3\n"), "device")
+    assert read_study(write(tmp_path, SMALL + claim.format("adapters-8")), "device").claims[0].study == "small"
+
+
+def test_every_rule_that_a_file_may_name_has_a_judge():
+    assert RULES.keys() == JUDGES.keys()
+
+
+def test_a_rule_of_rows_names_settings_that_there_are(tmp_path):
+    rule = '[[report.rows]]\nkey = "a-{size}"\nlabel = "a"\neach = "size"\nwhere = { nome = "full" }\n'
+    with pytest.raises(BadConfig, match="no setting named `nome`"):
+        read_study(write(tmp_path, SMALL + rule), "device")
+    with pytest.raises(BadConfig, match="`each` is `lr`"):
+        read_study(write(tmp_path, SMALL + rule.replace("nome", "name").replace('"size"', '"lr"')), "device")

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from inlay.studies.judge.bounds import Estimate, estimate
+from inlay.studies.judge.bounds import MeanWithError, estimate, show
 from inlay.studies.judge.claims import judge_claims
 from inlay.studies.judge.coverage import list_missing
+from inlay.studies.judge.gaps import describe_ends, find_gaps
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import Published, read_published
-from inlay.studies.judge.rows import list_rows, mean_tasks, name_task, score_study, way_of
-from inlay.studies.report.other_metrics import other_metric_tables
-from inlay.studies.report.tables import describe_ends, find_gaps, score_tables, settings_table, show, study_tables
+from inlay.studies.judge.rows import find_number, list_rows, name_task
+from inlay.studies.judge.scored import mean_tasks, score_study
+from inlay.studies.report.tables import other_metric_tables, score_tables, settings_table, study_tables
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 
@@ -138,20 +139,29 @@ def test_the_best_of_a_single_size_is_shown_once():
     assert [row.key for row in list_rows(study, only)] == ["full", "adapters-64"]
 
 
-def test_arms_are_known_by_name_axis_or_setting():
-    bench = synthetic.Bench("extra")
-    ways = {
-        ("adapters-64", ()): ("adapters", 64),
-        ("adapters", (("size", 8),)): ("adapters", 8),
-        ("top-3", ()): ("top", 3),
-        ("variable", (("layers", "-9:"),)): ("top", 9),
-        ("norms", ()): ("norms", None),
-        ("every-3", ()): ("every-3", None),
-        ("layer-norm", ()): ("layer-norm", None),  # a norm inside the adapter
-        ("adapters-frozen-norms", ()): ("adapters-frozen-norms", None),
+def test_rows_are_found_by_what_was_trained_whatever_an_arm_is_called():
+    bench, tasks = synthetic.Bench("tradeoff"), ["glue/rte"]
+    methods = {
+        "a": {"name": "houlsby", "size": 64},
+        "b": {"name": "top", "layers": "-3:"},
+        "c": {"name": "norms"},
+        "d": {"name": "full"},
+        "adapters-8": {"name": "pfeiffer", "size": 8},  # called as if it were Houlsby's, and is not
+        "e": {"name": "houlsby"},
     }
-    for (arm, axes), way in ways.items():
-        assert way_of(bench.add(arm, "glue/rte", 0.7, axes=dict(axes))) == way
+    for arm, method in methods.items():
+        axes = {"size": 16} if arm == "e" else {}
+        bench.add(arm, tasks[0], 0.7, axes=axes, config={"method": {**method, **axes}, "train": {}})
+    study = synthetic.study("tradeoff", tasks, {arm: arm for arm in methods})
+    rows = {row.key: row for row in list_rows(study, bench.records)}
+    assert {key: row.records[0].arm for key, row in rows.items()} == {
+        "full": "d", "adapters-16": "e", "adapters-64": "a", "top-3": "b", "norms": "c", "adapters-8": "adapters-8",
+    }  # fmt: skip
+    assert [(rows[key].series, rows[key].number) for key in ("adapters-64", "top-3", "norms", "adapters-8")] == [
+        ("adapters", 64), ("top", 3), ("norms", None), ("", None),
+    ]  # fmt: skip
+    assert rows["top-3"].label == "top 3 layers"
+    assert find_number(study, rows["top-3"].records[0], "layers") == 3
 
 
 def test_arms_of_one_kind_that_are_not_merged_keep_rows_of_their_own():
@@ -273,8 +283,8 @@ def test_the_ablation_table_is_what_is_left_and_what_is_lost():
 
 
 def test_numbers_are_written_with_a_true_minus_and_their_error():
-    assert show(Estimate(-0.25, 0.1, 3), signed=True) == "−0.2 ± 0.1"
-    assert show(Estimate(86.24)) == "86.2"
+    assert show(MeanWithError(-0.25, 0.1, 3), signed=True) == "−0.2 ± 0.1"
+    assert show(MeanWithError(86.24)) == "86.2"
     assert show(None) == "–"
     assert name_task("extra/political-bias") == "political bias"
 
@@ -435,7 +445,7 @@ def test_a_claim_says_where_rates_of_its_rows_are_at_an_end():
     for arm, best in (("norms", 3e-3), ("full", 1e-5)):
         for task, lr, seed in itertools.product(SIX, (1e-5, 3e-3), range(2)):
             bench.add(arm, task, 0.6 + 0.1 * (lr == best) + 0.001 * seed, axes={"lr": lr}, seed=seed)
-    found = judge_claims({"tradeoff": score_study(study, bench.records, Published(""))})
+    found = judge_claims(synthetic.CLAIMS, {"tradeoff": score_study(study, bench.records, Published(""))})
     sentence = next(item.verdict.sentence for item in found if item.claim.name == "norms-worse")
     assert "greatest that was tried: layer norms only (all tasks)" in sentence
     assert "least that was tried: full fine-tuning (all tasks)" in sentence

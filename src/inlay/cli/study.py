@@ -205,7 +205,7 @@ def _put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, a
 
 def _draw(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
     """Draw the report of these studies, of one backbone or of all that have results; return its page."""
-    from inlay.studies.report.gather import draw_report
+    from inlay.studies.report.report import draw_report
 
     with screen.working("drawing tables and figures"):
         return draw_report(paths, results, backbone)

@@ -17,7 +17,7 @@ from inlay.errors import InlayError
 from inlay.store import write_atomically
 from inlay.studies.glue_server import SUBMISSION, answer_test, glue_name, has_test, pack_submission, write_submission
 from inlay.studies.run.records import FINISHED, Record, StudyDirs
-from inlay.studies.spec.planning import Item, Plan
+from inlay.studies.spec.planning import PlannedRun, StudyPlan
 from inlay.training import FitSettings, Run, fit
 from inlay.training.events import Emit
 from inlay.training.run.run import read_result
@@ -58,7 +58,7 @@ class Entry:
         return f"{self.task} {self.run.id}{there}"
 
 
-def choose_entries(plan: Plan, records: Iterable[Record], places: StudyDirs, root: str | None) -> list[Entry]:
+def choose_entries(plan: StudyPlan, records: Iterable[Record], places: StudyDirs, root: str | None) -> list[Entry]:
     """For each arm and task of GLUE whose test file is at hand, the best run on dev; of equal ones one with weights."""
     asked = [task for task in plan.study.tasks if task.startswith("glue/") and _has_test(plan, task, root)]
     runs = {item.id: item.run for item in plan.items if isinstance(item.run, Run)}
@@ -82,11 +82,11 @@ def _rank(entry: Entry) -> tuple[float, bool, bool]:
 
 
 def list_gone(entries: Iterable[Entry]) -> list[Entry]:
-    """Those that have not answered, and whose weights are not here."""
+    """Return the entries that have not answered, and whose weights are not here."""
     return [entry for entry in entries if not entry.is_written and not entry.has_weights]
 
 
-def train_again(plan: Plan, entries: Iterable[Entry], places: StudyDirs, emit: Emit) -> None:
+def train_again(plan: StudyPlan, entries: Iterable[Entry], places: StudyDirs, emit: Emit) -> None:
     """Train anew the runs whose weights are gone. Their records stay: nothing new is measured."""
     runs = {entry.run.id: entry.run for entry in entries}
     for run_id in runs:
@@ -96,7 +96,7 @@ def train_again(plan: Plan, entries: Iterable[Entry], places: StudyDirs, emit: E
 
 
 def write_entries(
-    plan: Plan, entries: Sequence[Entry], places: StudyDirs, root: str | None, missing: Iterable[Item] = ()
+    plan: StudyPlan, entries: Sequence[Entry], places: StudyDirs, root: str | None, missing: Iterable[PlannedRun] = ()
 ) -> list[str]:
     """Write `<results>/<study>/submission/<backbone>-<profile>-<arm>/`, a file for each task and a zip of them.
 
@@ -123,7 +123,7 @@ def write_entries(
     return said
 
 
-def _answer(plan: Plan, entry: Entry, root: str | None) -> None:
+def _answer(plan: StudyPlan, entry: Entry, root: str | None) -> None:
     """Have a task's test set answered, and note who did."""
     place, task = entry.weights.parent, plan.tasks[entry.task]
     answers = answer_test(plan.backbone, place, task, plan.study.data_config(entry.task, root))
@@ -136,7 +136,7 @@ def _answer(plan: Plan, entry: Entry, root: str | None) -> None:
     pack_submission(entry.folder)
 
 
-def _describe_arm(plan: Plan, entries: Sequence[Entry], root: str | None) -> list[str]:
+def _describe_arm(plan: StudyPlan, entries: Sequence[Entry], root: str | None) -> list[str]:
     """Where an arm's entry lies and which of the server's files it lacks; nothing if none was written."""
     folder = entries[0].folder if entries else None
     if folder is None or not (folder / "submission.zip").is_file():
@@ -154,7 +154,7 @@ def _describe_arm(plan: Plan, entries: Sequence[Entry], root: str | None) -> lis
     return [f"{line}, without {words}: {hint}" if lacks else line]
 
 
-def _has_test(plan: Plan, task: str, root: str | None) -> bool:
+def _has_test(plan: StudyPlan, task: str, root: str | None) -> bool:
     name = glue_name(task)
     return name in SUBMISSION and has_test(name, plan.study.data_config(task, root))
 

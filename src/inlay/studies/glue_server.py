@@ -76,7 +76,7 @@ def read_test(task: str, config: DataConfig) -> Split:
 
 
 def has_test(name: str, config: DataConfig) -> bool:
-    """Whether the test file of a GLUE set is at hand."""
+    """Tell whether the test file of a GLUE set is at hand."""
     try:
         return "test" in _open(name, config).sides
     except (Missing, UnknownName):

@@ -81,7 +81,7 @@ def conduct_sequence(
 
 
 class _Walk:
-    """How far a sequence has come."""
+    """The state of a sequence: how far it has come."""
 
     def __init__(self, backbone: Backbone, folder: Path, emit: Emit, settings: FitSettings) -> None:
         self._backbone, self._folder, self._emit, self._settings = backbone, folder, emit, settings

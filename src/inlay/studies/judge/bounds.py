@@ -21,11 +21,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+ABSENT = "–"
 CHANCE = 0.05
 """how often a bound may be wrong"""
 
 
-class Estimate(NamedTuple):
+class MeanWithError(NamedTuple):
     """A mean with its standard errors; a single score has no error of training."""
 
     mean: float
@@ -42,14 +43,14 @@ class Estimate(NamedTuple):
         return self.sem or 0.0
 
 
-def estimate(scores: Iterable[float], rows: float | None = 0.0) -> Estimate:
+def estimate(scores: Iterable[float], rows: float | None = 0.0) -> MeanWithError:
     """Mean and standard error of the mean: the sample's standard deviation over √n."""
     values = list(scores)
     sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Estimate(statistics.fmean(values), sem, len(values), len(values) - 1, rows)
+    return MeanWithError(statistics.fmean(values), sem, len(values), len(values) - 1, rows)
 
 
-def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Estimate:
+def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> MeanWithError:
     """The mean of the groups' means; its error is that of the scores within their groups. No group depends on another.
 
     A group with a single score has no variance of its own, and another's is not lent to it: then there is no error.
@@ -58,13 +59,13 @@ def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None =
     mean = sum(share * statistics.fmean(group) for share, group in zip(shares, groups, strict=True))
     num = sum(map(len, groups))
     if any(len(group) < 2 for group in groups):
-        return Estimate(mean, None, num, 0)
+        return MeanWithError(mean, None, num, 0)
     parts = [share**2 * statistics.variance(group) / len(group) for share, group in zip(shares, groups, strict=True)]
     freedom = satterthwaite(parts, [len(group) - 1 for group in groups])
-    return Estimate(mean, math.sqrt(sum(parts)), num, freedom)
+    return MeanWithError(mean, math.sqrt(sum(parts)), num, freedom)
 
 
-def combine(values: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
+def combine(values: Sequence[MeanWithError], weights: Sequence[float]) -> MeanWithError:
     """A weighted sum of estimates whose seeds do not depend on each other.
 
     They are scored on the same rows, where methods err together. So a sum's error of rows is at most the sum of their
@@ -74,10 +75,10 @@ def combine(values: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
     num = sum(value.num for value in values)
     rows = _combine_rows([value.rows for value in values], weights)
     if any(value.sem is None for value in values):
-        return Estimate(mean, None, num, 0, rows)
+        return MeanWithError(mean, None, num, 0, rows)
     parts = [weight**2 * value.margin**2 for weight, value in zip(weights, values, strict=True)]
     freedom = satterthwaite(parts, [value.freedom for value in values])
-    return Estimate(mean, math.sqrt(sum(parts)), num, freedom, rows)
+    return MeanWithError(mean, math.sqrt(sum(parts)), num, freedom, rows)
 
 
 def _combine_rows(errors: Sequence[float | None], weights: Sequence[float]) -> float | None:
@@ -100,22 +101,22 @@ def satterthwaite(variances: Sequence[float], freedoms: Sequence[int | None]) ->
     return max(int(sum(variances) ** 2 / below + 1e-9), least)
 
 
-def negated(value: Estimate) -> Estimate:
+def negated(value: MeanWithError) -> MeanWithError:
     """The same with the other sign: what is lost, for what is gained."""
     return value._replace(mean=-value.mean)
 
 
-def difference(first: Estimate, second: Estimate) -> Estimate:
+def difference(first: MeanWithError, second: MeanWithError) -> MeanWithError:
     """One less another whose seeds do not depend on its own."""
     return combine([first, second], [1.0, -1.0])
 
 
-def mean_of_all(values: Sequence[Estimate]) -> Estimate:
+def mean_of_all(values: Sequence[MeanWithError]) -> MeanWithError:
     """The mean of estimates whose seeds do not depend on each other."""
     return combine(values, [1 / len(values)] * len(values))
 
 
-def deviations(values: Sequence[Estimate]) -> list[Estimate]:
+def deviations(values: Sequence[MeanWithError]) -> list[MeanWithError]:
     """Each estimate less the mean of all."""
     share = 1 / len(values)
     found = []
@@ -125,8 +126,8 @@ def deviations(values: Sequence[Estimate]) -> list[Estimate]:
     return found
 
 
-def reach(value: Estimate, chance: float = CHANCE, *, new_rows: bool = False) -> float:
-    """How far a one-sided bound is from the estimate that is wrong with `chance`.
+def reach(value: MeanWithError, chance: float = CHANCE, *, new_rows: bool = False) -> float:
+    """Return how far a one-sided bound is from the estimate that is wrong with `chance`.
 
     With `new_rows` it is a bound on the score over new rows, else over the rows that were scored.
     """
@@ -138,7 +139,7 @@ def reach(value: Estimate, chance: float = CHANCE, *, new_rows: bool = False) ->
     return math.hypot(student * value.margin, normal * rows)
 
 
-def tail(value: Estimate, distance: float, *, new_rows: bool = False) -> float:
+def tail(value: MeanWithError, distance: float, *, new_rows: bool = False) -> float:
     """The least chance at which a bound keeps within `distance` of the estimate: the p-value of being beyond it."""
     if distance < 0:
         return 1 - tail(value, -distance, new_rows=new_rows)
@@ -154,7 +155,7 @@ def tail(value: Estimate, distance: float, *, new_rows: bool = False) -> float:
     return high
 
 
-def moderate(values: Sequence[Estimate]) -> list[Estimate]:
+def moderate(values: Sequence[MeanWithError]) -> list[MeanWithError]:
     """Estimates of several tasks of which one may be picked: none is surer than tasks are on average.
 
     Two or three seeds are equal by chance on one of many tasks, which then looks sure. So a task has its own variance
@@ -172,3 +173,12 @@ def moderate(values: Sequence[Estimate]) -> list[Estimate]:
         variance = max(usual, value.margin**2 * value.num)
         found.append(value._replace(sem=math.sqrt(variance / value.num), freedom=freedom))
     return found
+
+
+def show(value: MeanWithError | float | None, *, signed: bool = False) -> str:
+    """A number of points with its standard error: `86.2 ± 0.3`; a dash where there is none."""
+    if value is None:
+        return ABSENT
+    found = value if isinstance(value, MeanWithError) else MeanWithError(value)
+    text = f"{found.mean:+.1f}" if signed else f"{found.mean:.1f}"
+    return (text if found.sem is None else f"{text} ± {found.sem:.1f}").replace("-", "−")

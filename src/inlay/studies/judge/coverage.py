@@ -1,4 +1,4 @@
-"""What a study plans, and how much of it has a record: what is missing, in words, and whether a row is whole.
+"""The plan of a study held against its records: what is missing, in words, and whether a row is whole.
 
 A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed, the
 same values on the arm's axes and no other setting than the arm's, unless that says it failed; one that diverged has
@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from inlay.studies.judge.rows import NOT_AVERAGED, Scored, list_rows, name_task
-from inlay.studies.judge.scores import StudySpec, joint_of
+from inlay.studies.judge.rows import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task
+from inlay.studies.judge.scores import joint_of
 from inlay.studies.run.records import FAILED, Record, count_layers
 from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.study import LEFT_OPEN, shorten
+from inlay.studies.spec.shown import SETTINGS
+from inlay.studies.spec.study import LEFT_OPEN, Study, shorten
 
 _MOST_LINES, _MOST_NAMES = 8, 8
 
@@ -46,11 +47,11 @@ class Planned:
 
     @property
     def place(self) -> tuple[str, int]:
-        """What tells it apart from the others of its arm and task."""
+        """Return what tells it apart from the others of its arm and task."""
         return (repr(sorted(self.axes.items())), self.seed)
 
     def is_met_by(self, record: Record) -> bool:
-        """Whether a record is of this setting, as far as it says; what the plan leaves open is as the run took it."""
+        """Tell whether a record is of this setting, as far as it says; what the plan leaves open may be anything."""
         if self.axes and record.axes != dict(self.axes):
             return False
         if self.sample is not None and record.num_train > self.sample:
@@ -75,12 +76,12 @@ class Planned:
         """A record such as this run would have, as far as the rows of a table are made by it."""
         values: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
         values |= {"id": str(number), "arm": self.arm, "task": self.task, "seed": self.seed, "axes": dict(self.axes)}
-        return Record(**{**values, "config": {"method": dict(self.settings["method"])}, "extra": {}})
+        return Record(**{**values, "config": dict(self.settings), "extra": {}})
 
 
 @dataclass(frozen=True)
 class Gap:
-    """What is missing of some rows; false where nothing is."""
+    """The planned runs that some rows lack; false where they lack none."""
 
     missing: Sequence[Planned]
     planned: Sequence[Planned]
@@ -104,7 +105,7 @@ class Gap:
 class Coverage:
     """A study's plan held against its records, which are of one backbone and profile."""
 
-    def __init__(self, study: StudySpec, records: Sequence[Record]) -> None:
+    def __init__(self, study: Study, records: Sequence[Record]) -> None:
         self._study = study
         found: dict[tuple[str, str, int], list[Record]] = {}
         for record in records:
@@ -131,22 +132,16 @@ class Coverage:
             for items in (planned, missing)
         )
 
-    @classmethod
-    def of(cls, scored: Scored) -> Coverage:
-        """That of a study's rows."""
-        return cls(scored.study, [record for spec in scored.specs for record in spec.records])
-
     @cached_property
     def _rows(self) -> dict[str, set[tuple[Any, ...]]]:
         """Row -> the runs that are planned for it: rows are made of these as they are of records."""
         rows: dict[str, set[tuple[Any, ...]]] = {}
-        pretended = [item.pretend(number) for number, item in enumerate(self.planned)]
-        for spec in list_rows(self._study, pretended):
+        for spec in _pretend_rows(self._study, self.planned, is_shown=False):
             rows.setdefault(spec.key, set()).update(self.planned[int(record.id)].run for record in spec.records)
         return rows
 
     def find_gap(self, rows: Sequence[str], tasks: Iterable[str] | None = None) -> Gap:
-        """What is missing of these rows on these tasks, or on all that count in a mean.
+        """Return what is missing of these rows on these tasks, or on all that count in a mean.
 
         A `*` in the name of a row stands for anything.
         """
@@ -166,13 +161,25 @@ class Coverage:
         return f"{whole - _count_runs(self.missing)} of {whole} planned runs"
 
 
+def list_planned_rows(study: Study) -> list[RowSpec]:
+    """Return the rows that a study would have if all of it were run; their records are empty but for settings."""
+    return _pretend_rows(study, list(_plan(study)), is_shown=True)
+
+
+def _pretend_rows(study: Study, planned: Sequence[Planned], *, is_shown: bool) -> list[RowSpec]:
+    """Return the rows of planned runs, and unless only what `is_shown` is wanted those for claims alone."""
+    records = [item.pretend(number) for number, item in enumerate(planned)]
+    others = [rule for rule in study.report.rows if not is_shown and not rule.is_shown]
+    return [*list_rows(study, records), *(row for rule in others for row in make_rows(study, rule, records))]
+
+
 def match_rows(keys: Iterable[str], patterns: Sequence[str]) -> list[str]:
     """The rows that are meant; a `*` in a name stands for anything."""
     return [key for key in keys if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)]
 
 
 def split_planned(
-    study: StudySpec, records: Iterable[Record], old_starts: Collection[str] = ()
+    study: Study, records: Iterable[Record], old_starts: Collection[str] = ()
 ) -> tuple[list[Record], list[Record]]:
     """The records of a study's settings, with whichever seed, and those of settings that it has not.
 
@@ -191,8 +198,8 @@ def split_planned(
     return kept, others
 
 
-def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
-    """What a study has not got yet, in words: how many runs, which, and those that came to nothing."""
+def list_missing(study: Study, records: Sequence[Record]) -> list[str]:
+    """Return what a study has not got yet, in words: how many runs, which, and those that came to nothing."""
     coverage = Coverage(study, records)
     lines = describe_runs(coverage.missing, coverage.planned)
     found = [f"{coverage.count} are there", *lines] if lines else []
@@ -208,14 +215,13 @@ def list_missing(study: StudySpec, records: Sequence[Record]) -> list[str]:
     return found
 
 
-def _plan(study: StudySpec) -> Iterator[Planned]:
+def _plan(study: Study) -> Iterator[Planned]:
     """Every arm, task, setting and seed; a run of several tasks has the arm's own grid, as `planning.py` makes it."""
-    per_task = getattr(study, "per_task", {})
     for name, arm in study.arms.items():
         is_one = ARM_KINDS[arm.kind].spans_tasks
         made: dict[str, Any] = {}
         for task in arm.tasks:
-            own = {} if is_one else per_task.get(task, {})
+            own = {} if is_one else study.per_task.get(task, {})
             data = {shorten(first): _list_row_settings(study, first) for first in (arm.tasks if is_one else (task,))}
             if repr(own) not in made:
                 made[repr(own)] = arm.points(own)
@@ -223,29 +229,25 @@ def _plan(study: StudySpec) -> Iterator[Planned]:
                 config = point.config
                 rows = (arm.kind, arm.tasks if is_one else task, arm.sample, arm.source)
                 run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
-                settings = {section: dataclasses.asdict(getattr(config, section)) for section in _SECTIONS}
+                settings = {section: dataclasses.asdict(getattr(config, section)) for section in SETTINGS}
                 del settings["train"]["seed"]
                 if arm.source and not is_one:
-                    like = getattr(study, "like", {})
-                    settings["joint"]["like"] = [f"{shorten(task)}={like[task]}"] if task in like else []
+                    is_like = task in study.like
+                    settings["joint"]["like"] = [f"{shorten(task)}={study.like[task]}"] if is_like else []
                 for seed in range(arm.seeds):
                     yield Planned(
                         (*run, seed), name, task, seed, point.axes, settings, data, arm.sample, arm.min_layers
                     )
 
 
-_SECTIONS = ("method", "train", "joint")
 # Of a task's data: what a run finds out by itself, what an arm says, and where files lie.
 _NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
 
 
-def _list_row_settings(study: StudySpec, task: str) -> dict[str, Any]:
-    """What a study says of the rows of a task, as far as a record does."""
-    find = getattr(study, "data_config", None)
-    if find is None:
-        return {}
-    most = getattr(study, "most_rows", {})
-    config = {**dataclasses.asdict(find(task, None)), **{f"most_{side}": number for side, number in most.items()}}
+def _list_row_settings(study: Study, task: str) -> dict[str, Any]:
+    """Return what a study says of the rows of a task, as far as a record does."""
+    most = {f"most_{side}": number for side, number in study.most_rows.items()}
+    config = {**dataclasses.asdict(study.data_config(task, None)), **most}
     return {name: value for name, value in config.items() if name not in _NOT_ROWS}
 
 
@@ -296,7 +298,7 @@ def _by_arm_and_task(items: Iterable[Planned]) -> dict[tuple[str, str], list[Pla
 
 
 def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
-    """What is missing of an arm on a task: all, the values that no run has, or so many runs."""
+    """Return what is missing of an arm on a task: all, the values that no run has, or so many runs."""
     if len(missing) == len(planned):
         return "not run"
     lacking, whole = (_values(items) for items in (missing, planned))

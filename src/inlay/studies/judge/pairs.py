@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from inlay.studies.judge.bounds import Estimate, estimate
+from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.row_sampling import paired_error
 from inlay.studies.judge.scores import Cell, Row, average_columns
 from inlay.studies.run.records import Record
@@ -24,9 +24,9 @@ from inlay.studies.run.records import Record
 class Paired:
     """A row less another, task by task and seed by seed, both at their chosen settings."""
 
-    estimate: Estimate
+    estimate: MeanWithError
     """mean over tasks of the mean difference; the s.e.m. is that of seeds, the tasks being given"""
-    by_task: Mapping[str, Estimate]
+    by_task: Mapping[str, MeanWithError]
     equal: Paired | None = None
     """the same with equally many settings to choose from; None: they had equally many"""
 
@@ -82,7 +82,7 @@ class _Side:
 
 
 def _common_settings(first: Cell, second: Cell) -> int | None:
-    """How many settings two cells are compared by; None where they have equally many, or it is moot."""
+    """Return how many settings two cells are compared by; None where they have equally many, or it is moot."""
     counts = [len(cell.candidates) for cell in (first, second)]
     is_moot = first.is_fixed or second.is_fixed or 0 in counts
     return None if is_moot or counts[0] == counts[1] else min(counts)
@@ -126,7 +126,7 @@ def _paired_row_error(first: Cell, second: Cell, sides: Sequence[_Side], seeds: 
 
 
 def _cancel(runs: Sequence[tuple[Record, float]]) -> bool:
-    """Whether a weighted sum of runs is nothing, whatever they scored."""
+    """Tell whether a weighted sum of runs is nothing, whatever they scored."""
     weights: dict[str, float] = {}
     for record, weight in runs:
         weights[record.id] = weights.get(record.id, 0.0) + weight

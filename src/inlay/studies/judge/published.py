@@ -62,7 +62,7 @@ class PublishedTable:
         return next((row for row in self.rows if row.arm == arm), None)
 
     def value(self, arm: str, column: str) -> float | None:
-        """What is printed for an arm under `task:metric`."""
+        """Return what is printed for an arm under `task:metric`."""
         row = self.row(arm)
         return row.cells[self.columns.index(column)] if row is not None and column in self.columns else None
 
@@ -86,7 +86,7 @@ class Published:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be known about the tables, each note once."""
+        """Return what is to be known about the tables, each note once."""
         return list(dict.fromkeys(note for table in self.tables for note in table.notes))
 
 

@@ -1,4 +1,4 @@
-"""How the scores of runs vary together over draws of dev rows, measured from their answers.
+"""Covariances of the scores of runs over draws of dev rows, measured from their answers.
 
 A study with `paired_rows` keeps in each run's folder how every dev row moves the run's metrics (`influence`). When a
 sitting ends, the covariances of all runs of a task are put into their records. Rows, labels and answers themselves stay
@@ -47,7 +47,7 @@ def keep_influences(folder: Path, run: Run, result: Result, backbone: Backbone) 
 
 
 def _digest(gold: Floats) -> bytes:
-    """What tells that two runs answered the same rows: their labels, in order."""
+    """Return what tells that two runs answered the same rows: their labels, in order."""
     return hashlib.sha256(gold.tobytes()).digest()
 
 

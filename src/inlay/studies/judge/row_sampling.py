@@ -1,4 +1,4 @@
-"""How far a score on a dev set may be from that on new rows: the standard error of a metric from its rows.
+"""Standard errors of metrics from the rows that were scored: how far a score may be from that on new rows.
 
 Two ways. Where the answers of two runs to the same rows are at hand, the covariances of their scores are measured (see
 `influence`) and kept in the records, so that a difference has the error of rows that were answered by both. Where only
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 def num_rows(record: Record, split: str) -> int | None:
-    """How many rows a record was scored on; None where it does not say."""
+    """Return how many rows a record was scored on; None where it does not say."""
     found = record.extra.get(f"num_{split}")
     return None if found is None else int(found)
 
@@ -94,7 +94,7 @@ def _delta_error(metric: str, shares: Floats, rows: int) -> float:
 
 
 def _slopes(metric: str, shares: Floats) -> Floats:
-    """How a metric changes with each of the four shares: central differences, one-sided at zero."""
+    """Return how a metric changes with each of the four shares: central differences, one-sided at zero."""
     step = 1e-6
     found = []
     for number in range(4):
@@ -108,7 +108,7 @@ def _slopes(metric: str, shares: Floats) -> Floats:
 
 
 def influence(metric: str, gold: Floats, answers: Floats) -> Floats | None:
-    """How each row moves a metric: the metric varies over draws of rows as the mean of these values does.
+    """Return how each row moves a metric: the metric varies over draws of rows as the mean of these values does.
 
     The covariance of two runs' metrics on the same n rows is the covariance of their influences over n.
     """
@@ -131,7 +131,7 @@ def _ranks(values: Floats) -> Floats:
 
 
 def _correlation_influence(first: Floats, second: Floats) -> Floats:
-    """Of Pearson's coefficient: uv − r (u² + v²) / 2, with u and v standardised (of ranks: to first order)."""
+    """Return the influence on Pearson's r: uv − r (u² + v²) / 2, u and v standardised (of ranks: first order)."""
     if first.std() == 0 or second.std() == 0:  # no correlation, whichever rows are drawn
         return np.zeros(len(first))
     u, v = ((values - values.mean()) / values.std() for values in (first, second))

@@ -18,32 +18,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from inlay.model.bank.methods import JOINT_METHODS, METHODS
 from inlay.settings.run_config import TrainConfig, leave_out_later
-from inlay.studies.judge.bounds import Estimate, average, estimate
+from inlay.studies.judge.bounds import MeanWithError, average, estimate
 from inlay.studies.judge.row_sampling import num_rows, score_error
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record
-
-
-class StudySpec(Protocol):
-    """What is shown of a study's own file; `studies/spec/study.py` has the whole."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def arms(self) -> Mapping[str, Any]: ...
-    @property
-    def tasks(self) -> Sequence[str]: ...
-    @property
-    def report_on(self) -> str: ...
-    @property
-    def published(self) -> str: ...
-    @property
-    def figures(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -99,7 +80,7 @@ class Cell:
     """seed -> the runs that were scored, where that was on dev: covariances over rows are of dev rows"""
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> MeanWithError:
         """Mean with its errors, of seeds and of rows."""
         return estimate(self.scores.values(), self.row_error)
 
@@ -129,7 +110,7 @@ def average_columns(
     columns: Mapping[str, Mapping[int, float]],
     networks: Mapping[str, frozenset[str]],
     row_errors: Mapping[str, float | None],
-) -> Estimate:
+) -> MeanWithError:
     """The mean of columns (name -> seed -> score); `networks` are the runs that each column's scores come from.
 
     Columns that share networks vary together, so they become one group: their mean for each seed that all have. The
@@ -144,7 +125,7 @@ def average_columns(
         groups.append([statistics.fmean(column[seed] for column in together) for seed in seeds])
         weights.append(len(together))
     if not all(groups):  # no seed of one network has all its columns: how they vary together is not known
-        return Estimate(mean, None, sum(map(len, groups)), rows=rows)
+        return MeanWithError(mean, None, sum(map(len, groups)), rows=rows)
     return average(groups, weights)._replace(mean=mean, rows=rows)
 
 
@@ -245,7 +226,7 @@ def _row_error(records: Sequence[Record], split: str, metric: str) -> float | No
 
 
 def _is_own_copy(record: Record) -> bool:
-    """Whether a run trained the whole backbone; many parameters alone, such as a hypernetwork's, are no copy."""
+    """Tell whether a run trained the whole backbone; many parameters alone, such as a hypernetwork's, are no copy."""
     method = (METHODS | JOINT_METHODS).get(record.config.get("method", {}).get("name", ""))
     if method is not None and not method.is_finetuned:
         return False
@@ -260,7 +241,7 @@ def network_of(record: Record) -> str:
 
 
 def joint_of(record: Record) -> Mapping[str, Any]:
-    """What a record says of the run of several tasks that it is part of; nothing where there is none."""
+    """Return what a record says of the run of several tasks that it is part of; nothing where there is none."""
     return record.extra.get("joint") or {}
 
 
@@ -331,7 +312,7 @@ def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str |
 
 
 def _setting(record: Record) -> str:
-    """What a record has in common with its other seeds: its settings, or where none are kept its place in the arm."""
+    """Return the settings that a record shares with its other seeds; where none are kept, its place in the arm."""
     config = record.config
     if "train" not in config:
         return json.dumps([record.arm, record.axes], sort_keys=True, default=str)
@@ -362,7 +343,7 @@ def _score(record: Record, split: str, metric: str | None) -> float | None:
     return None if scores is None else scores.get(metric or record.metric)
 
 
-def mean_of(row: Row, tasks: Iterable[str]) -> Estimate | None:
+def mean_of(row: Row, tasks: Iterable[str]) -> MeanWithError | None:
     """The mean over tasks; None unless the row has all of them."""
     wanted = list(tasks)
     if not wanted or not all(task in row for task in wanted):
@@ -401,7 +382,7 @@ def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list
 
 
 def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
-    """What all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each.
+    """Return what all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each.
 
     A row that has no use for the backbone (TF-IDF) takes its parts alone.
     """

@@ -1,4 +1,4 @@
-"""How a claim is judged: an estimate held against a bound, and what is said of it.
+"""Verdicts on claims: an estimate held against a bound, and what is said of it.
 
 A claim is **confirmed** if our estimate keeps it and a statement like this is wrong at most once in twenty times, **not
 confirmed** if it breaks it, as surely, and **open** in between. What could have come out otherwise are the seeds and
@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inlay.studies.judge.bounds import CHANCE, Estimate, negated, reach, tail
+from inlay.studies.judge.bounds import CHANCE, MeanWithError, negated, reach, show, tail
 from inlay.studies.judge.pairs import Paired, pair
-from inlay.studies.judge.rows import Scored, averaged_tasks
-from inlay.studies.report.tables import show
+from inlay.studies.judge.scored import ScoredStudy, averaged_tasks
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
 NONE = "–"
@@ -34,7 +33,7 @@ UNSEEN = 0.05
 
 
 class Chances(NamedTuple):
-    """How likely numbers like ours are where the claim is false, and where it is true."""
+    """The chances of numbers like ours where the claim is false, and where it is true."""
 
     confirm: float
     """p-value of the claim being false"""
@@ -59,7 +58,7 @@ class Finding(NamedTuple):
 
     @property
     def status(self) -> str:
-        """What is said of it: over new rows."""
+        """Return what is said of it: over new rows."""
         return self.new.status
 
 
@@ -73,22 +72,22 @@ def fact(is_true: bool) -> Finding:
     return Finding(test, test)
 
 
-def at_most(value: Estimate, bound: float) -> Finding:
-    """Whether a quantity is at most `bound`."""
+def at_most(value: MeanWithError, bound: float) -> Finding:
+    """Tell whether a quantity is at most `bound`."""
     return _find(value, bound - value.mean)
 
 
-def at_least(value: Estimate, bound: float) -> Finding:
-    """Whether a quantity is at least `bound`."""
+def at_least(value: MeanWithError, bound: float) -> Finding:
+    """Tell whether a quantity is at least `bound`."""
     return _find(value, value.mean - bound)
 
 
-def above(value: Estimate, bound: float) -> Finding:
-    """Whether a quantity is greater than `bound`; without any error, to be equal is not enough."""
+def above(value: MeanWithError, bound: float) -> Finding:
+    """Tell whether a quantity is greater than `bound`; without any error, to be equal is not enough."""
     return _find(value, value.mean - bound, is_strict=True)
 
 
-def _find(value: Estimate, distance: float, *, is_strict: bool = False) -> Finding:
+def _find(value: MeanWithError, distance: float, *, is_strict: bool = False) -> Finding:
     if value.sem is None:
         return UNKNOWN
     here = _test(value, distance, new_rows=False, is_strict=is_strict)
@@ -96,7 +95,7 @@ def _find(value: Estimate, distance: float, *, is_strict: bool = False) -> Findi
     return Finding(new, here)
 
 
-def _test(value: Estimate, distance: float, *, new_rows: bool, is_strict: bool) -> Chances:
+def _test(value: MeanWithError, distance: float, *, new_rows: bool, is_strict: bool) -> Chances:
     if reach(value, new_rows=new_rows) == 0:
         is_kept = distance > 1e-9 if is_strict else distance >= -1e-9
         return Chances(0.0, 1.0) if is_kept else Chances(1.0, 0.0)
@@ -136,7 +135,7 @@ def bracket(findings: Sequence[Finding]) -> Finding:
     return Finding(new, here)
 
 
-def judge_pair(paired: Paired, test: Callable[[Estimate], Finding]) -> Finding:
+def judge_pair(paired: Paired, test: Callable[[MeanWithError], Finding]) -> Finding:
     """A condition on a difference: as chosen, and with equally many settings where one row had more."""
     sides = [paired, *([paired.equal] if paired.equal else [])]
     return bracket([test(side.estimate) for side in sides])
@@ -147,14 +146,14 @@ def never_broken(finding: Finding) -> Finding:
     return Finding(*(Chances(test.confirm, 1.0) for test in finding))
 
 
-def all_within(values: Sequence[Estimate], bound: float) -> Finding:
-    """Whether none of several quantities is further than `bound` from zero."""
+def all_within(values: Sequence[MeanWithError], bound: float) -> Finding:
+    """Tell whether none of several quantities is further than `bound` from zero."""
     return all_of([at_most(side, bound) for value in values for side in (value, negated(value))])
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What our records say about a claim."""
+class ClaimVerdict:
+    """The verdict of our records on a claim."""
 
     status: str
     sentence: str
@@ -173,7 +172,7 @@ def verdict(
     tasks: tuple[str, ...] | None = None,
     *,
     is_tested: bool | None = None,
-) -> Verdict:
+) -> ClaimVerdict:
     """The verdict on a claim; what would be said of these dev rows alone is added where it differs.
 
     `is_tested` says that it counts among those that could have been judged wrongly, though its numbers say nothing.
@@ -183,11 +182,11 @@ def verdict(
         sentence += f"; for these very rows, without the error of drawing others: {finding.here.status}"
     chance = {CONFIRMED: finding.new.confirm, REFUTED: finding.new.refute}.get(status, 1.0)
     is_tested = finding != UNKNOWN if is_tested is None else is_tested
-    return Verdict(status, sentence, rows, tasks, chance if is_tested else None)
+    return ClaimVerdict(status, sentence, rows, tasks, chance if is_tested else None)
 
 
-def hold_together(verdicts: Sequence[Verdict]) -> list[bool]:
-    """Which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
+def hold_together(verdicts: Sequence[ClaimVerdict]) -> list[bool]:
+    """Return which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
 
     Each claim is either true or false, so each that was tested has one way to be judged wrongly. What was not tested,
     since its rows were not run or say nothing, cannot be.
@@ -201,33 +200,22 @@ def hold_together(verdicts: Sequence[Verdict]) -> list[bool]:
     return kept
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A published claim and how it is judged."""
-
-    name: str
-    text: str
-    source: str
-    study: str
-    judge: Callable[[Scored], Verdict]
+def compare(scored: ScoredStudy, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:
+    """Return a row less another over tasks, or all that count in a mean; None where one of them is not there."""
+    row, less = scored.find_row(key), scored.find_row(other)
+    return pair(row, less, averaged_tasks(scored) if tasks is None else tasks) if row and less else None
 
 
-def compare(scored: Scored, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:
-    """A row less another over tasks, or all that count in a mean; None where one of them is not there."""
-    if key not in scored.rows or other not in scored.rows:
-        return None
-    return pair(scored.rows[key], scored.rows[other], averaged_tasks(scored) if tasks is None else tasks)
+def lacking(*rows: str) -> ClaimVerdict:
+    """Return what is said where rows were not run."""
+    return ClaimVerdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
 
 
-def lacking(*rows: str) -> Verdict:
-    """What is said where rows were not run."""
-    return Verdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
-
-
-def not_planned(scored: Scored, *rows: str) -> Verdict | None:
-    """What is said where a profile leaves out rows that a claim compares; None where all are planned, or there."""
-    left_out = [row for row in rows if row not in scored.study.arms and row not in scored.rows]
-    return Verdict(NONE, f"{' and '.join(left_out)} not in this profile") if left_out else None
+def not_planned(scored: ScoredStudy, *rows: str) -> ClaimVerdict | None:
+    """Return what is said where a profile leaves out rows of a claim; None where all are planned, or there."""
+    planned = {spec.key for spec in scored.planned_specs} | set(scored.rows)
+    left_out = [row for row in rows if row not in planned]
+    return ClaimVerdict(NONE, f"{' and '.join(left_out)} not in this profile") if left_out else None
 
 
 def gap_text(paired: Paired, what: str) -> str:
@@ -242,8 +230,8 @@ def gap_text(paired: Paired, what: str) -> str:
     )
 
 
-def unsure(value: Estimate) -> str:
-    """What is added on the errors of a difference: its one-sided bounds, or that it has none."""
+def unsure(value: MeanWithError) -> str:
+    """Return what is added on the errors of a difference: its one-sided bounds, or that it has none."""
     if value.sem is None:
         return ", of one seed"
     if value.rows is None:
@@ -254,6 +242,6 @@ def unsure(value: Estimate) -> str:
     return text + _bounds(value, new_rows=False)
 
 
-def _bounds(value: Estimate, *, new_rows: bool) -> str:
+def _bounds(value: MeanWithError, *, new_rows: bool) -> str:
     width = reach(value, new_rows=new_rows)
     return f"{show(value.mean - width, signed=True)} and {show(value.mean + width, signed=True)}"

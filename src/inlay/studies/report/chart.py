@@ -1,4 +1,4 @@
-"""How the figures of studies look: one style, one colour per kind of tuning, and pictures as bytes.
+"""The style of the figures of studies: one colour per kind of tuning, and pictures as bytes.
 
 Colours are Okabe and Ito's, which colour-blind readers tell apart, and every series has a marker of its own besides.
 Ours is filled, what was published is hollow, and a point of a single seed, which has no error, is pale. Lines break
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.report.tables import name_count
 
 INK, PALE_INK, GRID = "#26323c", "#7b858c", "#e4e7ea"
@@ -83,7 +83,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Mark:
-    """How a series is drawn."""
+    """The colour and marker of a series."""
 
     colour: str
     shape: str
@@ -168,7 +168,7 @@ def count_axis(axes: Any) -> None:
     axes.set_xlabel("trained parameters per task")
 
 
-def error_bar(axes: Any, x: float, y: Estimate, mark: Mark, *, across: bool = False) -> None:
+def error_bar(axes: Any, x: float, y: MeanWithError, mark: Mark, *, across: bool = False) -> None:
     """A point with ± one standard error, upright or across."""
     place = {"xerr": y.sem} if across else {"yerr": y.sem}
     spot = (y.mean, x) if across else (x, y.mean)
@@ -177,7 +177,7 @@ def error_bar(axes: Any, x: float, y: Estimate, mark: Mark, *, across: bool = Fa
 
 
 T = TypeVar("T")
-Place = tuple[float, Estimate]
+Place = tuple[float, MeanWithError]
 """x and y of a point"""
 
 
@@ -201,13 +201,13 @@ def split_runs(items: Iterable[T | None]) -> list[list[T]]:
     return [part for part in parts if part]
 
 
-def lone_entries(shown: Iterable[Estimate], shape: str = "o") -> list[Entry]:
-    """What a legend says of points of one seed, if there are any."""
+def lone_entries(shown: Iterable[MeanWithError], shape: str = "o") -> list[Entry]:
+    """Return what a legend says of points of one seed, if there are any."""
     return [("one seed, no error", Mark(PALE_INK, shape, is_lone=True), False)] * any(y.sem is None for y in shown)
 
 
-def tell_lone(shown: Iterable[Estimate]) -> str:
-    """What a caption says of them; begins with a space."""
+def tell_lone(shown: Iterable[MeanWithError]) -> str:
+    """Return what a caption says of them; begins with a space."""
     lone = [y.sem is None for y in shown]
     if not any(lone):
         return ""
@@ -252,7 +252,7 @@ def _fit_columns(lengths: Sequence[int], width: float) -> int:
     return 1
 
 
-def hold_labels(axes: Any, points: Sequence[tuple[float, Estimate, str]], *, size: float = 7) -> None:
+def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *, size: float = 7) -> None:
     """Write each point's name near it, where it covers neither a point, its error bar nor another name.
 
     A name that finds room only further off is led to its point by a thin line.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inlay.studies.report.chart import Drawing
-from inlay.studies.report.tables import Table
+from inlay.studies.report.tables import ReportTable
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Folded:
     blocks: tuple[Block, ...]
 
 
-Block = Heading | Text | Points | Picture | Table | Folded
+Block = Heading | Text | Points | Picture | ReportTable | Folded
 
 
 def write_html(title: str, blocks: Sequence[Block]) -> str:
@@ -100,7 +100,7 @@ def _html(block: Block) -> str:
     return _html_table(block)
 
 
-def _html_table(table: Table) -> str:
+def _html_table(table: ReportTable) -> str:
     kinds = [" class=words" if _is_words([line[i] for line in table.lines]) else "" for i in range(len(table.columns))]
     head = "".join(f"<th{kind}>{_inline(column)}</th>" for column, kind in zip(table.columns, kinds, strict=True))
     lines = []
@@ -114,7 +114,7 @@ def _html_table(table: Table) -> str:
 
 
 def _is_words(cells: Sequence[str]) -> bool:
-    """Whether a column is text, which stands at the left; numbers stand at the right."""
+    """Tell whether a column is text, which stands at the left; numbers stand at the right."""
     return any(cell and not re.match(r"[\d+−–≈]", cell) for cell in cells)
 
 
@@ -140,7 +140,7 @@ def _markdown(block: Block) -> str:
     return _markdown_table(block)
 
 
-def _markdown_table(table: Table) -> str:
+def _markdown_table(table: ReportTable) -> str:
     lines = [table.columns, ("---",) * len(table.columns)]
     for number, line in enumerate(table.lines):
         cells = [cell.replace("|", "\\|") for cell in line]

@@ -12,22 +12,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inlay.errors import UnknownName
+from inlay.settings.trees import read_tree
 from inlay.store import write_atomically
-from inlay.studies.judge.claims import CLAIMS, Judged, describe_agreement, judge_claims
-from inlay.studies.judge.coverage import Coverage, list_missing
-from inlay.studies.judge.feature_claims import guideline_table
-from inlay.studies.judge.published import Published
-from inlay.studies.judge.rows import Scored, name_column, name_task, score_study
-from inlay.studies.judge.scores import StudySpec
+from inlay.studies.judge.claims import JudgedClaim, describe_agreement, judge_claims
+from inlay.studies.judge.coverage import Coverage, list_missing, split_planned
+from inlay.studies.judge.published import Published, read_published
+from inlay.studies.judge.rows import name_column, name_task
+from inlay.studies.judge.scored import ScoredStudy, score_study
+from inlay.studies.judge.scores import network_of
 from inlay.studies.judge.verdicts import NONE
 from inlay.studies.report.chart import Drawing
 from inlay.studies.report.figures.compare import draw_figures
-from inlay.studies.report.other_metrics import other_metric_tables
 from inlay.studies.report.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
-from inlay.studies.report.tables import Table, settings_table, study_tables
+from inlay.studies.report.tables import ReportTable, other_metric_tables, settings_table, study_tables
 from inlay.studies.run.records import FINISHED, Record, short_name
+from inlay.studies.run.records import read_study as read_results
+from inlay.studies.spec.differences import list_differences
+from inlay.studies.spec.shown import Claim, ReportSpec
+from inlay.studies.spec.study import Study, read_study, study_folders
 
-PROFILES = ("paper", "longer", "long", "device", "laptop", "tiny")
+PROFILE_ORDER = ("paper", "longer", "long", "device", "laptop", "tiny")
 TRIAL = "tiny"
 """the profile that no claim is judged by"""
 _DRAWN = re.compile(r"training on (\d+) of (\d+) rows, drawn by the seed \d+")
@@ -61,38 +66,38 @@ Group = tuple[str, str]
 class Chapter:
     """One study to be reported."""
 
-    study: StudySpec
+    study: Study
     records: Sequence[Record]
     """of all backbones and profiles"""
     published: Published = field(default_factory=lambda: Published(""))
-    variants: Mapping[Group, StudySpec] = field(default_factory=dict)
+    variants: Mapping[Group, Study] = field(default_factory=dict)
     """what the study is under a profile on a backbone, where that is not `study`"""
     differences: Mapping[Group, Sequence[str]] = field(default_factory=dict)
     """what it does otherwise than `paper`"""
     left_out: Mapping[Group, Sequence[Record]] = field(default_factory=dict)
     """records of settings that the study's file has not"""
 
-    def study_of(self, group: Group) -> StudySpec:
+    def study_of(self, group: Group) -> Study:
         """The study as it was for these records."""
         return self.variants.get(group, self.study)
 
 
 @dataclass(frozen=True)
-class Report:
+class StudyReport:
     """A finished report; `figures` by the path of their files, without suffix."""
 
     html: str
     markdown: str
     figures: Mapping[str, Drawing]
 
-    def beside(self, folder: str) -> Report:
+    def beside(self, folder: str) -> StudyReport:
         """The same report, to be written inside the folder its figures are in."""
         prefix = f"{folder}/"
         figures = {path.removeprefix(prefix): drawing for path, drawing in self.figures.items()}
-        return Report(self.html, self.markdown.replace(f"]({prefix}", "]("), figures)
+        return StudyReport(self.html, self.markdown.replace(f"]({prefix}", "]("), figures)
 
 
-def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> Report:
+def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> StudyReport:
     """The report of these studies."""
     scored = {
         (chapter.study.name, group): score_study(chapter.study_of(group), records, chapter.published)
@@ -101,14 +106,15 @@ def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> Report:
     }
     groups = list(group_records([record for chapter in chapters for record in chapter.records]))
     blocks: list[Block] = [Heading(1, title), *_opening(chapters, groups)]
-    blocks += _claim_blocks(scored, groups)
+    claims = [claim for chapter in chapters for claim in chapter.study.claims]
+    blocks += _claim_blocks(claims, scored, groups)
     figures: dict[str, Drawing] = {}
     for chapter in chapters:
         blocks += _chapter_blocks(chapter, scored, figures)
-    return Report(write_html(title, blocks), write_markdown(blocks), figures)
+    return StudyReport(write_html(title, blocks), write_markdown(blocks), figures)
 
 
-def write_report(report: Report, folder: Path, name: str = "report") -> list[Path]:
+def write_report(report: StudyReport, folder: Path, name: str = "report") -> list[Path]:
     """Write `NAME.html`, `NAME.md` and the figures under `folder`; returns the paths, the page's first."""
     content = {f"{name}.html": report.html.encode(), f"{name}.md": report.markdown.encode()}
     for path, drawing in report.figures.items():
@@ -123,7 +129,7 @@ def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
     groups: dict[Group, list[Record]] = {}
     for record in records:
         groups.setdefault((short_name(record.backbone), record.profile), []).append(record)
-    known = {name: number for number, name in enumerate(PROFILES)}
+    known = {name: number for number, name in enumerate(PROFILE_ORDER)}
     order = sorted(
         groups, key=lambda group: (known.get(group[1], len(known)), -groups[group][0].backbone_parameters, group[0])
     )
@@ -151,20 +157,23 @@ def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> list[Block
     return blocks
 
 
-def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[Group]) -> list[Block]:
+def _claim_blocks(
+    claims: Sequence[Claim], scored: Mapping[tuple[str, Group], ScoredStudy], groups: Sequence[Group]
+) -> list[Block]:
     groups = [group for group in groups if group[1] != TRIAL]
-    if not groups:
+    if not groups or not claims:
         return []
-    judged: dict[Group, list[Judged]] = {}
+    judged: dict[Group, list[JudgedClaim]] = {}
     for group in groups:
-        judged[group] = judge_claims({study: item for (study, other), item in scored.items() if other == group})
+        own = {study: item for (study, other), item in scored.items() if other == group}
+        judged[group] = judge_claims(claims, own)
     columns = ("claim", "study", *(f"{backbone}, {profile}" for backbone, profile in groups))
     lines = [
         (claim.text, f"`{claim.study}`", *(_show_verdict(judged[group][number]) for group in groups))
-        for number, claim in enumerate(CLAIMS)
+        for number, claim in enumerate(claims)
     ]
     blocks: list[Block] = [Heading(2, "What the papers claim", "claims"), Text(RULE)]
-    blocks.append(Table("", columns, tuple(lines)))
+    blocks.append(ReportTable("", columns, tuple(lines)))
     for (backbone, profile), found in judged.items():
         run = [item for item in found if item.verdict.status != NONE]
         items = tuple(f"{item.claim.text}: {_show_verdict(item)}. {item.verdict.sentence}" for item in run)
@@ -175,20 +184,18 @@ def _claim_blocks(scored: Mapping[tuple[str, Group], Scored], groups: Sequence[G
     return blocks
 
 
-def _show_verdict(item: Judged) -> str:
+def _show_verdict(item: JudgedClaim) -> str:
     return f"**{item.verdict.status}**" if item.stands else item.verdict.status
 
 
 def _chapter_blocks(
-    chapter: Chapter, scored: Mapping[tuple[str, Group], Scored], figures: dict[str, Drawing]
+    chapter: Chapter, scored: Mapping[tuple[str, Group], ScoredStudy], figures: dict[str, Drawing]
 ) -> Iterator[Block]:
     study = chapter.study
     yield Heading(2, study.title or study.name, study.name)
-    source = getattr(study, "source", "")
-    yield Text(f"`inlay study {study.name}`" + (f". Reproduces: {source}" if source else ""))
-    notes = tuple(getattr(study, "notes", ()))
-    if notes:
-        yield Points(notes)
+    yield Text(f"`inlay study {study.name}`" + (f". Reproduces: {study.source}" if study.source else ""))
+    if study.notes:
+        yield Points(study.notes)
     groups = group_records(chapter.records)
     if not groups:
         yield Text("Not run yet.", is_warning=True)
@@ -202,13 +209,12 @@ def _chapter_blocks(
 
 
 def _group_blocks(
-    chapter: Chapter, group: Group, records: Sequence[Record], scored: Scored, figures: dict[str, Drawing]
+    chapter: Chapter, group: Group, records: Sequence[Record], scored: ScoredStudy, figures: dict[str, Drawing]
 ) -> Iterator[Block]:
     backbone, profile = group
     study = chapter.study_of(group)
     yield Heading(3, f"{backbone}, profile {profile}")
     yield from study_tables(scored)
-    yield from guideline_table(scored)
     yield from other_metric_tables(scored)
     for drawing in draw_figures(scored):
         path = f"{study.name}/{backbone}-{profile}-{drawing.name}"
@@ -235,10 +241,9 @@ def _describe_left_out(records: Sequence[Record]) -> str:
     return f"{count} of settings that the study's file has not: {', '.join(arms[:4])}{more}"
 
 
-def _judge(scored: Scored) -> list[str]:
-    """What a study says about the claims it is about, and how its differences compare with the published ones."""
-    judged = judge_claims({scored.study.name: scored})
-    about = [item for item in judged if item.claim.study == scored.study.name]
+def _judge(scored: ScoredStudy) -> list[str]:
+    """Return what a study says about its claims, and how its differences compare with the published ones."""
+    about = judge_claims(scored.study.claims, {scored.study.name: scored})
     said = [f"{item.claim.text}: {item.verdict.status}. {item.verdict.sentence}" for item in about]
     return said + describe_agreement(scored)
 
@@ -257,7 +262,7 @@ def _published_blocks(published: Published) -> Iterator[Block]:
         )
         title = f"{table.title}. {table.source}. {table.backbone}"
         notes = (f"protocol: {table.protocol}", *table.notes)
-        shown = Table(title, columns, lines, notes)
+        shown = ReportTable(title, columns, lines, notes)
         if lines:
             yield shown.turned() if len(columns) > 14 else shown
         else:
@@ -275,7 +280,7 @@ def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
     return [f"{values[name]:g}" if name in values else "–" for name in names]
 
 
-def _origin_blocks(study: StudySpec, records: Sequence[Record]) -> Iterator[Block]:
+def _origin_blocks(study: Study, records: Sequence[Record]) -> Iterator[Block]:
     """Training rows of each task, what was noted about the data, and the origin of the numbers."""
     counts: dict[str, set[int]] = {}
     for record in records:
@@ -290,7 +295,7 @@ def _origin_blocks(study: StudySpec, records: Sequence[Record]) -> Iterator[Bloc
 
 
 def _list_notes(records: Sequence[Record]) -> list[str]:
-    """What was noted about each task's data, once; of samples that seeds drew, how many there were."""
+    """Return what was noted about each task's data, once; of samples that seeds drew, how many there were."""
     noted: dict[str, None] = {}
     drawn: dict[tuple[str, int], set[int]] = {}
     for record in records:
@@ -312,7 +317,7 @@ def _range(numbers: Collection[int]) -> str:
 
 
 def _list_poolings(records: Sequence[Record]) -> list[str]:
-    """How rows were pooled, as the runs came to do it, and by which arms where they differ."""
+    """Return how rows were pooled, as the runs came to do it, and by which arms where they differ."""
     arms: dict[str, dict[str, None]] = {}
     for record in records:
         kind = record.config.get("data", {}).get("kind")
@@ -337,3 +342,74 @@ def _origin(records: Sequence[Record]) -> str:
         f"{len(finished)} of {len(records)} records of a finished run{again}. {hardware}; commits {commits}; "
         f"{', '.join(versions)}; {when}; {sum(record.seconds for record in records):,.0f} s of training in all."
     )
+
+
+def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
+    """Write one report of the studies of these files over what lies under `results`; returns the page's path.
+
+    The report of a single study lies in its own folder of results, with its figures; that of several beside their
+    folders, and their figures in them, in the order of the papers. That of one `backbone` has the studies with records
+    of it, and its name in its own.
+    """
+    name = "report" if backbone is None else f"report-{short_name(backbone)}"
+    chapters = [gather_chapter(path, results, backbone) for path in order_studies(paths)]
+    if backbone is not None:
+        chapters = [chapter for chapter in chapters if chapter.records or any(chapter.left_out.values())]
+        if not chapters:
+            held = {short_name(item.backbone) for path in paths for item in read_results(results, path.stem)}
+            raise UnknownName(f"backbone of the results in `{results}`", short_name(backbone), sorted(held))
+    if len(paths) == 1:
+        report = make_report(chapters, chapters[0].study.title)
+        return write_report(report.beside(chapters[0].study.name), results / chapters[0].study.name, name)[0]
+    return write_report(make_report(chapters), results, name)[0]
+
+
+def order_studies(paths: Sequence[Path]) -> list[Path]:
+    """Sort studies as their files' `report.order` says; those without one come last, by name."""
+    orders = {path: read_tree(path).get("report", {}).get("order", ReportSpec.order) for path in paths}
+    return sorted(paths, key=lambda path: (orders[path], path.stem))
+
+
+def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Chapter:
+    """A study's file and its records, each group of which is held against the study as its profile has it.
+
+    A study of one's own may have no profile `paper`: it is then its own first one, and differs from nothing.
+    """
+    found = read_results(results, path.stem)
+    records = [item for item in found if backbone is None or short_name(item.backbone) == short_name(backbone)]
+    profiles = read_tree(path).get("profiles", {})
+    paper = read_study(path, "paper" if "paper" in profiles else next(iter(profiles), "paper"))
+    found_groups = group_records(records)
+    variants = {group: read_study(path, group[1], group[0]) for group in found_groups}
+    groups, others = {}, {}
+    for group, own in found_groups.items():
+        groups[group], others[group] = split_planned(
+            variants[group], own, _find_old_runs(variants[group], group, results)
+        )
+    return Chapter(
+        study=paper,
+        records=[record for own in groups.values() for record in own],
+        left_out=others,
+        published=_find_published(path, paper.published),
+        variants=variants,
+        differences={
+            group: list_differences(study, paper, groups[group]) if "paper" in profiles else []
+            for group, study in variants.items()
+        },
+    )
+
+
+def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
+    """The runs of the studies that a study's arms go on from, of settings that those have not."""
+    found: set[str] = set()
+    for name, source in study.sources.items():
+        kept, others = split_planned(source, group_records(read_results(results, name)).get(group, []))
+        found |= {network_of(record) for record in others} - {network_of(record) for record in kept}
+    return found
+
+
+def _find_published(path: Path, name: str) -> Published:
+    """The published values beside a study's file, or those of the repository's own studies."""
+    folders = [folder / "published" for folder in (path.parent, *study_folders())]
+    found = next((folder for folder in folders if (folder / f"{name}.toml").is_file()), folders[-1])
+    return read_published(found, name)

@@ -1,6 +1,6 @@
 """The tables of a study, ours beside the published values, as cells of text.
 
-A table of scores has a line for each row of `lineup.py` and, under the same columns, a line for what was published.
+A table of scores has a line for each row of `judge/rows.py` and, under the same columns, a line for what was published.
 Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
 last columns compare with full fine-tuning pair by pair, over the same columns as the means; where fewer of them were
 published, a second comparison is over these. What a half-done study lacks is left out and named in a note.
@@ -8,38 +8,29 @@ published, a second comparison is over these. What a half-done study lacks is le
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from inlay.studies.judge.bounds import Estimate, estimate
-from inlay.studies.judge.extras import read_ablations, read_steps
-from inlay.studies.judge.pairs import Paired, pair
+from inlay.errors import UnknownName
+from inlay.studies.judge.bounds import ABSENT, estimate, show
+from inlay.studies.judge.gaps import averaged_rows, describe_ends, own_mean, published_gap
+from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import PublishedRow, PublishedTable
 from inlay.studies.judge.rows import (
-    NOT_AVERAGED,
     WIDE,
-    Scored,
-    averaged_tasks,
     group_tasks,
     has_joint_runs,
     has_one_setting,
-    mean_tasks,
     name_column,
     name_task,
-    needs_backbone,
-    published_tasks,
-    shape_of,
 )
-from inlay.studies.judge.scores import Cell, Row, column_row, mean_of, total_parameters
-
-ABSENT = "–"
-BY_CHANCE = 0.05
-"""how likely a row's learning rates may be at one end of those tried before it is said"""
+from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone, published_tasks
+from inlay.studies.judge.scores import column_row, mean_of, total_parameters
+from inlay.studies.judge.series import lower_part, read_ablations, read_steps
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table to be printed; `notes` stand under it."""
 
     title: str
@@ -49,24 +40,15 @@ class Table:
     published: frozenset[int] = frozenset()
     """lines of published values, which are set apart"""
 
-    def turned(self) -> Table:
+    def turned(self) -> ReportTable:
         """Columns as lines. Published lines become columns, told apart by their names."""
         names = tuple(line[0] for line in self.lines)
         lines = tuple((name, *(line[i] for line in self.lines)) for i, name in enumerate(self.columns) if i)
         kept = tuple(line for line in lines if any(cell not in ("", ABSENT) for cell in line[1:]))
-        return Table(self.title, ("", *names), kept, self.notes)
+        return ReportTable(self.title, ("", *names), kept, self.notes)
 
 
-def show(value: Estimate | float | None, *, signed: bool = False) -> str:
-    """A number of points with its standard error: `86.2 ± 0.3`; a dash where there is none."""
-    if value is None:
-        return ABSENT
-    found = value if isinstance(value, Estimate) else Estimate(value)
-    text = f"{found.mean:+.1f}" if signed else f"{found.mean:.1f}"
-    return (text if found.sem is None else f"{text} ± {found.sem:.1f}").replace("-", "−")
-
-
-def score_tables(scored: Scored) -> list[Table]:
+def score_tables(scored: ScoredStudy) -> list[ReportTable]:
     """The study's scores: one table, or one for each group of tasks (`glue/…`, `extra/…`)."""
     groups = group_tasks(scored.tasks)
     tables = [_score_table(scored.narrowed(tasks), name if len(groups) > 1 else "") for name, tasks in groups.items()]
@@ -76,7 +58,7 @@ def score_tables(scored: Scored) -> list[Table]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which columns a table of scores has besides its tasks."""
+    """The columns of a table of scores besides its tasks."""
 
     tasks: tuple[str, ...]
     averaged: tuple[str, ...]
@@ -97,14 +79,14 @@ class _Layout:
         return tuple(tasks for tasks in (self.averaged, self.compared) if tasks and self.reference)
 
 
-def _lay_out(scored: Scored) -> _Layout:
+def _lay_out(scored: ScoredStudy) -> _Layout:
     averaged, compared = tuple(mean_tasks(scored)), tuple(published_tasks(scored))
     reference = scored.reference if len(scored.rows) > 1 and averaged else None
     compared = compared if len(compared) < len(averaged) else ()
     return _Layout(scored.tasks, averaged, compared, tuple(averaged_tasks(scored)), reference)
 
 
-def _score_table(scored: Scored, group: str) -> Table:
+def _score_table(scored: ScoredStudy, group: str) -> ReportTable:
     layout = _lay_out(scored)
     columns = ["", *(name_column(task, scored.metric(task)) for task in scored.tasks)]
     names = [f"mean of {len(layout.averaged)}", f"mean of {len(layout.compared)} published"]
@@ -119,12 +101,12 @@ def _score_table(scored: Scored, group: str) -> Table:
             is_published.add(len(lines))
             lines.append(other)
     title = f"{group}, {_split_name(scored)}" if group else _split_name(scored)
-    table = Table(title, tuple(columns), tuple(lines), tuple(_notes(scored, layout)), frozenset(is_published))
+    table = ReportTable(title, tuple(columns), tuple(lines), tuple(_notes(scored, layout)), frozenset(is_published))
     return table.turned() if len(scored.tasks) > WIDE else table
 
 
-def _name_difference(scored: Scored, layout: _Layout, tasks: Sequence[str]) -> str:
-    """What stands over differences; which tasks they are over, where these are not all of the table."""
+def _name_difference(scored: ScoredStudy, layout: _Layout, tasks: Sequence[str]) -> str:
+    """Return what stands over differences; which tasks they are over, where these are not all of the table."""
     less = f"less {scored.label(layout.reference or '')}"
     if len(tasks) == 1 < len(layout.counted):
         return f"{less}, {name_task(tasks[0])}"
@@ -133,14 +115,14 @@ def _name_difference(scored: Scored, layout: _Layout, tasks: Sequence[str]) -> s
     return less if len(tasks) == len(layout.counted) else f"{less}, {len(tasks)} tasks"
 
 
-def _unmatched(scored: Scored) -> list[str]:
+def _unmatched(scored: ScoredStudy) -> list[str]:
     """Published rows that none of ours stands beside; they close the table."""
     return list(
         dict.fromkeys(row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows)
     )
 
 
-def _own_line(scored: Scored, key: str, layout: _Layout) -> tuple[str, ...]:
+def _own_line(scored: ScoredStudy, key: str, layout: _Layout) -> tuple[str, ...]:
     row = scored.rows[key]
     line = [scored.label(key), *(show(row[task].estimate) if task in row else ABSENT for task in layout.tasks)]
     line += [show(mean_of(row, tasks)) for tasks in layout.means]
@@ -152,7 +134,7 @@ def _own_line(scored: Scored, key: str, layout: _Layout) -> tuple[str, ...]:
     return (*line, *_count(scored, key, layout))
 
 
-def _count(scored: Scored, key: str, layout: _Layout) -> list[str]:
+def _count(scored: ScoredStudy, key: str, layout: _Layout) -> list[str]:
     """Parameters of a row: a task's, their share over the tasks of the mean, and those of all tasks together."""
     row = scored.rows[key]
     counted = {task: row[task] for task in layout.counted if task in row} or row
@@ -174,8 +156,8 @@ def name_count(number: float) -> str:
     return f"{number:g}"
 
 
-def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[str, ...]]:
-    """What was published for a row of ours, under our columns; nothing where no column is the same."""
+def _published_lines(scored: ScoredStudy, key: str, layout: _Layout) -> list[tuple[str, ...]]:
+    """Return what was published for a row of ours, under our columns; nothing where no column is the same."""
     lines = []
     for table in scored.published.tables:
         row = table.row(key)
@@ -187,7 +169,7 @@ def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[st
             continue
         line = [f"{row.label}, published", *map(show, (*values, *means))]
         for tasks in layout.differences:
-            line += [show(_table_gap(scored, table, key, tasks), signed=True), ABSENT]
+            line += [show(published_gap(scored, table, key, tasks), signed=True), ABSENT]
         share = row.printed.get("trained %")
         line += [ABSENT if row.trained_parameters is None else name_count(row.trained_parameters)]
         line += [ABSENT if share is None else f"{share:g}"]
@@ -197,109 +179,38 @@ def _published_lines(scored: Scored, key: str, layout: _Layout) -> list[tuple[st
 
 
 def _published_total(row: PublishedRow, num_tasks: int) -> str:
-    """What all tasks of a source take together, with their number where ours is another."""
+    """Return what all tasks of a source take together, with their number where ours is another."""
     total, tasks = row.printed.get("total ×"), row.printed.get("tasks")
     if total is None:
         return ABSENT
     return f"{total:g}×" if tasks in (None, num_tasks) else f"{total:g}× ({tasks:g} tasks)"
 
 
-@dataclass(frozen=True)
-class Gaps:
-    """A row less the reference: ours, and as published."""
-
-    ours: Paired
-    published: float
-    tasks: tuple[str, ...]
-    """those that both are over"""
-    over: str
-    """the same in words"""
-
-
-def find_gaps(scored: Scored, key: str) -> Gaps | None:
-    """Both over the same tasks, from the first published table that has the two rows; None where none has."""
-    reference = scored.reference
-    for table in scored.published.tables if reference is not None and key != reference else ():
-        assert reference is not None
-        if table.over:
-            rows, what, _ = _averaged_rows(scored, table)
-            tasks, over = list(rows.get(key, ())), f"{what}, published of {table.over}"
-        else:
-            rows, tasks = dict(scored.rows), _gap_tasks(scored, table, key)
-            over = f"{len(tasks)} tasks" if len(tasks) > 1 else name_task("".join(tasks))
-        theirs = _table_gap(scored, table, key, tasks)
-        if theirs is not None and reference in rows and key in rows:
-            ours = pair(rows[key], rows[reference], tasks)
-            return Gaps(ours, theirs, tuple(tasks), over) if ours is not None else None
-    return None
-
-
-def _gap_tasks(scored: Scored, table: PublishedTable, key: str) -> list[str]:
-    """The tasks on which a row can be held against the reference, both ours and as this table has them."""
-    arms = (key, scored.reference or "")
-    return [
-        task
-        for task in averaged_tasks(scored)
-        if all(task in scored.rows.get(arm, {}) and table.value(arm, scored.column(task)) is not None for arm in arms)
-    ]
-
-
-def _table_gap(scored: Scored, table: PublishedTable, key: str, tasks: Sequence[str]) -> float | None:
-    """The row less the reference as published: over exactly these tasks, or over the source's own."""
-    row, reference = table.row(key), scored.reference
-    if row is None or row.is_difference or reference is None or key == reference:
-        return None
-    columns = [scored.column(task) for task in tasks] if not table.over else []
-    found = [_own_mean(table, arm) if table.over else table.mean(arm, columns) for arm in (key, reference)]
-    return None if found[0] is None or found[1] is None else found[0] - found[1]
-
-
-def _own_mean(table: PublishedTable, key: str) -> float | None:
-    """The mean over its own tasks that a source prints for a row, where it prints nothing else."""
-    return next((table.value(key, column) for column in table.columns if column.startswith("mean:")), None)
-
-
-def _mean_table(scored: Scored, table: PublishedTable) -> Table:
+def _mean_table(scored: ScoredStudy, table: PublishedTable) -> ReportTable:
     """Our means beside those that a source prints of its own tasks: only differences compare.
 
     Where the source says which columns its mean is over, ours is over those of them that are at hand.
     """
-    rows, what, notes = _averaged_rows(scored, table)
+    rows, what, notes = averaged_rows(scored, table)
     reference = scored.reference
     lines = []
     for key in [key for key in rows if table.row(key) is not None]:
         is_compared = reference in rows and key != reference
         gap = pair(rows[key], rows[reference]) if is_compared and reference else None
         ours = [show(mean_of(rows[key], rows[key])), show(gap.estimate if gap else None, signed=True)]
-        printed = [show(_own_mean(table, key)), show(_table_gap(scored, table, key, ()), signed=True)]
+        printed = [show(own_mean(table, key)), show(published_gap(scored, table, key, ()), signed=True)]
         lines.append((scored.label(key), *ours, *printed))
     less = f"less {scored.label(reference)}" if reference else "difference"
     columns = ("", f"ours, {what}", less, f"published, mean of its {table.over}", f"{less}, published")
     notes = (f"published: {table.source}, {table.backbone}", *notes)
-    return Table("means beside the published", columns, tuple(lines), notes)
+    return ReportTable("means beside the published", columns, tuple(lines), notes)
 
 
-def _averaged_rows(scored: Scored, table: PublishedTable) -> tuple[dict[str, Row], str, tuple[str, ...]]:
-    """Our rows with the cells that a mean beside this table is over, what that mean is, and what it lacks."""
-    tasks = mean_tasks(scored)
-    if not table.mean_of:
-        rows = {key: {task: row[task] for task in tasks} for key, row in scored.rows.items()}
-        return rows, f"mean of {len(tasks)}", ()
-    split = [(task, metric) for task, _, metric in (column.partition(":") for column in table.mean_of)]
-    known = [column for column in split if column[0] in tasks]
-    found = {key: column_row(row, known) for key, row in scored.rows.items()}
-    absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)
-    note = f"the published kind of average, every printed column once; ours lacks {', '.join(absent)}, which the "
-    note += "published one has: only differences compare"
-    kept = {key: row for key, row in found.items() if row}
-    return kept, f"avg of {len(known)} columns", (note,) * bool(absent)
-
-
-def _split_name(scored: Scored) -> str:
+def _split_name(scored: ScoredStudy) -> str:
     return "test scores, settings chosen on dev" if scored.split == "test" else "dev scores, settings chosen on dev"
 
 
-def _notes(scored: Scored, layout: _Layout) -> list[str]:
+def _notes(scored: ScoredStudy, layout: _Layout) -> list[str]:
     seeds = sorted({cell.estimate.num for row in scored.rows.values() for cell in row.values()})
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     notes = [
@@ -324,8 +235,8 @@ def _notes(scored: Scored, layout: _Layout) -> list[str]:
     return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
 
 
-def _chosen_for(scored: Scored) -> str:
-    """What the settings of a row are chosen for: tasks of one run, or of one sequence, have one setting."""
+def _chosen_for(scored: ScoredStudy) -> str:
+    """Return what the settings of a row are chosen for: tasks of one run, or of one sequence, have one setting."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows]
     once = [spec for spec in specs if has_one_setting(spec)]
     if not once:
@@ -337,12 +248,11 @@ def _chosen_for(scored: Scored) -> str:
     return f"on dev, once for all tasks where they are one {kind} ({names}), else for each task"
 
 
-def ablation_table(scored: Scored) -> list[Table]:
-    """What removing adapters costs: single layers, the lower and the upper part, all of them."""
-    records = [record for spec in scored.specs for record in spec.records]
+def ablation_table(scored: ScoredStudy) -> list[ReportTable]:
+    """Return what removing adapters costs: single layers, the lower and the upper part, all of them."""
     lines = []
-    for item in read_ablations(records, scored.study.tasks):
-        part = max(1, round(item.num_layers * 5 / 12))
+    for item in read_ablations(scored.records, scored.study.tasks):
+        part = lower_part(item)
         single = max(item.singles, key=lambda found: found.mean)
         upper = (item.num_layers - part, item.num_layers - 1)
         printed = scored.published.value("all-removed", f"{item.task}:accuracy")
@@ -354,12 +264,12 @@ def ablation_table(scored: Scored) -> list[Table]:
     columns = ("", "dev accuracy", "lost: costliest single layer", "lost: lower layers", "lost: upper layers",
                "all removed", "majority class", "all removed, published")  # fmt: skip
     notes = ("mean ± s.e.m. over seeds, in points of accuracy; nothing is retrained, norms and head stay as trained",)
-    return [Table("accuracy without the adapters of some layers", columns, tuple(lines), notes)] if lines else []
+    return [ReportTable("accuracy without the adapters of some layers", columns, tuple(lines), notes)] if lines else []
 
 
-def stream_tables(scored: Scored) -> list[Table]:
-    """The scores of the rows, and what every earlier task scores after each step."""
-    tables = score_tables(scored)
+def step_tables(scored: ScoredStudy) -> list[ReportTable]:
+    """Return what every earlier task scores after each step of a sequence, a table for each row."""
+    tables = []
     for spec in scored.specs:
         steps = read_steps(spec.records, scored.study.tasks)
         names = [step.task for step in steps]
@@ -369,12 +279,12 @@ def stream_tables(scored: Scored) -> list[Table]:
         ]
         if len(steps) > 1:
             title = f"{spec.label}: dev score on each task after learning the task of the line"
-            tables.append(Table(title, ("after", *map(name_task, names)), tuple(lines)))
+            tables.append(ReportTable(title, ("after", *map(name_task, names)), tuple(lines)))
     return tables
 
 
-def joint_tables(scored: Scored) -> list[Table]:
-    """The scores of the rows, and the average as HyperFormer's authors take it: over all printed columns."""
+def average_tables(scored: ScoredStudy) -> list[ReportTable]:
+    """Return the average as HyperFormer's authors take it: over all printed columns."""
     columns = _printed_columns(scored)
     lines, is_published = [], set()
     for key, row in scored.rows.items():
@@ -394,11 +304,11 @@ def joint_tables(scored: Scored) -> list[Table]:
         "is computed anew over the same columns",
     )
     title = "the average as published"
-    made = Table(title, titles, tuple(lines), notes, frozenset(is_published))
-    return [*score_tables(scored), *([made] if len(columns) > 1 and lines else [])]
+    made = ReportTable(title, titles, tuple(lines), notes, frozenset(is_published))
+    return [made] if len(columns) > 1 and lines else []
 
 
-def _printed_columns(scored: Scored) -> list[tuple[str, str]]:
+def _printed_columns(scored: ScoredStudy) -> list[tuple[str, str]]:
     """(task, metric) of every column that was published for a task that all rows have."""
     tasks = mean_tasks(scored)
     columns = dict.fromkeys(column for table in scored.published.tables for column in table.columns)
@@ -406,20 +316,88 @@ def _printed_columns(scored: Scored) -> list[tuple[str, str]]:
     return [(task, metric) for task, metric in found if task in tasks]
 
 
-def study_tables(scored: Scored) -> list[Table]:
-    """The tables of a study."""
-    return _TABLES.get(shape_of(scored.study), score_tables)(scored)
+def advice_tables(scored: ScoredStudy) -> list[ReportTable]:
+    """Return a paper's advice to practitioners, with what our rows say of each line."""
+    report = scored.study.report
+    used = {row for line in report.advice for row in line.rows} - set(scored.rows)
+    if not any(map(scored.find_row, used)):
+        return []
+    lines = []
+    for line in report.advice:
+        if not line.rows:
+            lines.append((line.text, ABSENT, line.what))
+            continue
+        row, other = map(scored.find_row, line.rows)
+        found = pair(row, other, line.tasks or scored.tasks)
+        said = "not run" if found is None else f"{line.what}: {show(found.estimate, signed=True)}"
+        lines.append((line.text, ", ".join(map(name_task, found.by_task)) if found else ABSENT, said))
+    notes = ("frozen: the best of the rows of features for each task, by dev; ± is the error of seeds alone",)
+    return [ReportTable(report.advice_title, ("advice", "tasks", "ours, in points"), tuple(lines), notes)]
 
 
-_TABLES: dict[str, Callable[[Scored], list[Table]]] = {
-    "ablation": ablation_table,
-    "stream": stream_tables,
-    "multitask": joint_tables,
+def study_tables(scored: ScoredStudy) -> list[ReportTable]:
+    """Return the tables that a study's file asks for."""
+    for kind in scored.study.report.tables:
+        if kind not in TABLES:
+            raise UnknownName("kind of table", kind, TABLES)
+    return [table for kind in scored.study.report.tables for table in TABLES[kind](scored)]
+
+
+def other_metric_tables(scored: ScoredStudy) -> list[ReportTable]:
+    """Return our scores in the metrics that sources print and the study does not show, one table for each source.
+
+    A study shows one metric of each task. Where a source prints another (MRPC's accuracy beside our F1), neither is
+    compared with the other: the same runs are shown again, in the metric that was printed.
+    """
+    return [table for printed in scored.published.tables for table in _other_metric_table(scored, printed)]
+
+
+def _other_metric_table(scored: ScoredStudy, printed: PublishedTable) -> Iterator[ReportTable]:
+    columns = _other_columns(scored, printed)
+    lines: list[tuple[str, ...]] = []
+    is_published = set()
+    for key, row in scored.rows.items():
+        theirs = printed.row(key)
+        own = {column: column_row(row, [(task, metric)]) for task, metric in columns for column in [f"{task}:{metric}"]}
+        if theirs is None or not any(own.values()):
+            continue
+        cells = [show(found[column].estimate) if found else ABSENT for column, found in own.items()]
+        is_published.add(len(lines) + 1)
+        lines += [
+            (scored.label(key), *cells),
+            (f"{theirs.label}, published", *(show(printed.value(key, column)) for column in own)),
+        ]
+    if lines:
+        names = ("", *(name_column(task, metric) for task, metric in columns))
+        notes = (
+            "the same runs in the metric that was published; settings are chosen by the metric of the first table",
+            f"published: {printed.source}, {printed.backbone}",
+        )
+        yield ReportTable("in the published metric", names, tuple(lines), notes, frozenset(is_published))
+
+
+def _other_columns(scored: ScoredStudy, printed: PublishedTable) -> list[tuple[str, str]]:
+    """(task, metric) of the columns of tasks that a source prints, but not in the metric that is shown."""
+    columns = [(task, metric) for task, _, metric in (column.partition(":") for column in printed.columns)]
+    return [
+        (task, metric)
+        for task, metric in columns
+        if task in scored.tasks and scored.column(task) not in printed.columns
+    ]
+
+
+# kind of table -> what makes it; a study's file names kinds
+TABLES: dict[str, Callable[[ScoredStudy], list[ReportTable]]] = {
+    "scores": score_tables,
+    "spans": ablation_table,
+    "steps": step_tables,
+    "average": average_tables,
+    "advice": advice_tables,
 }
 
 
-def settings_table(scored: Scored) -> Table:
-    """What was chosen on dev for each row and task, with how many runs of it were lost."""
+def settings_table(scored: ScoredStudy) -> ReportTable:
+    """Return what was chosen on dev for each row and task, with how many runs of it were lost."""
     lines = []
     for key, row in scored.rows.items():
         cells = []
@@ -436,37 +414,8 @@ def settings_table(scored: Scored) -> Table:
         "`of`: settings that were compared, fewest and most of a task; others have one seed where these have more, or "
     )
     note += "a run that diverged"
-    table = Table("settings", columns, tuple(lines), (*(note,) * waits, *describe_ends(scored, scored.rows)))
+    table = ReportTable("settings", columns, tuple(lines), (*(note,) * waits, *describe_ends(scored, scored.rows)))
     return table.turned() if len(scored.tasks) > WIDE else table
-
-
-def describe_ends(scored: Scored, keys: Collection[str], tasks: Collection[str] | None = None) -> list[str]:
-    """The rows whose learning rate is the greatest that was tried, or the least, on more tasks than by chance.
-
-    What such a row comes to with a rate beyond that end is not known. Tasks are those given, or all that count in a
-    mean; where they are one run they have one rate, which is at an end too easily to be said.
-    """
-    joined = {spec.key for spec in scored.specs if has_one_setting(spec)}
-    said = []
-    for end in ("greatest", "least"):
-        found = []
-        for key in keys:
-            counted = scored.rows[key].keys() - NOT_AVERAGED if tasks is None else scored.rows[key].keys() & set(tasks)
-            cells = [scored.rows[key][task] for task in counted if len(scored.rows[key][task].rates) > 1]
-            at_end = sum(cell.end == end for cell in cells)
-            if key not in joined and cells and _chance(at_end, cells) <= BY_CHANCE:
-                count = "all" if at_end == len(cells) else f"{at_end} of {len(cells)}"
-                found.append(f"{scored.label(key)} ({count} tasks)")
-        if found:
-            said.append(f"the best learning rate is the {end} that was tried: {', '.join(found)}")
-    return said
-
-
-def _chance(at_end: int, cells: Sequence[Cell]) -> float:
-    """How likely so many tasks or more have the rate of one end, if all rates were as good."""
-    share = 1 / min(len(cell.rates) for cell in cells)
-    num = len(cells)
-    return sum(math.comb(num, n) * share**n * (1 - share) ** (num - n) for n in range(at_end, num + 1))
 
 
 def _value(value: object) -> str:

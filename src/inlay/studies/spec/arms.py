@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ArmKind:
-    """What becomes of an arm's points."""
+    """A kind of arm: what is done with its points."""
 
     is_trained: bool
     """each point is a run for `fit`"""

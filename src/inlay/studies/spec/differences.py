@@ -1,4 +1,4 @@
-"""What a profile does otherwise than the paper's, in words.
+"""Differences between a profile and the paper's, in words.
 
 Whole configs are compared, over the settings that either side has: one that only `paper` gives is as much a difference
 as one that only ours does. What our side leaves to the backbone or the method (`auto`) is taken from the records, where
@@ -23,7 +23,7 @@ Key = tuple[str, str]
 
 
 def list_differences(study: Study, paper: Study, records: Sequence[Record] = ()) -> list[str]:
-    """What a profile does otherwise than `paper`: backbone, tasks, arms, seeds, axes and settings.
+    """Return what a profile does otherwise than `paper`: backbone, tasks, arms, seeds, axes and settings.
 
     `records` are those of the profile and backbone.
     """
@@ -99,7 +99,7 @@ def _values(arm: Arm) -> dict[Key, list[Any]]:
 
 
 def _resolve(key: Key, configs: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What runs came to take for a setting that was left open; some (a sequence's) do not say."""
+    """Return what runs came to take for a setting that was left open; some (a sequence's) do not say."""
     values = [config.get(key[0], {}).get(key[1]) for config in configs]
     return list(dict.fromkeys(tuple(value) if isinstance(value, list) else value for value in values))
 

@@ -1,4 +1,4 @@
-"""Which runs of studies have a record, told by settings alone: without the data sets and without the backbone.
+"""A count of the runs of studies that have a record, by settings alone: no data sets and no backbone are needed.
 
 A run's id is made of its resolved settings, the digest of its rows and the backbone's fingerprint. Here the rows stand
 for themselves as the task and the settings that choose among its rows, and of the backbone a few facts are enough. So
@@ -29,7 +29,7 @@ _NOT_ROWS = ("kind", "metric", "labels", "answers", "source", "dev", "test", "ro
 
 @dataclass(frozen=True)
 class BackboneFacts:
-    """What of a backbone decides which runs a study has on it."""
+    """The facts of a backbone that decide which runs a study has on it."""
 
     name: str
     """short, as records have it"""
@@ -40,13 +40,13 @@ class BackboneFacts:
 
     @property
     def is_seq2seq(self) -> bool:
-        """Whether its answers are texts."""
+        """Tell whether its answers are texts."""
         return self.pooling == WRITTEN
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many runs some studies have, each once whoever asks for it."""
+    """A count of the runs of some studies, each once whoever asks for it."""
 
     found: int
     planned: int
@@ -87,7 +87,7 @@ class _Asked:
     """the key of the run that it goes on from"""
 
     def make_key(self, facts: BackboneFacts, pooling: str) -> str:
-        """What tells it apart: as its id, with what says which rows it has in place of their digest."""
+        """Return what tells it apart: as its id, with what says which rows it has in place of their digest."""
         rows = {name: value for name, value in dataclasses.asdict(self.data).items() if name not in _NOT_ROWS}
         answers = sorted(item for item in self.data.answers if len(set(item.split("=", 1))) > 1)
         content: dict[str, Any] = {
@@ -158,7 +158,7 @@ class _Found:
                 self._has_spans[key] = self._has_spans.get(key, False) or "spans" in record.extra
 
     def has(self, key: str, *, needs_spans: bool) -> bool:
-        """Whether a run has a record, with scores of spans where they are asked for."""
+        """Tell whether a run has a record, with scores of spans where they are asked for."""
         return key in self._has_spans and (self._has_spans[key] or not needs_spans)
 
     def _key_of(self, record: Record) -> str:

@@ -36,9 +36,11 @@ _USUAL_LENGTH = 128
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
-    """What becomes one record: an arm's setting on a task with a seed. A sequence, or a run of several tasks, has a
-    record for each task."""
+class PlannedRun:
+    """A run that a study asks for: an arm's setting on a task with a seed.
+
+    A sequence, or a run of several tasks, has a record for each task.
+    """
 
     id: str
     study: str
@@ -59,7 +61,7 @@ class Item:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells the items of several plans apart."""
+        """Return what tells the items of several plans apart."""
         return (self.study, self.id, self.arm.name)
 
     @property
@@ -69,13 +71,13 @@ class Item:
 
     @property
     def tier(self) -> int:
-        """How soon it is wanted: the first seed with the arm's first learning rate, its best-known one, before all."""
+        """Return how soon it is wanted: the first seed with the arm's first, best-known learning rate before all."""
         rates = list(self.arm.axes.get("lr", ()))
         return self.seed + (rates.index(self.axes["lr"]) if self.axes.get("lr") in rates else 0)
 
     @property
     def is_finetuned(self) -> bool:
-        """Whether it trains a copy of the backbone's weights."""
+        """Tell whether it trains a copy of the backbone's weights."""
         return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).is_finetuned
 
     @cached_property
@@ -113,13 +115,13 @@ def _count_tokens(split: Split, most: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class StudyPlan:
     """All that a study asks for on one backbone."""
 
     study: Study
     backbone: Backbone
     tasks: Mapping[str, Task]
-    items: tuple[Item, ...]
+    items: tuple[PlannedRun, ...]
     left_out: tuple[str, ...]
     """what the study has and this plan has not, and why"""
 
@@ -169,7 +171,7 @@ def plan_study(
     missing: Mapping[str, str],
     *,
     root: str | None = None,
-) -> Plan:
+) -> StudyPlan:
     """Make every run of a study.
 
     `root` is where `load_tasks` found the tasks: a run keeps where its rows are.
@@ -189,7 +191,7 @@ def plan_study(
         for item in maker.make(arm, seed)
     ]
     _refuse_too_large(items, backbone)
-    return Plan(study, backbone, tasks, tuple(items), tuple(left_out))
+    return StudyPlan(study, backbone, tasks, tuple(items), tuple(left_out))
 
 
 class _Maker:
@@ -200,7 +202,7 @@ class _Maker:
         self._samples: dict[tuple[str, int, int], Task] = {}
         self._sources: dict[str, JointRun] = {}
 
-    def make(self, arm: Arm, seed: int) -> list[Item]:
+    def make(self, arm: Arm, seed: int) -> list[PlannedRun]:
         """All items of an arm with one seed."""
         kind = ARM_KINDS[arm.kind]
         chosen = [task for task in arm.tasks if task in self._tasks and not self._is_too_small(arm, task)]
@@ -232,7 +234,7 @@ class _Maker:
         config = dataclasses.replace(config, most_dev=most_dev, most_test=most_test)
         return config if sample is None else dataclasses.replace(config, sample=sample, sample_seed=seed)
 
-    def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> Item:
+    def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> PlannedRun:
         kind, name = ARM_KINDS[arm.kind], names[0]
         config = dataclasses.replace(
             point.config,
@@ -244,15 +246,15 @@ class _Maker:
             return self._join(arm, config, names, point)
         if kind.is_trained:
             run = make_run(self._tasks[name], config, self._backbone)
-            return Item(run.id, self._study.name, arm, name, seed, point.axes, run.config, run)
+            return PlannedRun(run.id, self._study.name, arm, name, seed, point.axes, run.config, run)
         data = [self._tasks[each].digest for each in names] if kind.spans_tasks else self._tasks[name].digest
         settings = [arm.kind, dataclasses.asdict(config.method), dataclasses.asdict(config.train), data]
         fingerprint = self._backbone.fingerprint if kind.spans_tasks else ""
-        made = Item(digest([*settings, fingerprint])[:16], self._study.name, arm, name, seed, point.axes, config)
+        made = PlannedRun(digest([*settings, fingerprint])[:16], self._study.name, arm, name, seed, point.axes, config)
         steps = tuple(self._tasks[each] for each in names) if kind.spans_tasks else ()
         return dataclasses.replace(made, sequence=steps)
 
-    def _join(self, arm: Arm, config: RunConfig, names: Sequence[str], point: Point) -> Item:
+    def _join(self, arm: Arm, config: RunConfig, names: Sequence[str], point: Point) -> PlannedRun:
         """A run of several tasks, or of one by the same rules; where it goes on from another, that one too."""
         seed = config.train.seed
         source = self._find_source(arm.source) if arm.source else None
@@ -263,7 +265,7 @@ class _Maker:
         data = [self._find_data(name, arm.sample, seed) for name in names]
         start = Start() if source is None else Start(lineage=({"run": source.id},))
         run = make_joint_run(tasks, config, self._backbone, start=start, data=data)
-        made = Item(run.id, self._study.name, arm, names[0], seed, point.axes, run.config, run)
+        made = PlannedRun(run.id, self._study.name, arm, names[0], seed, point.axes, run.config, run)
         return dataclasses.replace(made, tasks=tuple(names), source=source)
 
     def _sample(self, name: str, num_rows: int | None, seed: int) -> Task:
@@ -289,7 +291,7 @@ class _Maker:
         return self._sources[source]
 
 
-def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:
+def _refuse_too_large(items: Sequence[PlannedRun], backbone: Backbone) -> None:
     """Refuse a run whose parameters alone, in training, are more than the memory that is free."""
     from inlay.training.cohort.memory import available_bytes, count_slot_bytes, describe_bytes
 
@@ -308,3 +310,8 @@ def _refuse_too_large(items: Sequence[Item], backbone: Backbone) -> None:
                 f"{describe_bytes(free)} are free on `{backbone.device}`",
                 "leave it out (`--arms` names those to run), or take a smaller `--backbone`",
             )
+
+
+# The names that studies/run and the command line still import these classes by.
+Item = PlannedRun
+Plan = StudyPlan

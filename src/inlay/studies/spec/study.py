@@ -1,13 +1,14 @@
-"""A study as it is written down: `studies/NAME.toml` with its tasks, arms, axes and profiles.
+"""A study as it is written down: `studies/NAME.toml` with its tasks, arms, axes, profiles, report and claims.
 
 An arm is one row of a published table or one point of a figure. Its settings are put over the study's own, its axes
-make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`; studies
-of several tasks have `long`, and `multitask` has `longer`) lays its own values over all that: a table is merged key by
-key, a list or a value replaces what was there. With `base` a profile is laid over another one. Of arms that one table
-makes with `each`, a table named as one of them (`adapters-512` beside `adapters-{size}`) is laid over that one.
-Everything is checked on reading, so that what cannot be trained is refused before anything is. An arm may go on from
-what another study trained: `from = "multitask/hyperformer++"` is that study's arm under the same profile and on the
-same backbone. `most_samples` are the training rows that there are of a task, so that no arm of it asks for more.
+make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`, and of
+some studies others) lays its own values over all that: a table is merged key by key, a list or a value replaces what
+was there. With `base` a profile is laid over another one. Of arms that one table makes with `each`, a table named as
+one of them (`adapters-512` beside `adapters-{size}`) is laid over that one. Everything is checked on reading, so that
+what cannot be trained is refused before anything is. An arm may go on from what another study trained:
+`from = "STUDY/ARM"` is that study's arm under the same profile and on the same backbone. `most_samples` are the
+training rows that there are of a task, so that no arm of it asks for more. `[report]` and `[[claims]]` say how the
+study is shown and judged (`shown.py`); they are the same under every profile.
 """
 
 from __future__ import annotations
@@ -24,24 +25,22 @@ from typing import Any
 from inlay.errors import BadConfig, InlayError, UnknownName
 from inlay.settings.fit_settings import FitSettings
 from inlay.settings.presets import apply_preset
-from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, overlay
+from inlay.settings.run_config import DataConfig, RunConfig, overlay
 from inlay.settings.trees import from_tree, read_tree
 from inlay.studies.spec.arms import ARM_KINDS
+from inlay.studies.spec.shown import SETTINGS, Claim, ReportSpec, read_claims, read_report
 
-PROFILES = ("paper", "device", "tiny")
 TOY = "toy"
 """what a profile gives as `rows`, if they are made up and not read"""
 
 _STUDY_KEYS = frozenset(
     "title source report_on published figures notes tasks seeds train method joint data arms per_task backbone "
-    "submission fit rows paired_rows most_rows most_samples like without profiles".split()
+    "submission fit rows paired_rows most_rows most_samples like without report claims profiles".split()
 )
+_ONCE = frozenset(("report", "claims"))  # of the study, whatever the profile
 _ARM_KEYS = frozenset("kind title preset method train joint axes each seeds tasks min_layers sample from".split())
 _FIT_KEYS = frozenset(("token_budget", "max_cohort", "checkpointing"))
 _SIDES = frozenset(("dev", "test"))
-_CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
-# Section of a run's config -> its settings; of a name that two have, the first one's is meant.
-_SECTIONS = {name: {item.name for item in dataclasses.fields(kind)} for name, kind in _CONFIGS.items()}
 
 LEFT_OPEN = (None, "auto", ())
 """values of settings that are left to the backbone or the method"""
@@ -95,7 +94,7 @@ class Arm:
         config = RunConfig()
         if "preset" in self.settings:
             config = apply_preset(str(self.settings["preset"]), config)
-        return overlay(config, {key: self.settings[key] for key in _SECTIONS if key in self.settings})
+        return overlay(config, {key: self.settings[key] for key in SETTINGS if key in self.settings})
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,6 @@ class Study:
     report_on: str
     published: str
     """name of the file in `studies/published` with the values to stand beside ours, or nothing"""
-    figures: tuple[str, ...]
     notes: tuple[str, ...]
     backbone: str
     tasks: tuple[str, ...]
@@ -132,6 +130,9 @@ class Study:
     """task -> that of a source whose own parameters it starts with"""
     sources: Mapping[str, Study] = field(default_factory=dict)
     """the studies that arms go on from, by name"""
+    report: ReportSpec = field(default_factory=ReportSpec)
+    """its rows, tables and figures"""
+    claims: tuple[Claim, ...] = ()
 
     def data_config(self, task: str, root: str | None) -> DataConfig:
         """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets.
@@ -189,7 +190,7 @@ def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def has_profile(path: Path, profile: str) -> bool:
-    """Whether a study's file has a profile of this name."""
+    """Tell whether a study's file has a profile of this name."""
     return profile in read_tree(path).get("profiles", {})
 
 
@@ -222,17 +223,17 @@ def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
 
 
 def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    """What a profile says, laid over what the one it is based on does."""
+    """Return what a profile says, laid over what the one it is based on does."""
     found: dict[str, Any] = {}
     seen = [name]
     while True:
         where = f"profiles.{seen[-1]}."
-        _check_keys(profiles[seen[-1]], _STUDY_KEYS - {"profiles"} | {"backbones", "base"}, where)
+        _check_keys(profiles[seen[-1]], _STUDY_KEYS - _ONCE - {"profiles"} | {"backbones", "base"}, where)
         own = dict(profiles[seen[-1]])
         backbones = own.get("backbones", {})
         _check_keys(backbones, backbones, f"{where}backbones.")  # a table, of any names
         for backbone, settings in backbones.items():
-            _check_keys(settings, _STUDY_KEYS - {"profiles", "backbone"}, f"{where}backbones.{backbone}.")
+            _check_keys(settings, _STUDY_KEYS - _ONCE - {"profiles", "backbone"}, f"{where}backbones.{backbone}.")
         base = own.pop("base", None)
         found = _merge(own, found)
         if base is None:
@@ -280,6 +281,11 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     arms = _read_arms(tree, tasks)
     for missing in without - arms.keys():
         raise UnknownName("arm", missing, arms)
+    report, claims = (
+        read_report(tree.get("report", {}), tree.get("figures", ())),
+        read_claims(name, tree.get("claims", ())),
+    )
+    _check_rows(report, claims, arms)
     study = Study(
         name=name,
         title=tree["title"],
@@ -287,7 +293,6 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         source=tree.get("source", ""),
         report_on=report_on,
         published=tree.get("published", ""),
-        figures=tuple(tree.get("figures", ())),
         notes=tuple(tree.get("notes", ())),
         backbone=tree["backbone"],
         tasks=tasks,
@@ -300,10 +305,22 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         paired_rows=bool(tree.get("paired_rows", False)),
         most_rows={side: _whole(number, f"most_rows.{side}") for side, number in tree.get("most_rows", {}).items()},
         like=tree.get("like", {}),
+        report=report,
+        claims=claims,
     )
     for _ in study.points():  # a value that cannot be is refused here
         pass
     return study
+
+
+def _check_rows(report: ReportSpec, claims: Iterable[Claim], arms: Iterable[str]) -> None:
+    """Refuse a claim on a row that neither a rule of the report nor an arm can make."""
+    series = [rule.series for rule in report.rows]
+    for claim in claims:
+        for row in claim.rows:
+            is_known = "*" in row or row in arms or any(row == own or row.startswith(f"{own}-") for own in series)
+            if not is_known:
+                raise UnknownName(f"row of claim `{claim.name}`", row, [*series, *arms])
 
 
 def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm]:
@@ -334,7 +351,7 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
         if kind == "single" and "sample" in filled:
             most = study.get("most_samples", {})
             chosen = tuple(task for task in chosen if filled["sample"] <= most.get(task, filled["sample"]))
-        settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in _SECTIONS}
+        settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in SETTINGS}
         if not ARM_KINDS[kind].is_joint:
             del settings["joint"]
         if "preset" in filled:
@@ -385,10 +402,10 @@ def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
 
 def _section_of(key: str) -> str:
     """The section of a run's config that has a setting of this name."""
-    for section, known in _SECTIONS.items():
+    for section, known in SETTINGS.items():
         if key in known:
             return section
-    close = difflib.get_close_matches(key, [name for known in _SECTIONS.values() for name in known], n=1)
+    close = difflib.get_close_matches(key, [name for known in SETTINGS.values() for name in known], n=1)
     hint = f"did you mean `{close[0]}`?" if close else "an axis is a setting of `method` or `train`, such as lr or size"
     raise BadConfig(f"no setting named `{key}` to vary", hint)
 

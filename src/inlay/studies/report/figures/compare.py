@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inlay.errors import UnknownName
-from inlay.studies.judge.bounds import Estimate
+from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.pairs import pair
-from inlay.studies.judge.rows import Scored, group_tasks, mean_tasks, name_column, name_task, shape_of
+from inlay.studies.judge.rows import group_tasks, name_column, name_task
+from inlay.studies.judge.scored import ScoredStudy, mean_tasks
 from inlay.studies.report.chart import (
     INK,
     PALE_INK,
@@ -30,29 +31,27 @@ from inlay.studies.report.chart import (
     plain,
     tell_lone,
 )
-from inlay.studies.report.figures.curves import draw_init, draw_samples, draw_sizes
+from inlay.studies.report.figures.curves import draw_init, draw_layers, draw_samples, draw_sizes
 from inlay.studies.report.figures.learning import draw_learning
 from inlay.studies.report.figures.maps import draw_ablation, draw_embeddings, draw_forgetting, draw_growth
-from inlay.studies.report.figures.tradeoff import draw_methods, draw_panels, draw_percentiles
+from inlay.studies.report.figures.tradeoff import draw_panels, draw_percentiles, draw_points
 
-Maker = Callable[[Scored], "list[Drawing] | Drawing | None"]
+Maker = Callable[[ScoredStudy], "list[Drawing] | Drawing | None"]
 
 
-def draw_figures(scored: Scored) -> list[Drawing]:
-    """All figures of a study that its records can fill: those its file names, or those that suit its shape."""
-    kinds = tuple(scored.study.figures) or (shape_of(scored.study),)
-    for kind in scored.study.figures:
+def draw_figures(scored: ScoredStudy) -> list[Drawing]:
+    """Draw all figures that a study's file names and its records can fill; by itself differences to the reference."""
+    kinds = scored.study.report.figures or ("differences",)
+    found: list[Drawing] = []
+    for kind in dict.fromkeys(kinds):
         if kind not in FIGURES:
             raise UnknownName("kind of figure", kind, FIGURES)
-    makers = dict.fromkeys(make for kind in kinds for make in FIGURES.get(kind, FIGURES["differences"]))
-    found: list[Drawing] = []
-    for make in makers:
-        made = make(scored)
+        made = FIGURES[kind](scored)
         found += made if isinstance(made, list) else [made] if made else []
     return found
 
 
-def draw_differences(scored: Scored) -> list[Drawing]:
+def draw_differences(scored: ScoredStudy) -> list[Drawing]:
     """For each group of tasks: every row less full fine-tuning, task by task, published differences hollow."""
     groups = group_tasks(scored.tasks)
     name = scored.study.name
@@ -63,7 +62,7 @@ def draw_differences(scored: Scored) -> list[Drawing]:
     return [drawing for drawing in made if drawing is not None]
 
 
-def _draw_differences(scored: Scored, name: str) -> Drawing | None:
+def _draw_differences(scored: ScoredStudy, name: str) -> Drawing | None:
     reference = scored.reference
     keys = [key for key in scored.rows if key != reference]
     if reference is None or not keys:
@@ -100,10 +99,10 @@ def _draw_differences(scored: Scored, name: str) -> Drawing | None:
         return finish(figure, name, caption + tell_lone(shown))
 
 
-_Line = tuple[str, dict[str, Estimate], dict[str, float]]
+_Line = tuple[str, dict[str, MeanWithError], dict[str, float]]
 
 
-def _difference_lines(scored: Scored, keys: Sequence[str], reference: str) -> list[_Line]:
+def _difference_lines(scored: ScoredStudy, keys: Sequence[str], reference: str) -> list[_Line]:
     """A line for each task and one for the mean: label, ours by row, published by row."""
     lines: list[_Line] = []
     pairs = {key: pair(scored.rows[key], scored.rows[reference], mean_tasks(scored)) for key in keys}
@@ -125,7 +124,7 @@ def _difference_lines(scored: Scored, keys: Sequence[str], reference: str) -> li
     return lines
 
 
-def _published_means(scored: Scored, keys: Sequence[str], reference: str) -> dict[str, float]:
+def _published_means(scored: ScoredStudy, keys: Sequence[str], reference: str) -> dict[str, float]:
     """Row -> the published mean less the reference's, of the first table that has all tasks of our mean."""
     columns = [scored.column(task) for task in mean_tasks(scored)]
     found: dict[str, float] = {}
@@ -138,7 +137,7 @@ def _published_means(scored: Scored, keys: Sequence[str], reference: str) -> dic
 
 
 def _limits(lines: Sequence[_Line]) -> tuple[float, float]:
-    """What of the axis is shown: all of ours with their errors, and published values not far outside."""
+    """Return what of the axis is shown: all of ours with their errors, and published values not far outside."""
     ours = [value for _, found, _ in lines for item in found.values() for value in _ends(item)]
     low, high = min([*ours, -1.0]), max([*ours, 1.0])
     reach = max(high - low, 2.0)
@@ -147,7 +146,7 @@ def _limits(lines: Sequence[_Line]) -> tuple[float, float]:
     return low - 0.06 * (high - low), high + 0.06 * (high - low)
 
 
-def _ends(item: Estimate) -> tuple[float, float]:
+def _ends(item: MeanWithError) -> tuple[float, float]:
     return item.mean - item.margin, item.mean + item.margin
 
 
@@ -183,7 +182,7 @@ def _name_lines(axes: Any, labels: Sequence[str], *, has_mean: bool) -> None:
         axes.axhline(place - 0.5, color=PALE_INK if is_mean else "#eef0f2", linewidth=0.9 if is_mean else 0.7, zorder=1)
 
 
-def draw_extensions(scored: Scored) -> Drawing | None:
+def draw_less_reference(scored: ScoredStudy) -> Drawing | None:
     """Each extension less the plain adapter: the mean over tasks with its error, and the tasks as small points."""
     reference = scored.reference
     keys = [key for key in scored.rows if key != reference]
@@ -217,7 +216,7 @@ def draw_extensions(scored: Scored) -> Drawing | None:
 _SMALL = ("v", "s", "^", "D", "P", "X", "<", ">")
 
 
-def draw_bars(scored: Scored) -> Drawing | None:
+def draw_bars(scored: ScoredStudy) -> Drawing | None:
     """Bars of each row on each task, the published ones hollow beside them."""
     keys = list(scored.rows)
     if not keys:
@@ -239,7 +238,7 @@ def draw_bars(scored: Scored) -> Drawing | None:
                     _bar(axes, x, cell.estimate, width, marks[key], is_hollow=False)
                 if printed is not None:
                     values.append(printed)
-                    _bar(axes, x + width, Estimate(printed), width, marks[key], is_hollow=True)
+                    _bar(axes, x + width, MeanWithError(printed), width, marks[key], is_hollow=True)
         axes.set_xticks(range(len(scored.tasks)), [name_column(task, scored.metric(task)) for task in scored.tasks])
         axes.grid(visible=False, axis="x")
         axes.tick_params(axis="x", length=0)
@@ -255,7 +254,7 @@ def draw_bars(scored: Scored) -> Drawing | None:
         return finish(figure, name, caption + tell_lone(shown))
 
 
-def _bar(axes: Any, x: float, value: Estimate, width: float, mark: Mark, *, is_hollow: bool) -> None:
+def _bar(axes: Any, x: float, value: MeanWithError, width: float, mark: Mark, *, is_hollow: bool) -> None:
     face = "white" if is_hollow else mark.colour if value.sem is not None else mark.pale
     axes.bar(x, value.mean, width * 0.9, facecolor=face, edgecolor=mark.colour, linewidth=1.2, zorder=3)
     if value.sem:
@@ -266,34 +265,21 @@ def _bar(axes: Any, x: float, value: Estimate, width: float, mark: Mark, *, is_h
     )  # fmt: skip
 
 
-# kind of figure -> what draws it; a study's file names kinds, or by a study's own name those that it has in the paper
-FIGURES: dict[str, tuple[Maker, ...]] = {
-    "differences": (draw_differences,),
-    "percentiles": (draw_percentiles,),
-    "panels": (draw_panels,),
-    "ablation": (draw_ablation,),
-    "init": (draw_init,),
-    "sizes": (draw_sizes,),
-    "extensions": (draw_extensions,),
-    "growth": (draw_growth,),
-    "forgetting": (draw_forgetting,),
-    "methods": (draw_methods,),
-    "bars": (draw_bars,),
-    "samples": (draw_samples,),
-    "embeddings": (draw_embeddings,),
-    "learning": (draw_learning,),
-}
-FIGURES |= {
-    "glue": FIGURES["differences"],
-    "extra": FIGURES["differences"],
-    "tradeoff": (*FIGURES["percentiles"], *FIGURES["panels"]),
-    "squad": FIGURES["panels"],
-    "sharing": FIGURES["differences"],
-    "stream": (*FIGURES["growth"], *FIGURES["forgetting"]),
-    "features": FIGURES["differences"],
-    "uva": FIGURES["bars"],
-    "multitask": (*FIGURES["differences"], *FIGURES["learning"]),
-    "fewshot": FIGURES["samples"],
-    "lowresource": FIGURES["samples"],
-    "hyper-ablation": FIGURES["extensions"],
+# kind of figure -> what draws it; a study's file names kinds
+FIGURES: dict[str, Maker] = {
+    "differences": draw_differences,
+    "less-reference": draw_less_reference,
+    "bars": draw_bars,
+    "percentiles": draw_percentiles,
+    "panels": draw_panels,
+    "points": draw_points,
+    "samples": draw_samples,
+    "by-size": draw_sizes,
+    "by-scale": draw_init,
+    "by-layer": draw_layers,
+    "spans": draw_ablation,
+    "growth": draw_growth,
+    "forgetting": draw_forgetting,
+    "task-embeddings": draw_embeddings,
+    "learning": draw_learning,
 }

@@ -6,13 +6,15 @@ A line goes from one planned point to the next: where one of them has not been r
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inlay.studies.judge.bounds import Estimate
-from inlay.studies.judge.rows import METRICS, Scored, mean_tasks, name_column, name_task
+from inlay.studies.judge.bounds import MeanWithError
+from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.rows import METRICS, name_column, name_task
+from inlay.studies.judge.scored import ScoredStudy, mean_tasks
 from inlay.studies.judge.scores import Row, mean_of
-from inlay.studies.judge.series import list_samples, planned_keys
+from inlay.studies.judge.series import list_series, planned_numbers
 from inlay.studies.report.chart import (
     INK,
     PALE_INK,
@@ -33,12 +35,12 @@ from inlay.studies.report.chart import (
 )
 
 
-def draw_samples(scored: Scored) -> Drawing | None:
+def draw_samples(scored: ScoredStudy) -> Drawing | None:
     """Score against the number of samples, a line for each method: a panel for each task, or one for their mean.
 
     Where every row has all tasks their mean is shown; a row of few-shot transfer has those tasks that have the rows.
     """
-    series, tasks = list_samples(scored), mean_tasks(scored)
+    series, tasks = list_series(scored), mean_tasks(scored)
     if not series or not scored.tasks:
         return None
     panels = [tuple(tasks)] if len(tasks) > 1 and tasks == list(scored.tasks) else [(task,) for task in scored.tasks]
@@ -46,10 +48,10 @@ def draw_samples(scored: Scored) -> Drawing | None:
     with paper_style(name):
         figure = new_figure(WIDTH if len(panels) > 1 else WIDTH * 0.72, 2.9)
         marks, has_published = marks_for(list(series)), False
-        shown: list[Estimate] = []
+        shown: list[MeanWithError] = []
         for axes, own in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for method, rows in series.items():
-                places = _sample_places(scored, own, method, rows)
+                places = _places(scored, own, method)
                 shown += [place[1] for place in places if place]
                 draw_series(axes, places, marks[method])
                 has_published |= _draw_printed(axes, scored, own, rows, marks[method])
@@ -69,19 +71,22 @@ def draw_samples(scored: Scored) -> Drawing | None:
         return finish(figure, name, caption + (" Hollow: published, on T5-base." if has_published else ""))
 
 
-def _sample_places(scored: Scored, tasks: Sequence[str], method: str, rows: Mapping[int, str]) -> list[Place | None]:
-    """A method's points over these tasks, None where one was planned and has not been run."""
-    numbers = {number for number, key in rows.items() if set(tasks) <= set(scored.rows[key])}
-    for name, arm in scored.study.arms.items():
-        own, _, number = name.rpartition("-")
-        if own == method and number.isdigit() and set(tasks) <= set(getattr(arm, "tasks", ())):
-            numbers.add(int(number))
-    found = [(number, mean_of(scored.rows.get(rows.get(number, ""), {}), tasks)) for number in sorted(numbers)]
-    return [None if mean is None else (float(number), mean) for number, mean in found]
+def _first_series(scored: ScoredStudy) -> tuple[str, dict[float, str]]:
+    """Return the first series of a study with its rows by number; an empty one where there is none."""
+    return next(iter(list_series(scored).items()), ("", {}))
 
 
-def _draw_printed(axes: Any, scored: Scored, tasks: Sequence[str], rows: Mapping[int, str], mark: Mark) -> bool:
-    """What was published beside a method's line; whether there is any."""
+def _places(scored: ScoredStudy, tasks: Sequence[str], series: str) -> list[Place | None]:
+    """Return a series' points over these tasks, None where one was planned and has not been run."""
+    places: list[Place | None] = []
+    for number, key in planned_numbers(scored, series, tasks).items():
+        mean = mean_of(scored.rows.get(key, {}), tasks)
+        places.append(None if mean is None else (float(number), mean))
+    return places
+
+
+def _draw_printed(axes: Any, scored: ScoredStudy, tasks: Sequence[str], rows: Mapping[float, str], mark: Mark) -> bool:
+    """Return what was published beside a method's line; whether there is any."""
     printed = [
         (number, scored.published.value(key, scored.column(tasks[0])))
         for number, key in rows.items()
@@ -93,15 +98,16 @@ def _draw_printed(axes: Any, scored: Scored, tasks: Sequence[str], rows: Mapping
     return bool(known)
 
 
-def draw_sizes(scored: Scored) -> Drawing | None:
+def draw_sizes(scored: ScoredStudy) -> Drawing | None:
     """Adapter sizes: the mean beside the published one, and each task beside its own mean."""
-    keys = [key for key in planned_keys(scored, "adapters") if key != "adapters"]
+    numbers = planned_numbers(scored, "adapters")
+    keys, sizes = list(numbers.values()), [int(number) for number in numbers]
     tasks = mean_tasks(scored)
     if not tasks or len(set(keys) & set(scored.rows)) < 2:
         return None
-    sizes = [int(key.rpartition("-")[2]) for key in keys]
     metric = METRICS.get(scored.metric(tasks[0]), "score")
-    with paper_style("sizes"):
+    name = scored.study.name
+    with paper_style(name):
         figure = new_figure(WIDTH, 2.9)
         left, right = figure.subplots(1, 2)
         mark = marks_for(["adapters"])["adapters"]
@@ -129,7 +135,7 @@ def draw_sizes(scored: Scored) -> Drawing | None:
         entries += [(name_task(task), own, False) for task, own in zip(tasks, colours.values(), strict=True)]
         legend(figure, entries + lone_entries(shown))
         caption = f"Dev {metric} against adapter size, ± one s.e.m.: the mean over tasks (left) and each task (right)."
-        return finish(figure, "sizes", caption + tell_lone(shown))
+        return finish(figure, name, caption + tell_lone(shown))
 
 
 def _size_axis(axes: Any, sizes: Sequence[int]) -> None:
@@ -143,23 +149,21 @@ def _size_axis(axes: Any, sizes: Sequence[int]) -> None:
     axes.margins(x=0.1)
 
 
-def draw_init(scored: Scored) -> Drawing | None:
+def draw_init(scored: ScoredStudy) -> Drawing | None:
     """Accuracy against the scale of the initial values, a panel for each task, all of one height in points."""
-    keys = [key for key in scored.rows if key.startswith("init-")]
+    series, rows = _first_series(scored)
+    keys = list(rows.values())
     tasks = [task for task in scored.tasks if sum(task in scored.rows[key] for key in keys) > 1]
     if not tasks:
         return None
     mark = marks_for(["adapters"])["adapters"]
-    with paper_style("init"):
+    name = scored.study.name
+    with paper_style(name):
         figure = new_figure(WIDTH if len(tasks) > 1 else WIDTH * 0.6, 2.8)
         panels = figure.subplots(1, len(tasks), squeeze=False)[0]
-        shown: list[Estimate] = []
+        shown: list[MeanWithError] = []
         for axes, task in zip(panels, tasks, strict=True):
-            found = {float(key.partition("-")[2]): scored.rows[key].get(task) for key in keys}
-            places: list[Place | None] = []
-            for scale in _planned_scales(scored, found):
-                cell = found.get(scale)
-                places.append(None if cell is None else (scale, cell.estimate))
+            places = _places(scored, [task], series)
             shown += [place[1] for place in places if place]
             draw_series(axes, places, mark)
             _init_axis(axes, name_task(task))
@@ -170,16 +174,7 @@ def draw_init(scored: Scored) -> Drawing | None:
             "Dev accuracy against the standard deviation of the adapters' initial values, ± one s.e.m.; the panels "
             "span the same number of points. Dotted, if in sight: the majority class. Upright: the paper's 1e-2."
         )
-        return finish(figure, "init", caption + tell_lone(shown))
-
-
-def _planned_scales(scored: Scored, found: Iterable[float]) -> list[float]:
-    """The scales of the study's grid and those that were run, which may be written a little apart."""
-    scales = {f"{scale:g}": scale for scale in found}
-    for arm in scored.study.arms.values():
-        for scale in getattr(arm, "axes", {}).get("init_std", ()):
-            scales.setdefault(f"{scale:g}", float(scale))
-    return sorted(scales.values())
+        return finish(figure, name, caption + tell_lone(shown))
 
 
 def _init_axis(axes: Any, title: str) -> None:
@@ -200,3 +195,45 @@ def _draw_majorities(panels: Sequence[Any], rows: Sequence[Row], tasks: Sequence
         majority = next((row[task].majority for row in rows if task in row and row[task].majority is not None), None)
         if majority is not None and majority >= top - height:
             axes.axhline(majority, color=INK, linestyle=":", linewidth=1.1, zorder=1)
+
+
+def draw_layers(scored: ScoredStudy) -> Drawing | None:
+    """Draw the score of each task less that of all layers adapted, against the lowest adapted layer; and their mean."""
+    series, rows = _first_series(scored)
+    tasks, reference = mean_tasks(scored), scored.reference
+    if not tasks or reference is None or len(rows) < 2:
+        return None
+    name = scored.study.name
+    with paper_style(name):
+        figure = new_figure(WIDTH * 0.82, 3.3)
+        axes = figure.add_subplot()
+        axes.axhline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
+        marks = dict(zip(tasks, marks_for([f"task-{task}" for task in tasks]).values(), strict=True))
+        mean_mark = marks_for(["adapters"])["adapters"]
+        shown: list[MeanWithError] = []
+        lines = [([task], marks[task]) for task in tasks] + [(tasks, mean_mark)] * (len(tasks) > 1)
+        for own, mark in lines:
+            places = _difference_places(scored, own, series, reference)
+            shown += [place[1] for place in places if place]
+            draw_series(axes, places, mark)
+        axes.set_xticks([int(number) for number in planned_numbers(scored, series)])
+        axes.set_xlabel("lowest layer with adapters")
+        axes.set_ylabel(f"{scored.split} score less that of\n{plain(scored.label(reference))} (points)")
+        entries: list[Entry] = [(name_task(task), mark, False) for task, mark in marks.items()]
+        entries += [(f"mean of {len(tasks)}", mean_mark, False)] if len(tasks) > 1 else []
+        legend(figure, entries + lone_entries(shown))
+        caption = (
+            f"Score against the lowest layer that has adapters, less that of {scored.label(reference)}, paired by "
+            "seed, ± one s.e.m.: each task, and their mean."
+        )
+        return finish(figure, name, caption + tell_lone(shown))
+
+
+def _difference_places(scored: ScoredStudy, tasks: Sequence[str], series: str, reference: str) -> list[Place | None]:
+    """Return a series' differences to the reference, None where a row was planned and has not been run."""
+    places: list[Place | None] = []
+    for number, key in planned_numbers(scored, series, tasks).items():
+        if key != reference:
+            found = pair(scored.rows.get(key, {}), scored.rows[reference], tasks)
+            places.append(None if found is None else (float(number), found.estimate))
+    return places

@@ -1,4 +1,4 @@
-"""How runs of several tasks learn: dev scores against steps, a panel for each task and one for their mean.
+"""Learning curves of runs of several tasks: dev scores against steps, a panel for each task and one for their mean.
 
 What a step budget cut short is to be seen here: a line that still rises at its end, a task that one method has learnt
 and another has not begun to.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from inlay.studies.judge.bounds import Estimate, estimate
-from inlay.studies.judge.rows import RowSpec, Scored, has_joint_runs, name_column
+from inlay.studies.judge.bounds import MeanWithError, estimate
+from inlay.studies.judge.rows import RowSpec, has_joint_runs, name_column
+from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.scores import network_of
 from inlay.studies.report.chart import (
     WIDTH,
@@ -34,7 +35,7 @@ Curve = dict[float, dict[int, float]]
 """step -> seed -> score, in points"""
 
 
-def draw_learning(scored: Scored) -> Drawing | None:
+def draw_learning(scored: ScoredStudy) -> Drawing | None:
     """Dev scores of the chosen settings against steps; of rows whose tasks are one run, which share the axis."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows and has_joint_runs(spec)]
     curves = {spec.key: read_curves(scored, spec) for spec in specs}
@@ -47,7 +48,7 @@ def draw_learning(scored: Scored) -> Drawing | None:
         figure = new_figure(WIDTH, 0.7 + 1.75 * num_lines)
         grid = figure.subplots(num_lines, min(_COLUMNS, len(panels)), squeeze=False).flat
         marks = marks_for([spec.key for spec in specs])
-        shown: list[Estimate] = []
+        shown: list[MeanWithError] = []
         for own, axes in zip(panels, grid, strict=False):  # in this order: an axes too many is left for below
             for key, found in curves.items():
                 places = mean_places(found, own)
@@ -66,7 +67,7 @@ def draw_learning(scored: Scored) -> Drawing | None:
         return finish(figure, f"{scored.study.name}-learning", caption + tell_lone(shown))
 
 
-def read_curves(scored: Scored, spec: RowSpec) -> dict[str, Curve]:
+def read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
     """Task -> its curve, of the runs whose scores a row's cells hold and where the curve is in the cell's metric."""
     found: dict[str, Curve] = {}
     for record in spec.records:

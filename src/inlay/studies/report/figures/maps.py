@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from inlay.studies.judge.bounds import Estimate
-from inlay.studies.judge.extras import Ablation, Step, read_ablations, read_steps
-from inlay.studies.judge.rows import Scored, name_task, needs_backbone
-from inlay.studies.judge.scores import keep_best
+from inlay.studies.judge.bounds import MeanWithError
+from inlay.studies.judge.rows import name_task
+from inlay.studies.judge.scored import ScoredStudy, needs_backbone
+from inlay.studies.judge.series import Ablation, Step, read_ablations, read_embeddings, read_steps
 from inlay.studies.report.chart import (
     INK,
     PALE_INK,
@@ -28,16 +26,15 @@ from inlay.studies.report.chart import (
     paper_style,
     tell_lone,
 )
-from inlay.studies.run.records import Record
 
 
-def draw_ablation(scored: Scored) -> Drawing | None:
+def draw_ablation(scored: ScoredStudy) -> Drawing | None:
     """The heat-map of spans: y the first, x the last layer removed; the relative decrease in accuracy."""
-    records = [record for spec in scored.specs for record in spec.records]
-    ablations = [item for item in read_ablations(records, scored.study.tasks) if item.spans]
+    ablations = [item for item in read_ablations(scored.records, scored.study.tasks) if item.spans]
     if not ablations:
         return None
-    with paper_style("ablation"):
+    name = scored.study.name
+    with paper_style(name):
         figure = new_figure(WIDTH if len(ablations) > 1 else WIDTH * 0.6, 3.3)
         panels = figure.subplots(1, len(ablations), squeeze=False)[0]
         # One scale for all panels, so that colours compare between tasks.
@@ -51,7 +48,7 @@ def draw_ablation(scored: Scored) -> Drawing | None:
             "Relative decrease in dev accuracy (%) when the trained adapters of layers y to x are removed, without "
             "retraining. The diagonal: single layers; the top right corner: all adapters removed."
         )
-        return finish(figure, "ablation", caption)
+        return finish(figure, name, caption)
 
 
 def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
@@ -80,88 +77,7 @@ def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
     return image
 
 
-@dataclass(frozen=True)
-class Embeddings:
-    """What a hypernetwork learnt of its tasks in one run."""
-
-    tasks: tuple[str, ...]
-    vectors: Any
-    """[tasks, width]"""
-    starts: Any = None
-    """[tasks, width] before they were trained; None where that is not known"""
-
-    def alike(self, kinds: Mapping[str, str]) -> tuple[list[Likeness], list[Likeness]]:
-        """The cosine of every pair of tasks: of those of one kind, and of the others."""
-        return _find_alike(self.tasks, self.vectors, kinds)
-
-    def gap(self, kinds: Mapping[str, str]) -> float | None:
-        """The mean cosine within kinds less that between them; None where there are no pairs of both."""
-        return _find_gap(self.tasks, self.vectors, kinds)
-
-    def first_gap(self, kinds: Mapping[str, str]) -> float | None:
-        """The same before training: of a draw by chance."""
-        return None if self.starts is None else _find_gap(self.tasks, self.starts, kinds)
-
-    @property
-    def movement(self) -> float | None:
-        """How far training took the embeddings, as a share of the length they began with; None: not known."""
-        import numpy
-
-        if self.starts is None:
-            return None
-        norm = numpy.linalg.norm
-        return float((norm(self.vectors - self.starts, axis=1) / norm(self.starts, axis=1)).mean())
-
-
-Likeness = tuple[tuple[str, str], float]
-"""two tasks, and how alike they are"""
-
-
-def _find_alike(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> tuple[list[Likeness], list[Likeness]]:
-    import numpy
-
-    unit = vectors / numpy.linalg.norm(vectors, axis=1, keepdims=True)
-    groups: tuple[list[Likeness], list[Likeness]] = ([], [])
-    for (i, a), (j, b) in itertools.combinations(enumerate(tasks), 2):
-        is_one_kind = kinds.get(a, a) == kinds.get(b, b)
-        groups[0 if is_one_kind else 1].append(((a, b), float(unit[i] @ unit[j])))
-    return groups
-
-
-def _find_gap(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> float | None:
-    groups = _find_alike(tasks, vectors, kinds)
-    if not all(groups):
-        return None
-    within, between = (sum(value for _, value in pairs) / len(pairs) for pairs in groups)
-    return within - between
-
-
-def read_embeddings(scored: Scored) -> dict[int, Embeddings]:
-    """Seed -> the embeddings of the run that is best on dev, of the first row that has any with two tasks or more."""
-    for spec in scored.specs:
-        known = [record for record in spec.records if record.extra.get("embedding")]
-        by_seed: dict[int, dict[str, Record]] = {}
-        for record in keep_best(known, over_tasks=True):
-            by_seed.setdefault(record.seed, {})[record.task] = record
-        found = {seed: own for seed, own in sorted(by_seed.items()) if len(own) > 1}
-        if found:
-            order = {task: place for place, task in enumerate(scored.study.tasks)}
-            return {
-                seed: _stack([own[task] for task in sorted(own, key=lambda task: order.get(task, len(order)))])
-                for seed, own in found.items()
-            }
-    return {}
-
-
-def _stack(records: Sequence[Record]) -> Embeddings:
-    import numpy
-
-    starts = [record.extra.get("embedding_start") for record in records]
-    vectors = numpy.array([record.extra["embedding"] for record in records])
-    return Embeddings(tuple(record.task for record in records), vectors, numpy.array(starts) if all(starts) else None)
-
-
-def draw_embeddings(scored: Scored) -> Drawing | None:
+def draw_embeddings(scored: ScoredStudy) -> Drawing | None:
     """The embeddings of tasks along their two main directions, a panel for each seed; below, what training added."""
     found = read_embeddings(scored)
     if not found:
@@ -193,7 +109,7 @@ def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> N
     for task, (x, y) in zip(tasks, points, strict=True):
         axes.plot(x, y, **marks[task].ours(), linestyle="none", zorder=4)
     axes.margins(0.2)
-    hold_labels(axes, [(x, Estimate(y), name_task(task)) for task, (x, y) in zip(tasks, points, strict=True)])
+    hold_labels(axes, [(x, MeanWithError(y), name_task(task)) for task, (x, y) in zip(tasks, points, strict=True)])
     axes.set_title(f"{title} ({100 * share:.0f}% seen)")
 
 
@@ -208,13 +124,14 @@ def _flatten(vectors: Any) -> tuple[Any, float]:
     return points, float((spread[:2] ** 2).sum() / max((spread**2).sum(), 1e-12))
 
 
-def draw_growth(scored: Scored) -> Drawing | None:
+def draw_growth(scored: ScoredStudy) -> Drawing | None:
     """Parameters of all tasks together against the number of tasks, as multiples of the backbone."""
     tasks = [task for task in scored.study.tasks if task in scored.tasks]
     lines = growth(scored, tasks)
     if not lines or not tasks:
         return None
-    with paper_style("stream"):
+    name = scored.study.name
+    with paper_style(name):
         figure = new_figure(WIDTH * 0.72, 3.0)
         axes = figure.add_subplot()
         marks = marks_for(list(lines))
@@ -234,13 +151,13 @@ def draw_growth(scored: Scored) -> Drawing | None:
         entries = [(_GROWTH.get(key, scored.label(key)), mark, False) for key, mark in marks.items()]
         entries += [("published, nine tasks (BERT-large)", Mark(PALE_INK, "o"), True)] if published else []
         legend(figure, entries)
-        return finish(figure, "stream", "Parameters of all tasks together against the number of tasks.")
+        return finish(figure, name, "Parameters of all tasks together against the number of tasks.")
 
 
 _GROWTH = {"full": "full fine-tuning, a network for each task"}
 
 
-def growth(scored: Scored, tasks: Sequence[str]) -> dict[str, list[float]]:
+def growth(scored: ScoredStudy, tasks: Sequence[str]) -> dict[str, list[float]]:
     """Row -> total parameters after 1, 2, … tasks, as multiples of the backbone.
 
     Full fine-tuning keeps a whole network for every task, whether or not it was run; a row that shares one network
@@ -255,30 +172,31 @@ def growth(scored: Scored, tasks: Sequence[str]) -> dict[str, list[float]]:
     return lines
 
 
-def draw_forgetting(scored: Scored) -> Drawing | None:
-    """What each task scores after every step: one panel for a row, one line for a task."""
+def draw_forgetting(scored: ScoredStudy) -> Drawing | None:
+    """Return what each task scores after every step: one panel for a row, one line for a task."""
     found = {spec.key: read_steps(spec.records, scored.study.tasks) for spec in scored.specs if spec.key in scored.rows}
     rows = {key: steps for key, steps in found.items() if len(steps) > 1}
     if not rows:
         return None
-    names = list(dict.fromkeys(step.task for steps in rows.values() for step in steps))
-    with paper_style("stream-forgetting"):
+    tasks = list(dict.fromkeys(step.task for steps in rows.values() for step in steps))
+    name = f"{scored.study.name}-forgetting"
+    with paper_style(name):
         figure = new_figure(WIDTH, 3.1)
         panels = figure.subplots(1, len(rows), sharey=True, squeeze=False)[0]
-        marks = marks_for([f"task-{name}" for name in names])
-        by_name = dict(zip(names, marks.values(), strict=True))
+        marks = marks_for([f"task-{task}" for task in tasks])
+        by_name = dict(zip(tasks, marks.values(), strict=True))
         for axes, (key, steps) in zip(panels, rows.items(), strict=True):
             _draw_steps(axes, steps, by_name)
             axes.set_title(scored.label(key))
         panels[0].set_ylabel("dev score (points)")
         shown = [value for steps in rows.values() for step in steps for value in step.scores.values()]
-        entries: list[Entry] = [(name_task(name), mark, False) for name, mark in by_name.items()]
+        entries: list[Entry] = [(name_task(task), mark, False) for task, mark in by_name.items()]
         legend(figure, entries + lone_entries(shown))
         caption = (
             "Dev score on every task so far after each further task, ± one s.e.m. over seeds; a line begins where its "
             "task was learnt."
         )
-        return finish(figure, "stream-forgetting", caption + tell_lone(shown))
+        return finish(figure, name, caption + tell_lone(shown))
 
 
 def _draw_steps(axes: Any, steps: Sequence[Step], marks: dict[str, Mark]) -> None:

@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inlay.studies.judge.bounds import Estimate
-from inlay.studies.judge.rows import Scored, averaged_tasks, mean_tasks, name_column, name_task
+from inlay.studies.judge.bounds import MeanWithError
+from inlay.studies.judge.rows import name_column, name_task
+from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone
 from inlay.studies.judge.scores import Cell, mean_of
 from inlay.studies.judge.series import median_parameters, planned_keys, series_keys
 from inlay.studies.report.chart import (
@@ -51,7 +52,7 @@ class Band(NamedTuple):
     num_tasks: int
 
 
-def common_tasks(scored: Scored) -> list[str]:
+def common_tasks(scored: ScoredStudy) -> list[str]:
     """The tasks that curves over tasks are of, the same for all: those that with the rows that have them show the most.
 
     A row that lacks many tasks would leave few for all others, so it is left out instead; where many rows lack one
@@ -66,11 +67,11 @@ def common_tasks(scored: Scored) -> list[str]:
     return [task for task in known if task in best]
 
 
-def _curve_keys(scored: Scored) -> list[str]:
+def _curve_keys(scored: ScoredStudy) -> list[str]:
     return [key for kind, _ in SERIES for key in series_keys(scored, kind)]
 
 
-def percentiles(scored: Scored, kind: str, tasks: Sequence[str]) -> list[Band | None]:
+def percentiles(scored: ScoredStudy, kind: str, tasks: Sequence[str]) -> list[Band | None]:
     """For each planned row of a kind the 20th, 50th and 80th percentile over tasks, each less full fine-tuning on it.
 
     None where it has not been run on all of them: with fewer tasks a point would bend the curve by what it lacks.
@@ -90,13 +91,13 @@ def percentiles(scored: Scored, kind: str, tasks: Sequence[str]) -> list[Band | 
     return bands
 
 
-def draw_percentiles(scored: Scored) -> Drawing | None:
+def draw_percentiles(scored: ScoredStudy) -> Drawing | None:
     """The trade-off over all tasks: a line for the median, a band between the 20th and 80th percentile."""
     tasks = common_tasks(scored)
     curves = {kind: split_runs(percentiles(scored, kind, tasks)) for kind, _ in SERIES}
     if not any(curves.values()):
         return None
-    name = "tradeoff"
+    name = scored.study.name
     with paper_style(name):
         figure = new_figure(WIDTH * 0.82, 3.3)
         axes = figure.add_subplot()
@@ -118,7 +119,7 @@ def draw_percentiles(scored: Scored) -> Drawing | None:
         return finish(figure, name, caption + _tell_left_out(scored, tasks))
 
 
-def _tell_left_out(scored: Scored, tasks: Sequence[str]) -> str:
+def _tell_left_out(scored: ScoredStudy, tasks: Sequence[str]) -> str:
     """Rows and tasks that curves over these tasks are without; begins with a space."""
     keys = _curve_keys(scored)
     rows = [plain(scored.label(key)) for key in keys if not all(task in scored.rows[key] for task in tasks)]
@@ -140,12 +141,13 @@ def _draw_bands(axes: Any, bands: Sequence[Band], mark: Mark) -> None:
     axes.plot(x, middle, **mark.ours(), linewidth=1.6, zorder=4)
 
 
-def draw_panels(scored: Scored) -> Drawing | None:
+def draw_panels(scored: ScoredStudy) -> Drawing | None:
     """One panel for each task: score against trained parameters, ± s.e.m., full fine-tuning as a line."""
     tasks = [task for task in scored.tasks if sum(task in row for row in scored.rows.values()) > 1]
     if not tasks:
         return None
-    name = scored.study.name if scored.study.name == "squad" else f"{scored.study.name}-tasks"
+    is_alone = len(scored.study.report.figures) < 2
+    name = scored.study.name if is_alone else f"{scored.study.name}-tasks"
     columns = min(len(tasks), 3)
     lines = -(-len(tasks) // columns)
     with paper_style(name):
@@ -174,7 +176,7 @@ def draw_panels(scored: Scored) -> Drawing | None:
         return finish(figure, name, caption)
 
 
-def _draw_panel(axes: Any, scored: Scored, task: str) -> bool:
+def _draw_panel(axes: Any, scored: ScoredStudy, task: str) -> bool:
     """Returns whether published values stand in it."""
     marks = marks_for([kind for kind, _ in SERIES])
     published: list[tuple[float, float, Mark]] = []
@@ -201,12 +203,12 @@ def _draw_panel(axes: Any, scored: Scored, task: str) -> bool:
     return bool(published)
 
 
-def _cells(scored: Scored, kind: str, task: str) -> list[Cell | None]:
-    """Those of the planned rows of a kind, None where one has not been run."""
+def _cells(scored: ScoredStudy, kind: str, task: str) -> list[Cell | None]:
+    """Return the cells of the planned rows of a series, None where one has not been run."""
     return [scored.rows.get(key, {}).get(task) for key in planned_keys(scored, kind, task)]
 
 
-def draw_methods(scored: Scored) -> Drawing | None:
+def draw_points(scored: ScoredStudy) -> Drawing | None:
     """Every row as a named point: mean score over the tasks that all have, against trained parameters."""
     tasks = mean_tasks(scored)
     if not tasks or len(scored.rows) < 2:
@@ -221,18 +223,19 @@ def draw_methods(scored: Scored) -> Drawing | None:
             found = mean_of(row, tasks)
             assert found is not None
             x = statistics.fmean(row[task].trained_parameters for task in tasks)
-            error_bar(axes, x, found, Mark(*_FAMILY[_family(key)]))
+            error_bar(axes, x, found, Mark(*_FAMILY[_family(scored, key)]))
             points.append((x, found, key))
         count_axis(axes)
         axes.margins(x=0.12, y=0.1)
         axes.set_ylabel(f"mean {scored.split} score of {len(tasks)} tasks (points)")
-        families = dict.fromkeys(_family(key) for key in scored.rows)
+        families = dict.fromkeys(_family(scored, key) for key in scored.rows)
         shown = [found for _, found, _ in points]
         entries: list[Entry] = [(_FAMILY_NAMES[item], Mark(*_FAMILY[item]), False) for item in families]
         legend(figure, entries + lone_entries(shown))
         labels = {key: plain(scored.label(key)) for key in scored.rows}
         if is_crowded:
-            labels = _number(figure.axes[1], sorted(points, key=lambda point: -point[1].mean), labels)
+            colours = {key: _FAMILY[_family(scored, key)][0] for key in scored.rows}
+            labels = _number(figure.axes[1], sorted(points, key=lambda point: -point[1].mean), labels, colours)
         hold_labels(axes, [(x, found, labels[key]) for x, found, key in points])
         names = ", ".join(name_task(task) for task in tasks)
         caption = f"Mean score on {names} against trained parameters, ± one s.e.m. over seeds."
@@ -243,13 +246,16 @@ MOST_NAMES = 14
 """points that have their names beside them; where there are more, numbers and a list"""
 
 
-def _number(axes: Any, points: Sequence[tuple[float, Estimate, str]], names: Mapping[str, str]) -> dict[str, str]:
+def _number(
+    axes: Any, points: Sequence[tuple[float, MeanWithError, str]], names: Mapping[str, str], colours: Mapping[str, str]
+) -> dict[str, str]:
     """List the rows, the best first, in axes of their own; returns each row's number as its label."""
     axes.axis("off")
     for place, (_, found, key) in enumerate(points):
         y = 1 - (place + 0.5) / len(points)
-        colour = _FAMILY[_family(key)][0]
-        axes.text(0.09, y, str(place + 1), ha="right", va="center", fontsize=7, color=colour, transform=axes.transAxes)
+        axes.text(
+            0.09, y, str(place + 1), ha="right", va="center", fontsize=7, color=colours[key], transform=axes.transAxes
+        )
         text = f"{names[key]}  {found.mean:.1f}"
         axes.text(0.13, y, text, ha="left", va="center", fontsize=7, transform=axes.transAxes)
     return {key: str(place + 1) for place, (_, _, key) in enumerate(points)}
@@ -259,23 +265,28 @@ _FAMILY = {
     "adapter": ("#D55E00", "o"),
     "tuned": ("#0072B2", "s"),
     "small": ("#009E73", "^"),
-    "features": ("#CC79A7", "P"),
+    "frozen": ("#CC79A7", "P"),
     "baseline": (PALE_INK, "X"),
 }
 _FAMILY_NAMES = {
     "adapter": "adapters and their variants",
     "tuned": "fine-tuning, whole or top",
     "small": "other small parts",
-    "features": "frozen features",
+    "frozen": "frozen features",
     "baseline": "no transformer",
 }
-_PREFIXES = {
+# family -> the methods that are of it; all others are variants of adapters
+_METHODS = {
     "tuned": ("full", "top"),
     "small": ("lora", "ia3", "bitfit", "norms"),
-    "features": ("head", "feature"),
-    "baseline": ("baseline", "tf"),
+    "frozen": ("head",),
 }
 
 
-def _family(key: str) -> str:
-    return next((name for name, starts in _PREFIXES.items() if key.startswith(starts)), "adapter")
+def _family(scored: ScoredStudy, key: str) -> str:
+    """Return the family of a row, by the method that its runs were trained with."""
+    if not needs_backbone(scored, key):
+        return "baseline"
+    spec = next(spec for spec in scored.specs if spec.key == key)
+    method = spec.records[0].config.get("method", {}).get("name", "")
+    return next((family for family, methods in _METHODS.items() if method in methods), "adapter")

@@ -1,0 +1,158 @@
+"""A study with the scores of its rows: what tables, figures and claims are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from inlay.studies.judge.coverage import Coverage, list_planned_rows
+from inlay.studies.judge.published import Published
+from inlay.studies.judge.rows import NOT_AVERAGED, RowSpec, has_one_setting, list_rows, make_rows, name_row
+from inlay.studies.judge.scores import Row, choose, list_candidates, rank_settings, shared_tasks
+from inlay.studies.run.records import Record
+from inlay.studies.spec.arms import ARM_KINDS
+from inlay.studies.spec.study import Study
+
+
+@dataclass(frozen=True)
+class ScoredStudy:
+    """The rows of a study with their cells, of one backbone and profile."""
+
+    study: Study
+    specs: tuple[RowSpec, ...]
+    rows: Mapping[str, Row]
+    """key -> cells"""
+    tasks: tuple[str, ...]
+    """those with a cell in some row, in the study's order"""
+    split: str
+    published: Published
+
+    @property
+    def reference(self) -> str | None:
+        """The row that differences are taken to."""
+        return next((key for key in (*self.study.report.reference, "full") if key in self.rows), None)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of all rows; one that stands in two rows is here twice."""
+        return [record for spec in self.specs for record in spec.records]
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """Return what is planned and what of it is missing."""
+        return Coverage(self.study, self.records)
+
+    @cached_property
+    def planned_specs(self) -> list[RowSpec]:
+        """The rows that the study would have if all of it were run."""
+        return list_planned_rows(self.study)
+
+    def label(self, key: str) -> str:
+        """Return what a row is called."""
+        return next((spec.label for spec in self.specs if spec.key == key), None) or name_row(self.study, key)
+
+    def find_row(self, key: str) -> Row:
+        """The cells of a row, or of runs that a rule takes for claims alone; none where nothing was run."""
+        if key in self.rows:
+            return self.rows[key]
+        rules = [rule for rule in self.study.report.rows if rule.key == key and not rule.is_shown]
+        specs = [spec for rule in rules for spec in make_rows(self.study, rule, self.records)]
+        return score_row(self.study, specs[0], self.split) if specs else {}
+
+    def metric(self, task: str) -> str:
+        """Return what is measured on a task."""
+        return next(row[task].metric for row in self.rows.values() if task in row)
+
+    def column(self, task: str) -> str:
+        """The task and its metric, as published columns are named."""
+        return f"{task}:{self.metric(task)}"
+
+    def is_tested(self, task: str) -> bool:
+        """Tell whether a task has scores on labelled test rows."""
+        return any(record.test for record in self.records if record.task == task)
+
+    def narrowed(self, tasks: Sequence[str]) -> ScoredStudy:
+        """Return the same for some of the tasks."""
+        rows = {key: {task: row[task] for task in tasks if task in row} for key, row in self.rows.items()}
+        kept = {key: row for key, row in rows.items() if row}
+        split = self.split if any(map(self.is_tested, tasks)) else "dev"
+        return ScoredStudy(self.study, self.specs, kept, tuple(tasks), split, self.published)
+
+
+def score_study(study: Study, records: Sequence[Record], published: Published) -> ScoredStudy:
+    """Choose every row's settings on dev. Records are of one backbone and profile.
+
+    Where test scores are to be reported but a task has none (GLUE's test sides are unlabelled), dev is, and said.
+    """
+    has_test = any(record.test for record in records)
+    split = study.report_on if has_test else "dev"
+    specs = list_rows(study, records)
+    rows = {spec.key: score_row(study, spec, split) for spec in specs}
+    for spec in specs:
+        if all(_is_fixed(study, record.arm) for record in spec.records):
+            rows[spec.key] = {task: replace(cell, is_fixed=True) for task, cell in rows[spec.key].items()}
+    held = {task for row in rows.values() for task in row}
+    known = [*study.tasks, *sorted(held - set(study.tasks))]
+    tasks = tuple(task for task in known if task in held)
+    return ScoredStudy(study, tuple(specs), {key: row for key, row in rows.items() if row}, tasks, split, published)
+
+
+def score_row(study: Study, spec: RowSpec, split: str) -> Row:
+    """Return the cells of a row; tasks of one run, and of one sequence, have one setting for all of them."""
+    report, found = study.report, spec.records
+    # 1. of tasks that have one setting together, keep the runs of the best one
+    ranked = rank_settings(found, report.metric_of()) if has_one_setting(spec) else []
+    kept = ranked[0] if ranked else found
+    chosen = _choose(study, kept, split)
+    # 2. say of each cell what it was chosen from
+    if ranked and split == "dev":
+        chosen = {
+            task: replace(cell, candidates=list_candidates(ranked, task, report.metric_of(task)))
+            for task, cell in chosen.items()
+        }
+    if len(kept) < len(found):
+        tried = _choose(study, found, split)
+        counted = ("num_settings", "num_waiting", "num_lost", "rates")
+        chosen = {
+            task: replace(cell, **{name: getattr(tried[task], name) for name in counted})
+            for task, cell in chosen.items()
+        }
+    # 3. tasks without labelled test rows are shown on dev
+    untested = [record for record in kept if split == "test" and record.task not in chosen]
+    return chosen | _choose(study, untested, "dev")
+
+
+def _choose(study: Study, records: Sequence[Record], split: str) -> Row:
+    """Return a row's cells, each in the metric that the study shows of its task."""
+    row: Row = {}
+    for task in dict.fromkeys(record.task for record in records):
+        own = [record for record in records if record.task == task]
+        row |= choose(own, split, study.report.metric_of(task))
+    return row
+
+
+def _is_fixed(study: Study, arm: str) -> bool:
+    """Tell whether an arm comes out the same with every seed: what has no backbone (TF-IDF) draws nothing."""
+    return arm in study.arms and not ARM_KINDS[study.arms[arm].kind].needs_backbone
+
+
+def needs_backbone(scored: ScoredStudy, key: str) -> bool:
+    """Tell whether a row's tasks are answered with the backbone; TF-IDF does without."""
+    return not all(cell.is_fixed for cell in scored.rows[key].values())
+
+
+def mean_tasks(scored: ScoredStudy) -> list[str]:
+    """Return the tasks a mean is over: those that every row has. WNLI is shown and not averaged, as in the papers."""
+    return [task for task in shared_tasks(scored.rows.values(), scored.tasks) if task not in NOT_AVERAGED]
+
+
+def averaged_tasks(scored: ScoredStudy) -> list[str]:
+    """Return all tasks that a mean may be over, whether or not every row has them."""
+    return [task for task in scored.tasks if task not in NOT_AVERAGED]
+
+
+def published_tasks(scored: ScoredStudy) -> list[str]:
+    """Return the tasks of the mean that some published table has under the same metric: where means compare."""
+    columns = {column for table in scored.published.tables for column in table.columns}
+    return [task for task in mean_tasks(scored) if scored.column(task) in columns]

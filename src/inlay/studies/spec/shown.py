@@ -1,0 +1,212 @@
+"""The report of a study as its file has it: `[report]` names rows, tables and figures, `[[claims]]` what is judged.
+
+Rows are told apart by what was trained. A rule of `[[report.rows]]` takes the runs whose settings are as `where` says;
+with `each` it makes a row for every value of one setting. `{size}` in its key or label stands for that value, and in
+the label of a row of several sizes for their range. Runs that no rule takes make a row for each arm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inlay.errors import BadConfig, UnknownName
+from inlay.settings.run_config import JointConfig, MethodConfig, TrainConfig
+from inlay.settings.trees import from_tree
+
+CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
+# Section of a run's config -> its settings with their defaults; of a name that two have, the first one's is meant.
+SETTINGS = {
+    section: {item.name: item.default for item in dataclasses.fields(kind)} for section, kind in CONFIGS.items()
+}
+SAMPLE = "sample"
+"""the one thing that an arm says of its rows and a rule may ask for: training rows of a task at most"""
+
+# Rule of a claim -> what is held to be true; `studies/judge/rules.py` has the function of each.
+RULES = {
+    "above": "the first row is above the second",
+    "within": "the first row is at most `bound` points below the second",
+    "at_most": "the first row is at most `bound` points above the second",
+    "clearly_above": "the first row is at least `bound` points above the second",
+    "clearly_below": "the first row is at least `bound` points below the second",
+    "some_above": "the first row is above the second on some task",
+    "none_above": "no row is more than `bound` points above the reference",
+    "each_below": "each of the first rows is below the second",
+    "lowest": "the first row is at least `bound` points below all of the second rows",
+    "series_above": "the first series is above the second, over all its numbers",
+    "series_below": "the first series is `bound` points below members of the second that train no more parameters",
+    "stable": "no row of a series is more than `bound` points from their mean",
+    "total": "parameters of `num_tasks` tasks together, as multiples of the backbone",
+    "spans": "what removing trained adapters costs; `part`: single, all, lower, lowest",
+    "init": "what the scale of initial values costs; `part`: robust, worse, compare",
+    "moved": "no earlier task moves when a later one is learnt",
+    "embeddings": "training takes embeddings of tasks of one of the `kinds` closer together",
+}
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """A rule that takes runs for a row of a report, or for several rows."""
+
+    key: str
+    """the row's name in claims and published tables: `adapters`, or `adapters-{size}` with `each`"""
+    label: str
+    where: Mapping[str, Any] = field(default_factory=dict)
+    """setting of the method or the training -> the value that its runs have"""
+    each: str = ""
+    """the setting that has a row for every value"""
+    kind: str = ""
+    """the kind of its arms; by itself all that train on the backbone"""
+    is_shown: bool = True
+    """whether it is in tables and figures; others are for claims alone"""
+
+    @property
+    def series(self) -> str:
+        """The name that all its rows have in common: `adapters` of `adapters-{size}`."""
+        return self.key.partition("-{")[0]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A line of the table of what a paper advises, with a difference of two rows beside it."""
+
+    text: str
+    rows: tuple[str, ...] = ()
+    what: str = ""
+    tasks: tuple[str, ...] = ()
+    """those that it is about; by itself all"""
+
+
+@dataclass(frozen=True)
+class ReportSpec:
+    """The settings of a study's report."""
+
+    order: int = 1000
+    """its place in the report of all studies; those without one come last, by name"""
+    metric: str = ""
+    """what is shown and chosen by on all tasks, where that is not each task's own"""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """the same on some tasks"""
+    reference: tuple[str, ...] = ()
+    """the row that differences are taken to, the first of these that there is; by itself `full`"""
+    tables: tuple[str, ...] = ("scores",)
+    figures: tuple[str, ...] = ()
+    rows: tuple[RowRule, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    advice_title: str = ""
+
+    def metric_of(self, task: str | None = None) -> str | None:
+        """Return what is shown of a task, or of all of them, where that is not each one's own metric."""
+        return self.metrics.get(task or "") or self.metric or None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published claim and the rule that it is judged by; which of the numbers a rule reads is its own matter."""
+
+    name: str
+    text: str
+    source: str
+    rule: str
+    study: str = ""
+    rows: tuple[str, ...] = ()
+    """what is compared: rows, or series of rows; `*` in a name stands for anything"""
+    names: tuple[str, ...] = ()
+    """what a sentence calls them, where not by their labels"""
+    needs: tuple[str, ...] = ()
+    """what is said to be needed while they were not run; by itself their keys"""
+    rests_on: tuple[str, ...] = ()
+    """the rows whose planned runs must all be there; by itself `rows`"""
+    sentence: str = ""
+    """what is said, with `{gap}` and other words in braces for what was found"""
+    bound: float = 0.0
+    tasks: tuple[str, ...] = ()
+    """tasks that it is about; by itself all that count in a mean"""
+    on_published: bool = False
+    """it is about the tasks that the first row was published on"""
+    share: float | None = None
+    """percent of the backbone that the first row may train"""
+    fraction: float | None = None
+    """of the second row's parameters that the first may train"""
+    only_confirmed: bool = False
+    """numbers that break it may do so by how they were made: the second row was chosen on the rows that are shown"""
+    covers: Mapping[str, Any] = field(default_factory=dict)
+    """setting -> values that the second row must have been tried with"""
+    num_tasks: int = 0
+    bounds: tuple[float, ...] = ()
+    part: str = ""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """task -> its kind"""
+
+
+def read_report(tree: Mapping[str, Any], figures: Iterable[str]) -> ReportSpec:
+    """The section `report` of a study's file; `figures` are those that stand outside of it."""
+    inner = {"rows", "advice", "metric"}
+    rules = tuple(_read_rule(item) for item in tree.get("rows", ()))
+    advice = tuple(from_tree(Advice, item, "report.advice.") for item in tree.get("advice", ()))
+    metric = tree.get("metric", "")
+    metrics = {task: str(name) for task, name in metric.items()} if isinstance(metric, Mapping) else {}
+    spec = from_tree(ReportSpec, {key: value for key, value in tree.items() if key not in inner}, "report.")
+    return dataclasses.replace(
+        spec,
+        rows=rules,
+        advice=advice,
+        metrics=metrics,
+        metric="" if metrics else str(metric),
+        figures=spec.figures or tuple(figures),
+    )
+
+
+def _read_rule(tree: Mapping[str, Any]) -> RowRule:
+    flat = {key: value for key, value in tree.items() if key != "where"}
+    _require(flat, ("key", "label"), "report.rows")
+    rule = from_tree(RowRule, flat, "report.rows.")
+    for name in (*tree.get("where", {}), *((rule.each,) if rule.each else ())):
+        find_section(name)
+    if bool(rule.each) != (f"-{{{rule.each}}}" in rule.key):
+        hint = 'write `key = "adapters-{size}"` with `each = "size"`, and neither without the other'
+        raise BadConfig(f"`report.rows`: `key` is `{rule.key}` and `each` is `{rule.each}`", hint)
+    return dataclasses.replace(rule, where=dict(tree.get("where", {})))
+
+
+def find_section(name: str) -> str:
+    """The section of a run's config that has a setting; none for the number of samples, which an arm has."""
+    if name == SAMPLE:
+        return ""
+    for section, known in SETTINGS.items():
+        if name in known:
+            return section
+    raise UnknownName("setting", name, [SAMPLE, *(each for known in SETTINGS.values() for each in known)])
+
+
+def read_claims(study: str, tree: Iterable[Mapping[str, Any]]) -> tuple[Claim, ...]:
+    """The claims of a study's file."""
+    claims = tuple(_read_claim(study, item) for item in tree)
+    names = [claim.name for claim in claims]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadConfig(f"two claims are named `{name}`", "give each a name of its own")
+    return claims
+
+
+def _read_claim(study: str, tree: Mapping[str, Any]) -> Claim:
+    flat = {key: value for key, value in tree.items() if key not in ("covers", "kinds", "bounds")}
+    _require(flat, ("name", "text", "source", "rule"), "claims")
+    claim = from_tree(Claim, flat, "claims.")
+    if claim.rule not in RULES:
+        raise UnknownName(f"rule of claim `{claim.name}`", claim.rule, RULES)
+    return dataclasses.replace(
+        claim,
+        study=study,
+        covers=dict(tree.get("covers", {})),
+        kinds=dict(tree.get("kinds", {})),
+        bounds=tuple(map(float, tree.get("bounds", ()))),
+    )
+
+
+def _require(tree: Mapping[str, Any], keys: Collection[str], where: str) -> None:
+    for key in keys:
+        if key not in tree:
+            raise BadConfig(f"`{where}.{key}` is missing", "see studies/glue.toml for an example")

@@ -19,7 +19,7 @@ from inlay.studies.judge.rows import name_column
 from inlay.studies.judge.scored import score_study
 from inlay.studies.judge.series import forgotten, planned_keys, read_ablations, read_spans, read_steps
 from inlay.studies.report.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
-from inlay.studies.report.figures import curves, learning, maps, tradeoff
+from inlay.studies.report.figures import curves, maps, tradeoff
 from inlay.studies.report.figures.compare import _difference_lines, draw_figures
 from inlay.studies.report.figures.maps import draw_spans, growth
 from inlay.studies.report.figures.tradeoff import common_tasks, draw_percentiles, percentiles
@@ -35,7 +35,7 @@ NAMES = {
 @pytest.fixture
 def unfinished(monkeypatch):
     """What lines are drawn in, neither laid out nor written, which takes the most of the time."""
-    for module in (curves, learning, tradeoff):
+    for module in (curves, tradeoff):
         monkeypatch.setattr(
             module, "finish", lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)
         )
@@ -196,7 +196,7 @@ def test_learning_is_drawn_of_the_runs_of_several_tasks_at_their_chosen_settings
     _, records = synthetic.multitask()
     worse = [_with_large_steps(item) for item in records if item.arm == "hyperformer"]
     scored = scored_of("multitask", learnt(records + worse))
-    figure = learning.draw_learning(scored).figure
+    figure = curves.draw_learning(scored).figure
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [*(f"{name_column(task, scored.metric(task))}" for task in scored.tasks), "mean of 6 tasks"]
     rows = [key for key in scored.rows if key != "single-adapters"]
@@ -224,13 +224,13 @@ def _with_large_steps(item):
 @pytest.mark.usefixtures("unfinished")
 def test_learning_is_not_drawn_where_there_is_one_score_or_none():
     _, records = synthetic.multitask()
-    assert learning.draw_learning(scored_of("multitask", records)) is None, "no steps are known"
+    assert curves.draw_learning(scored_of("multitask", records)) is None, "no steps are known"
     ends = [dataclasses.replace(item, curve=item.curve[-1:]) for item in learnt(records)]
-    assert learning.draw_learning(scored_of("multitask", ends)) is None
+    assert curves.draw_learning(scored_of("multitask", ends)) is None
     lost = [dataclasses.replace(item, curve=[[1, None], *item.curve[1:]]) for item in learnt(records)]
-    (first, *_) = learning.draw_learning(scored_of("multitask", lost)).figure.axes
+    (first, *_) = curves.draw_learning(scored_of("multitask", lost)).figure.axes
     assert lines_of(first)[0] == [400, 600, 800]
-    (first, *_) = learning.draw_learning(scored_of("multitask", learnt(records, steps=801))).figure.axes
+    (first, *_) = curves.draw_learning(scored_of("multitask", learnt(records, steps=801))).figure.axes
     assert lines_of(first)[0] == [201, 402, 603, 801], "the last part is the shorter one"
 
 

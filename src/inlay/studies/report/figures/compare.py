@@ -31,8 +31,7 @@ from inlay.studies.report.chart import (
     plain,
     tell_lone,
 )
-from inlay.studies.report.figures.curves import draw_init, draw_layers, draw_samples, draw_sizes
-from inlay.studies.report.figures.learning import draw_learning
+from inlay.studies.report.figures.curves import draw_init, draw_layers, draw_learning, draw_samples, draw_sizes
 from inlay.studies.report.figures.maps import draw_ablation, draw_embeddings, draw_forgetting, draw_growth
 from inlay.studies.report.figures.tradeoff import draw_panels, draw_percentiles, draw_points
 

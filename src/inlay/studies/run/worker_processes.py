@@ -120,7 +120,8 @@ class _Workers:
         wanted = [item for unit in units for item in unit.items]
         with _noting_interrupts() as asked:
             try:
-                self._workers = [self._start(number) for number in range(min(self._settings.num_jobs, len(units)))]
+                for number in range(min(self._settings.num_jobs, len(units))):
+                    self._workers.append(self._start(number))
                 while self._workers and not (asked.is_set() or self._is_to_end):
                     self._listen(wanted)
             finally:

@@ -57,7 +57,7 @@ _MANY_PARAMETERS = 50_000_000
 
 @dataclass(frozen=True)
 class JobSettings:
-    """How many processes do the work, and how they find the plans again."""
+    """The number of processes, and what they need to make the plans again."""
 
     num_jobs: int
     device: str = "auto"

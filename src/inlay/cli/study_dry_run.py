@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from inlay.studies.spec.planning import Plan
 
 
-def forecast(plans: Sequence[Plan], places: StudyDirs, *, measured: bool, as_json: bool) -> None:
+def forecast(plans: Sequence[Plan], dirs: StudyDirs, *, measured: bool, as_json: bool) -> None:
     """Put the work that is left of several studies, each run once, and the rows of every arm."""
     from inlay.studies.run.estimate import estimate_units
     from inlay.studies.run.records import StudyRecords, count_other_poolings
     from inlay.studies.run.session import make_agenda
 
-    known = StudyRecords(plans, places)
-    units = make_agenda(plans, known, places.runs)
+    known = StudyRecords(plans, dirs)
+    units = make_agenda(plans, known, dirs.runs)
     with screen.working("measuring a step of each kind" if measured else "counting"):
         estimates = estimate_units(units, plans, measured=measured)
     left = {plan.study.name: {item.id for item in plan.items if not known.is_known(item)} for plan in plans}
@@ -45,7 +45,7 @@ def forecast(plans: Sequence[Plan], places: StudyDirs, *, measured: bool, as_jso
     studies = [
         {
             **_describe_left(plan, units, rows, len(left[plan.study.name])),
-            "read_otherwise": count_other_poolings(plan, places.results),
+            "read_otherwise": count_other_poolings(plan, dirs.results),
         }
         for plan in plans
     ]
@@ -56,7 +56,7 @@ def forecast(plans: Sequence[Plan], places: StudyDirs, *, measured: bool, as_jso
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """A plan in short, as data."""
+    """Return a plan in short, as data."""
     return {
         "study": plan.study.name,
         "profile": plan.study.profile,
@@ -66,19 +66,19 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def describe_others(plan: Plan, places: StudyDirs) -> list[str]:
-    """That there are records of the same study on the same backbone, read in another way, in words."""
+def describe_others(plan: Plan, dirs: StudyDirs) -> list[str]:
+    """Say that there are records of the same study on the same backbone with another pooling."""
     from inlay.studies.run.records import count_other_poolings
 
     return [
-        f"{screen.count(number, 'run')} of {plan.study.name} in {places.results} with the pooling `{pooling}`, and all "
+        f"{screen.count(number, 'run')} of {plan.study.name} in {dirs.results} with the pooling `{pooling}`, and all "
         "else as here: another experiment, and no part of this one"
-        for pooling, number in count_other_poolings(plan, places.results).items()
+        for pooling, number in count_other_poolings(plan, dirs.results).items()
     ]
 
 
 def _describe_left(plan: Plan, units: Sequence[Unit], rows: Sequence[dict[str, Any]], num_left: int) -> dict[str, Any]:
-    """A plan with what is left of it: in each unit its own runs; time and memory are the whole unit's.
+    """Return a plan with what is left of it: in each unit its own runs; time and memory are the whole unit's.
 
     The rows of a run that several studies ask for are counted for the first of them.
     """
@@ -94,7 +94,7 @@ def _describe_left(plan: Plan, units: Sequence[Unit], rows: Sequence[dict[str, A
 def _join_alone(
     units: Sequence[Unit], estimates: Sequence[Estimate], left: Mapping[str, set[str]]
 ) -> list[dict[str, Any]]:
-    """A row for each unit of work; neighbours that train alone, of one arm and seed, have one together.
+    """Make a row for each unit of work; neighbours that train alone, of one arm and seed, have one together.
 
     `left` has the runs that each study lacks: a unit is of all that ask for one of its runs.
     """
@@ -120,7 +120,7 @@ def _join_alone(
 
 
 def _count_runs(unit: Unit, left: Mapping[str, set[str]]) -> dict[str, int]:
-    """How many of a unit's runs each study asks for."""
+    """Count the runs of a unit that each study asks for."""
     ids = {item.id for item in unit.items}
     return {study: len(ids & wanted) for study, wanted in left.items() if ids & wanted}
 

@@ -1,4 +1,4 @@
-"""What studies measured, as data: one record for each run, and the files they are kept in.
+"""Records of studies: one for each run, and the files they are kept in.
 
 New records are appended to `results/<study>/<backbone>-<profile>.jsonl`, a line each; reading merges them. A line that
 a kill cut off is not read, and is cleared by the next append. Older results lie in a `.json` of the same name, which is

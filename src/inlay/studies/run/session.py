@@ -42,7 +42,7 @@ _COPIES_IN_A_ROW = 8
 
 @dataclass
 class SessionResult:
-    """What a session came to, of all its studies."""
+    """The result of a session, of all its studies."""
 
     records: list[Record] = field(default_factory=list)
     """all that the plans ask for and that there is"""

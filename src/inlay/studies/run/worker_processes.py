@@ -57,7 +57,7 @@ _MANY_PARAMETERS = 50_000_000
 
 @dataclass(frozen=True)
 class JobSettings:
-    """How many processes do the work, and how they find the plans again."""
+    """The number of processes, and what they need to make the plans again."""
 
     num_jobs: int
     device: str = "auto"
@@ -120,7 +120,8 @@ class _Workers:
         wanted = [item for unit in units for item in unit.items]
         with _noting_interrupts() as asked:
             try:
-                self._workers = [self._start(number) for number in range(min(self._settings.num_jobs, len(units)))]
+                for number in range(min(self._settings.num_jobs, len(units))):
+                    self._workers.append(self._start(number))
                 while self._workers and not (asked.is_set() or self._is_to_end):
                     self._listen(wanted)
             finally:

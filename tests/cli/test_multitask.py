@@ -119,7 +119,7 @@ def test_the_rows_of_one_task_have_settings_of_their_own(inlay: Inlay, tiny_bert
     for setting, words in [
         ("data.letter.text=a", "no task named `letter`"),
         ("data.score.lable=a", "task `score`: no setting named `data.lable`"),
-        ("data.score.source=a.csv", "name the data as such: `score=a.csv`"),
+        ("data.score.source=a.csv", "give the data as an argument: `score=a.csv`"),
         ("data.mail.metric=pearson", "task `mail`: "),
     ]:
         refused = inlay(*same, *own, "--set", setting)

@@ -30,6 +30,7 @@ from inlay.cli.output import open_rows
 from inlay.cli.screen import Column, Rate
 from inlay.errors import BadConfig, BadData, NotFinite
 from inlay.serving.answers import check_confidence, entities_cell
+from inlay.settings.run_config import DataConfig
 
 if TYPE_CHECKING:
     from inlay.data import Split
@@ -89,9 +90,9 @@ def evaluate(
 ) -> None:
     """Score a task on labelled rows.
 
-    Metrics with 95% confidence intervals, precision, recall and F1 of every label, the confusion matrix, and how honest
-    the probabilities are. With --min-confidence, the share of rows that are answered, and all this on those alone. With
-    --precision int8, the scores in float32 and in int8 side by side, and how many answers changed.
+    Prints metrics with 95% confidence intervals, precision, recall and F1 of every label, the confusion matrix, and how
+    well the probabilities are calibrated. With --min-confidence, the share of rows that are answered, and the scores of
+    those rows alone. With --precision int8, the scores in float32 and int8 side by side, and how many answers changed.
     """
     # 1. refuse what cannot be, before anything is loaded
     check_device_name(device)
@@ -103,24 +104,18 @@ def evaluate(
     if precision == "int8":
         _check_int8_task(manifest)
     # 2. read the rows
-    from inlay.data import read_split
-    from inlay.settings.run_config import DataConfig
-
     merge = merge_labels or bool(manifest.extra.get("merge_labels"))
     config = DataConfig(
         text=text, pair=pair, label=label, split=split, on_bad_row=on_bad_row, root=data_root, merge_labels=merge
     )
-    rows = read_split(data, manifest.labels, manifest.kind, config)
-    _check_pairs(manifest, rows, version)
-    for note in rows.notes:
-        screen.detail(note)
+    rows = _read_rows(data, config, version, manifest)
     check_confidence(min_confidence, manifest.kind)
     # 3. score them, in int8 too if that is asked for
     frozen = open_backbone(backbone or manifest.backbone["name"], device)
     found = _evaluate(kept, version, manifest, rows, frozen)
     if found.found.num_lost:
         lost = screen.count(found.found.num_lost, "word")
-        screen.detail(f"{lost} beyond {manifest.max_length} tokens count as tagged O")
+        screen.detail(f"{lost} beyond {manifest.max_length} tokens count as outside any entity")
     screen.log(found.rate.describe())
     change = None
     if precision == "int8":
@@ -136,13 +131,11 @@ def evaluate(
         num_wrong = _write_mistakes(found, errors)
         screen.log(f"wrote {screen.count(num_wrong, 'mistake')} to {errors}")
     if json:
-        about = {"task": version.name, "version": version.reference, "metric": manifest.metric}
-        about |= found.rate.to_json() | ({} if change is None else {"int8": change})
-        screen.emit_json({**about, **found.report.to_json(), "notes": list(rows.notes)})
-    else:
-        _put_report(found)
-        if change is not None:
-            _put_change(change)
+        _put_json(found, change)
+        return
+    _put_report(found)
+    if change is not None:
+        _put_change(change)
 
 
 def _check_int8_task(manifest: Manifest) -> None:
@@ -153,13 +146,19 @@ def _check_int8_task(manifest: Manifest) -> None:
     check_spec(SlotSpec.from_stored(manifest.method, manifest.head))
 
 
-def _check_pairs(manifest: Manifest, rows: Split, version: Version) -> None:
-    """Refuse single texts for a task that reads pairs, and pairs for a task that reads single texts."""
+def _read_rows(data: str, config: DataConfig, version: Version, manifest: Manifest) -> Split:
+    """Read labelled rows; refuse single texts for a task that reads pairs, and the other way round."""
+    from inlay.data import read_split
+
+    rows = read_split(data, manifest.labels, manifest.kind, config)
     wants = bool(manifest.extra.get("pairs"))
     if wants != (rows.pairs is not None):
         has, needs = ("single texts", "pairs") if wants else ("pairs", "single texts")
         hint = "name the second text's column with `--pair`" if wants else "name the text's column with `--text`"
         raise BadData(f"the rows are {has}, but `{version.reference}` reads {needs}", hint, path=rows.path)
+    for note in rows.notes:
+        screen.detail(note)
+    return rows
 
 
 def _evaluate(store: Store, version: Version, manifest: Manifest, rows: Split, frozen: Backbone) -> Evaluation:
@@ -256,6 +255,14 @@ def _put_change(change: Mapping[str, Any]) -> None:
     screen.emit_table(columns, rows)
     changed = f"{change['num_changed']:,} of {screen.count(change['num_rows'], 'row')} changed their answer"
     screen.emit(f"{changed}; the largest change of a logit is {change['largest_logit_change']:.2g}")
+
+
+def _put_json(found: Evaluation, change: Mapping[str, Any] | None) -> None:
+    """Print the scores as data, with what int8 changed."""
+    version = found.version
+    about = {"task": version.name, "version": version.reference, "metric": found.manifest.metric}
+    about |= found.rate.to_json() | ({} if change is None else {"int8": change})
+    screen.emit_json({**about, **found.report.to_json(), "notes": list(found.split.notes)})
 
 
 def _put_report(judged: Evaluation) -> None:

@@ -89,8 +89,8 @@ class MethodConfig:
     )
 
     def __post_init__(self) -> None:
-        _require(self.task_size is None or self.task_size >= 1, "method.task_size", self.task_size, "at least 1")
-        _require(self.projector is None or self.projector >= 0, "method.projector", self.projector, "at least 0")
+        _at_least(self, "method", 1, "task_size")
+        _at_least(self, "method", 0, "projector")
         _require(self.size is None or 0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
         _require(0 < self.init_std <= 10, "method.init_std", self.init_std, "a number above 0, at most 10")
         _require(1 <= self.depth <= 8, "method.depth", self.depth, "a whole number from 1 to 8")
@@ -227,31 +227,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require(self.lr is None or 0 < self.lr < 10, "train.lr", self.lr, "a number above 0, below 10")
-        _require(self.bucket is None or self.bucket >= 1, "train.bucket", self.bucket, "at least 1")
-        _require(self.batch_size >= 1, "train.batch_size", self.batch_size, "a whole number of at least 1")
         fewest = 0 if self.head_start == "probe" else 1  # a probe is trained before the first step
         _require(self.num_epochs >= fewest, "train.epochs", self.epochs, f"a whole number of at least {fewest}")
-        fits = self.blend is None or 0 < self.blend <= 1
-        _require(fits, "train.blend", self.blend, "above 0, at most 1")
-        fits = self.contrast is None or self.contrast >= 0
-        _require(fits, "train.contrast", self.contrast, "a whole number of at least 0")
-        fits = self.max_length is None or self.max_length >= 4
-        _require(fits, "train.max_length", self.max_length, "a whole number of at least 4")
-        _require(self.stride >= 0, "train.stride", self.stride, "a whole number of at least 0")
-        _require(self.patience >= 0, "train.patience", self.patience, "a whole number of at least 0")
-        for name in ("warmup", "head_dropout"):
-            _require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
-        _require(
-            0 <= self.attention_dropout < 1, "train.attention_dropout", self.attention_dropout, "at least 0, below 1"
-        )
-        _require(self.dropout is None or 0 <= self.dropout < 1, "train.dropout", self.dropout, "at least 0, below 1")
-        for name in ("beams", "max_answer"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, f"train.{name}", value, "a whole number of at least 1")
-        fits = self.label_smoothing is None or 0 <= self.label_smoothing < 1
-        _require(fits, "train.label_smoothing", self.label_smoothing, "at least 0, below 1")
-        for name in ("weight_decay", "clip_norm"):
-            _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "a number of at least 0")
+        _require(self.blend is None or 0 < self.blend <= 1, "train.blend", self.blend, "above 0, at most 1")
+        _at_least(self, "train", 0, "contrast", "stride", "patience")
+        _at_least(self, "train", 1, "bucket", "batch_size", "beams", "max_answer")
+        _at_least(self, "train", 4, "max_length")
+        _at_least(self, "train", 0, "weight_decay", "clip_norm", kind="number")
+        _below_one(self, "train", "warmup", "head_dropout", "attention_dropout", "dropout", "label_smoothing")
         _check_choices(self, "train")
 
 
@@ -287,7 +270,7 @@ class JointConfig:
     def __post_init__(self) -> None:
         fits = math.isfinite(self.temperature) and self.temperature > 0
         _require(fits, "joint.temperature", self.temperature, "a finite number above 0")
-        _require(self.steps is None or self.steps >= 1, "joint.steps", self.steps, "a whole number of at least 1")
+        _at_least(self, "joint", 1, "steps")
         _check_choices(self, "joint")
 
     def weight_of(self, task: str) -> float:
@@ -393,12 +376,9 @@ class DataConfig:
     root: str | None = setting(None, "folder of the GLUE and extra sets; default: $INLAY_DATA")
 
     def __post_init__(self) -> None:
-        for name in ("dev_share", "test_share"):
-            _require(0 <= getattr(self, name) < 1, f"data.{name}", getattr(self, name), "at least 0 and below 1")
+        _below_one(self, "data", "dev_share", "test_share")
         _require(self.dev_share + self.test_share < 1, "data.test_share", self.test_share, "below 1 with dev_share")
-        for name in ("limit", "sample", "most_dev", "most_test"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, f"data.{name}", value, "a whole number of at least 1")
+        _at_least(self, "data", 1, "limit", "sample", "most_dev", "most_test")
         _check_choices(self, "data")
 
 
@@ -484,6 +464,22 @@ def _read_pairs(key: str, items: Iterable[str]) -> dict[str, str]:
 def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
     if not holds:
         raise BadConfig(f"`{name}` is `{value}`", f"it must be {wanted}")
+
+
+def _at_least(config: Any, section: str, least: int, *names: str, kind: str = "whole number") -> None:
+    """Refuse values below `least`; a field that is None by default may be None."""
+    for name in names:
+        value = getattr(config, name)
+        is_open = value is None and getattr(type(config), name) is None
+        _require(is_open or value >= least, f"{section}.{name}", value, f"a {kind} of at least {least}")
+
+
+def _below_one(config: Any, section: str, *names: str) -> None:
+    """Refuse shares that are not from 0 to below 1; a field that is None by default may be None."""
+    for name in names:
+        value = getattr(config, name)
+        is_open = value is None and getattr(type(config), name) is None
+        _require(is_open or 0 <= value < 1, f"{section}.{name}", value, "at least 0 and below 1")
 
 
 def _check_choices(config: Any, section: str) -> None:

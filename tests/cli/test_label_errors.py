@@ -46,7 +46,7 @@ def test_baseline_lists_rows_with_the_likely_label(inlay: Inlay, given: tuple[ob
 def test_baseline_says_when_nothing_can_be_told(inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path) -> None:
     data = write_mail(tmp_path / "few.csv", num_rows=40)
     shown = inlay("baseline", data, "--backbone", tiny_bert_folder).out
-    assert "wrong labels: cannot be judged: 40 rows are too few" in shown
+    assert "wrong labels: nothing can be told: 40 rows are too few" in shown
 
 
 def test_train_says_that_there_are_some_and_where_they_are_listed(inlay: Inlay, given: tuple[object, ...]) -> None:

@@ -24,7 +24,7 @@ def put_label_errors(found: LabelErrors, judge: str, file: Path | None = None) -
     screen.emit()
     rows = screen.count(found.num_rows, "row")
     if found.silence:
-        screen.emit(f"wrong labels: cannot be judged: {found.silence}")
+        screen.emit(f"wrong labels: nothing can be told: {found.silence}")
         return
     if not found.errors:
         screen.emit(f"wrong labels: none of {rows} looks wrong to {judge}")

@@ -29,6 +29,7 @@ from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
 from inlay.training.evaluate import score_split
+from inlay.training.events import RowsAnswered
 from inlay.training.run.run import read_result
 
 STUDY = """
@@ -505,7 +506,7 @@ def test_records_of_a_run_are_on_disk_when_it_ends_not_when_its_cohort_does(tmp_
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from inlay.model import load_backbone
 from inlay.studies.run.session import Places, Stage, conduct
 from test_session import Counter, make_plan, without_times
@@ -546,7 +547,7 @@ def test_killed_anywhere_and_begun_again_it_ends_with_the_same_records(tmp_path,
 
 def test_the_deadline_is_heard_while_dev_rows_are_answered():
     early, late = (_Alarm(Pace(time.monotonic() + seconds)) for seconds in (600, -1))
-    early.on_answer()
+    early(RowsAnswered())
     with pytest.raises(KeyboardInterrupt):
-        late.on_answer()
-    late.on_answer()  # once: a second one would stop the saving
+        late(RowsAnswered())
+    late(RowsAnswered())  # once: a second one would stop the saving

@@ -553,5 +553,5 @@ def test_durations_are_read_with_their_units(text, seconds):
 def test_what_is_no_duration_is_refused(text):
     from inlay.cli.stream import parse_duration
 
-    with pytest.raises(BadConfig, match="is no duration"):
+    with pytest.raises(BadConfig, match="is not a duration"):
         parse_duration(text, "--every")

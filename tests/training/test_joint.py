@@ -213,7 +213,7 @@ def test_what_cannot_be_trained_together_is_refused(tiny_bert, toy_task):
         make_joint_run([two, five], RunConfig(), tiny_bert)
     with pytest.raises(BadConfig, match="a name of its own"):
         make_joint_run([two, two], config, tiny_bert)
-    with pytest.raises(BadConfig, match="less is better"):
+    with pytest.raises(BadConfig, match="lower is better"):
         make_joint_run([two, toy_task("number", kind="regress")], config, tiny_bert)
     with pytest.raises(BadConfig, match=r"joint\.weights"):
         make_joint_run([two, five], config.override(["joint.weights=three=2"]), tiny_bert)

@@ -217,7 +217,8 @@ def test_a_resumed_run_takes_the_threads_there_are_now_and_says_so_if_they_are_o
         assert (set(watch.counted), set(watch.written), watch.said) == ({1}, {1}, [])
     fit([run], tiny_bert, tmp_path, FitSettings(threads=3), emit=other)
     assert (set(other.counted), set(other.written)) == ({3}, {3})
-    assert other.said == ["threads: 3; before it was stopped there were 1, so sums are rounded otherwise from here on"]
+    rounded = "so sums are rounded differently from here on"
+    assert other.said == [f"threads: 3; before it was stopped there were 1, {rounded}"]
     assert torch.get_num_threads() == before
 
 

@@ -35,7 +35,7 @@ def parse_duration(text: str, option: str) -> float:
     """Seconds of `2s`, `500ms`, `1.5m`, `1h`, or of a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
-        raise BadConfig(f"`{option} {text}` is no duration", f"write `{option} 2s`, `500ms` or `1m`")
+        raise BadConfig(f"`{option} {text}` is not a duration", f"write `{option} 2s`, `500ms` or `1m`")
     return float(match[1]) * _UNITS[match[2]]
 
 

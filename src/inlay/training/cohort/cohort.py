@@ -126,7 +126,7 @@ class Cohort:
     ) -> None:
         self.backbone, self.settings, self.queue = backbone, settings, Queue(runs)
         self._world = world or World()
-        self._prefixes: FrozenCache | None = None
+        self._cache: FrozenCache | None = None
         self._most_answered = TOKEN_BUDGET[backbone.device.type]
         num_tasks = len(runs[0].parts)
         num_seats = min(settings.num_slots or len(runs), len(runs))
@@ -189,7 +189,7 @@ class Cohort:
         return first_layer(self.backbone.anatomy, self.members[0].run.spec.method)
 
     @property
-    def reach(self) -> CacheDepth:
+    def cache_depth(self) -> CacheDepth:
         """The depth up to which nothing is trained; through the next attention too, where rows are packed."""
         config, backbone = self.members[0].run.config, self.backbone
         if not find_family(backbone.anatomy.family).reuses:
@@ -209,11 +209,11 @@ class Cohort:
         with self.backbone.training(train.dropout, lowest, attention_dropout=train.attention_dropout), recomputed:
             yield
 
-    def reuse(self, prefixes: FrozenCache) -> None:
+    def reuse(self, cache: FrozenCache) -> None:
         """Compute what lies below the lowest trained layer once per text: now, and as runs enter."""
-        self._prefixes = prefixes
+        self._cache = cache
         for member in self.active:
-            member.reuse(prefixes, self.reach)
+            member.reuse(cache, self.cache_depth)
 
     def refill(self) -> list[AnyMember]:
         """Give the slots of ended runs to those that wait; returns who entered."""
@@ -256,8 +256,8 @@ class Cohort:
             with torch.no_grad():
                 for name, stored_GP in self.stored.items():
                     stored_GP[seat] = entering.rows[name].to(stored_GP)
-        if self._prefixes is not None and member.is_active:
-            member.reuse(self._prefixes, self.reach)
+        if self._cache is not None and member.is_active:
+            member.reuse(self._cache, self.cache_depth)
         return member
 
     def _enter_part(self, slot: int, part: Run, run: AnyRun) -> Member:

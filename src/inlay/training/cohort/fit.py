@@ -214,7 +214,7 @@ def _describe_threads(threads: Threads, before: int | None) -> str:
     if before in (None, threads.number):
         return threads.note
     said = threads.note or f"threads: {threads.number}"
-    return f"{said}; before it was stopped there were {before}, so sums are rounded otherwise from here on"
+    return f"{said}; before it was stopped there were {before}, so sums are rounded differently from here on"
 
 
 def _as_asked_now(stopped: CohortSettings, settings: FitSettings) -> CohortSettings:

@@ -100,7 +100,7 @@ def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
     if find_method(config.method.name).is_joint:
         return f"`{config.method.name}` trains several tasks as one run"
     if task.kind not in KINDS or find_head(task.kind).reads != "pooled":
-        return f"the head of a `{task.kind}` task is no linear model of whole rows"
+        return f"the head of a `{task.kind}` task is not a linear model of whole rows"
     if config.train.hidden != "none" or config.train.features != "last":
         return "its head reads more than one vector of the last layer"
     return ""

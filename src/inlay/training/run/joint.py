@@ -115,7 +115,7 @@ def make_joint_run(
         method = resolved.method
         raise BadConfig(
             f"with `method.inner_norm` `{method.inner_norm}` and `method.norms` `{method.norms}` the tasks of "
-            f"`{method.name}` share nothing: they are no run of several tasks",
+            f"`{method.name}` share nothing, so they cannot be one run",
             "leave one of these settings as it is, or train each task by itself: `inlay train --method houlsby`",
         )
     if config.joint.trained == "task" and all(item.is_shared for item in run.layout(backbone.anatomy)):
@@ -154,8 +154,9 @@ def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
     for task in tasks:
         if not METRICS[task.metric].higher_is_better:
             raise BadConfig(
-                f"task `{task.name}` has the metric `{task.metric}`, of which less is better: there is no mean with it",
-                "use a metric of which more is better: `--set data.metric=pearson`",
+                f"task `{task.name}` has the metric `{task.metric}`, where lower is better: it cannot be averaged with "
+                "the others",
+                "use a metric where higher is better: `--set data.metric=pearson`",
             )
 
 

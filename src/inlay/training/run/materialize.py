@@ -45,7 +45,7 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
     """Every task of a finished run as an ordinary one, in order: its weights, its scores, its head."""
     if not result.tensors:
         raise Diverged(
-            f"run `{run.id}` has no weights to put down: {result.message or result.status}",
+            f"run `{run.id}` has no weights to make tasks from: {result.message or result.status}",
             "train it again with a smaller learning rate",
         )
     _check_finite(result)
@@ -100,7 +100,7 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
     if identify_joint(list(zip(names, ids, strict=True)), known.joint, lineage) != run_id:
         raise WrongBackbone(
             f"run `{run_id}` was not trained on backbone `{backbone.name}`, or its settings were changed since",
-            f"its settings say `{known.backbone}`: load that one as it was then",
+            f"its settings say `{known.backbone}`: load that backbone, unchanged",
         )
     origin = {"run": run_id, "method": known.method.name, "tasks": names}
     found = []
@@ -165,7 +165,7 @@ def read_parts(folder: Path) -> list[RunConfig]:
 def _find_parts(folder: Path) -> list[Path]:
     found = sorted((folder / JOINT_TASKS).glob("*.toml"))
     if not found:
-        raise Missing(f"`{folder}` is no run of several tasks", "give the id of one that `inlay multitask` trained")
+        raise Missing(f"`{folder}` is not a run of several tasks", "give the id of one that `inlay multitask` trained")
     return found
 
 

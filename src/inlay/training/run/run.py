@@ -525,7 +525,7 @@ def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
     if config.identify(task.digest, backbone.fingerprint) != result.run_id:
         raise WrongBackbone(
             f"run `{result.run_id}` was not trained on these rows of `{task.name}` with backbone `{backbone.name}`",
-            f"its config says task `{config.task}` on `{config.backbone}`: load that task and backbone as then",
+            f"its config says task `{config.task}` on `{config.backbone}`: load that task and that backbone, unchanged",
         )
     # Its start is in the weights by now; the versions it came from may be gone.
     fresh = dataclasses.replace(config, train=dataclasses.replace(config.train, start=()))

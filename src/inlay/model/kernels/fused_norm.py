@@ -1,8 +1,8 @@
 """Layer norm with each slot's scale and shift, its residual added in the same pass, on packed tokens; T5's too.
 
 `reference.py` has the definition; tests hold this equal to it. Statistics, scale, shift and their gradients are
-float32, everything else has x's dtype. The gradients of scale and shift are summed by program and then by slot in a fixed
-order: the same bits every time. Tokens that no tile covers are left undefined.
+float32, everything else has x's dtype. The gradients of scale and shift are summed by program and then by slot in a
+fixed order: the same bits every time. Tokens that no tile covers are left undefined.
 
 The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
 on shapes only and never waits for the device.

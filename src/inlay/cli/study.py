@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from inlay.studies.glue_entries import Entry
     from inlay.studies.run.records import StudyDirs
     from inlay.studies.run.session import SessionResult
-    from inlay.studies.spec.planning import Plan
+    from inlay.studies.spec.planning import StudyPlan
     from inlay.studies.spec.study import Study
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -288,7 +288,7 @@ class _StudyCommand:
 
         return StudyDirs(self.results, self.kept / "runs")
 
-    def prepare(self, study: Study) -> Plan:
+    def prepare(self, study: Study) -> StudyPlan:
         """Read a study's data and make its runs, saying what is left out."""
         from inlay.studies.spec.planning import load_tasks, plan_study
 
@@ -318,7 +318,9 @@ class _StudyCommand:
 
         return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
-    def train(self, plans: Sequence[Plan], deadline: float | None, num_jobs: int, memory_share: float) -> SessionResult:
+    def train(
+        self, plans: Sequence[StudyPlan], deadline: float | None, num_jobs: int, memory_share: float
+    ) -> SessionResult:
         """Train what is missing, in this process or in several."""
         from inlay.cli.study_progress import CrewStage, ScreenStage
         from inlay.studies.run.session import conduct
@@ -334,7 +336,7 @@ class _StudyCommand:
             with CrewStage() as stage:
                 return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, stage=stage)
 
-    def answer(self, plan: Plan, result: SessionResult, report: dict[str, Any]) -> None:
+    def answer(self, plan: StudyPlan, result: SessionResult, report: dict[str, Any]) -> None:
         """Answer the test sets of a study that has a server for them, and put into its report where."""
         if not plan.study.submission or plan.study.is_toy:
             return
@@ -348,7 +350,7 @@ class _StudyCommand:
         with screen.working("answering the test sets"):
             report["submission"] = write_entries(plan, entries, self.dirs, self.data_root, missing)
 
-    def _train_again(self, plan: Plan, gone: Sequence[Entry]) -> None:
+    def _train_again(self, plan: StudyPlan, gone: Sequence[Entry]) -> None:
         from inlay.cli.progress import TrainingProgress
         from inlay.studies.glue_entries import train_again
 
@@ -357,7 +359,7 @@ class _StudyCommand:
             train_again(plan, gone, self.dirs, TrainingProgress(meter, num_runs=len(gone)))
 
 
-def _describe_result(plan: Plan, result: SessionResult, dirs: StudyDirs) -> dict[str, Any]:
+def _describe_result(plan: StudyPlan, result: SessionResult, dirs: StudyDirs) -> dict[str, Any]:
     from inlay.studies.run.records import results_file
 
     study = plan.study

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from inlay.studies.run.estimate import Estimate
     from inlay.studies.run.records import StudyDirs
     from inlay.studies.run.units import Unit
-    from inlay.studies.spec.planning import Plan
+    from inlay.studies.spec.planning import StudyPlan
 
 
-def forecast(plans: Sequence[Plan], dirs: StudyDirs, *, measured: bool, as_json: bool) -> None:
+def forecast(plans: Sequence[StudyPlan], dirs: StudyDirs, *, measured: bool, as_json: bool) -> None:
     """Put the work that is left of several studies, each run once, and the rows of every arm."""
     from inlay.studies.run.estimate import estimate_units
     from inlay.studies.run.records import StudyRecords, count_other_poolings
@@ -55,7 +55,7 @@ def forecast(plans: Sequence[Plan], dirs: StudyDirs, *, measured: bool, as_json:
         _put(plans, studies, rows, totals)
 
 
-def describe(plan: Plan) -> dict[str, Any]:
+def describe(plan: StudyPlan) -> dict[str, Any]:
     """Return a plan in short, as data."""
     return {
         "study": plan.study.name,
@@ -66,7 +66,7 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def describe_others(plan: Plan, dirs: StudyDirs) -> list[str]:
+def describe_others(plan: StudyPlan, dirs: StudyDirs) -> list[str]:
     """Say that there are records of the same study on the same backbone with another pooling."""
     from inlay.studies.run.records import count_other_poolings
 
@@ -77,7 +77,9 @@ def describe_others(plan: Plan, dirs: StudyDirs) -> list[str]:
     ]
 
 
-def _describe_left(plan: Plan, units: Sequence[Unit], rows: Sequence[dict[str, Any]], num_left: int) -> dict[str, Any]:
+def _describe_left(
+    plan: StudyPlan, units: Sequence[Unit], rows: Sequence[dict[str, Any]], num_left: int
+) -> dict[str, Any]:
     """Return a plan with what is left of it: in each unit its own runs; time and memory are the whole unit's.
 
     The rows of a run that several studies ask for are counted for the first of them.
@@ -130,7 +132,10 @@ def _key(unit: Unit) -> tuple[str, str, int]:
 
 
 def _put(
-    plans: Sequence[Plan], studies: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], totals: dict[str, Any]
+    plans: Sequence[StudyPlan],
+    studies: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]],
+    totals: dict[str, Any],
 ) -> None:
     numbers = [Column(name, is_number=True) for name in ("runs", "together", "rows", "time", "memory")]
     cells = [

@@ -250,7 +250,7 @@ class Backbone:
     def _run(self, inputs: dict[str, Any], weights: Mapping[str, Tensor] | None = None, *, reads: bool = False) -> Any:
         """A pass of the whole model, or of the part that reads."""
         if weights is None:
-            return self._passes(inputs, reads=reads)
+            return self._passes.find(reads=reads)(**inputs)
         own = {f"model.{self._mounted_names[name]}": tensor.to(self.dtype) for name, tensor in weights.items()}
         return functional_call(self._passes, own, (inputs,), {"reads": reads})
 
@@ -398,8 +398,12 @@ class _Passes(nn.Module):
         super().__init__()
         self.model, self._has_reader = model, has_reader
 
+    def find(self, *, reads: bool) -> Any:
+        """The whole model, or the part that reads."""
+        return self.model.encoder if reads and self._has_reader else self.model
+
     def forward(self, inputs: dict[str, Any], *, reads: bool) -> Any:
-        return (self.model.encoder if reads and self._has_reader else self.model)(**inputs)  # type: ignore[operator]
+        return self.find(reads=reads)(**inputs)
 
 
 class _Reached(Exception):

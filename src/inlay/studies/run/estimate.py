@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from inlay.studies.run.units import Unit
-from inlay.studies.spec.planning import Item, Plan
+from inlay.studies.spec.planning import PlannedRun, StudyPlan
 from inlay.training import make_run
 from inlay.training.cohort.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes
 from inlay.training.run.joint import JointRun
@@ -19,7 +19,7 @@ from inlay.training.run.run import AnyRun
 
 # Runs together -> times the rows per second of one run alone, as measured on an H200 (DESIGN.md); a CPU gains nothing.
 _GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
-_CHARACTERS = 4  # of a token, as `Item.cost` has it
+_CHARACTERS = 4  # of a token, as `PlannedRun.cost` has it
 _STILL = StepCost(0.0, 0.0, 0)
 
 
@@ -35,7 +35,7 @@ class Estimate:
     """rows trained on, each as often as it is read"""
 
 
-def estimate_units(units: Sequence[Unit], plans: Sequence[Plan], *, measured: bool = True) -> list[Estimate]:
+def estimate_units(units: Sequence[Unit], plans: Sequence[StudyPlan], *, measured: bool = True) -> list[Estimate]:
     """Estimate each unit: a step of the cheapest run of a kind is measured, the others follow by their texts.
 
     The kinds are few: adapters or a copy of the backbone, of one task or of several, on each backbone. A sequence of
@@ -64,20 +64,20 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[Plan], *, measured: bo
     return estimates
 
 
-def _find_run(item: Item, plan: Plan) -> AnyRun | None:
+def _find_run(item: PlannedRun, plan: StudyPlan) -> AnyRun | None:
     """Return what an item trains; of a sequence, the first of its tasks. None where nothing is."""
     if item.run is not None or not item.sequence:
         return item.run
     return make_run(item.sequence[0], item.config, plan.backbone)
 
 
-def _measure_lazily(items: Sequence[Item], plans: dict[str, Plan]) -> Callable[[Item], StepCost]:
+def _measure_lazily(items: Sequence[PlannedRun], plans: dict[str, StudyPlan]) -> Callable[[PlannedRun], StepCost]:
     """Return a function that gives an item's pace: that of the cheapest run of its kind, measured once."""
 
-    def kind_of(item: Item) -> tuple[str, bool, bool]:
+    def kind_of(item: PlannedRun) -> tuple[str, bool, bool]:
         return (plans[item.study].backbone.fingerprint, isinstance(item.run, JointRun), item.is_finetuned)
 
-    cheapest: dict[tuple[str, bool, bool], Item] = {}
+    cheapest: dict[tuple[str, bool, bool], PlannedRun] = {}
     for item in items:
         if item.run is not None or item.sequence:
             other = cheapest.setdefault(kind_of(item), item)

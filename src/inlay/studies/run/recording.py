@@ -18,7 +18,7 @@ from inlay.errors import Diverged, InlayError
 from inlay.model.parts.part import draw_tensor
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record, short_name
 from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.planning import Item, Plan
+from inlay.studies.spec.planning import PlannedRun, StudyPlan
 from inlay.training import Result, Run
 from inlay.training.evaluate import score_split
 from inlay.training.run.joint import JointRun
@@ -55,10 +55,10 @@ def has_diverged(result: Result) -> bool:
 class Recorder:
     """Makes the records of one plan on one backbone."""
 
-    def __init__(self, plan: Plan, backbone: Backbone, origin: Origin) -> None:
+    def __init__(self, plan: StudyPlan, backbone: Backbone, origin: Origin) -> None:
         self.plan, self.backbone, self._origin = plan, backbone, origin
 
-    def record_result(self, item: Item, result: Result, extra: dict[str, Any]) -> Record:
+    def record_result(self, item: PlannedRun, result: Result, extra: dict[str, Any]) -> Record:
         """Make the record of a trained run; its test rows are scored here, if it has labelled ones."""
         run, is_lost = item.run, has_diverged(result)
         assert isinstance(run, Run)
@@ -76,7 +76,7 @@ class Recorder:
             extra={**extra, **more, **({"message": result.message} if result.message else {})},
         )
 
-    def record_joint(self, item: Item, result: Result, extra: dict[str, Any]) -> list[Record]:
+    def record_joint(self, item: PlannedRun, result: Result, extra: dict[str, Any]) -> list[Record]:
         """Make the records of a run of several tasks, one for each; the first has the run's id, the others `<id>-1` …
 
         A task's trained parameters are its part of the run's: what is shared is divided among all.
@@ -114,12 +114,12 @@ class Recorder:
             return None
         return score_split(run, result, self.backbone, test)
 
-    def record_failure(self, item: Item, error: InlayError) -> Record:
+    def record_failure(self, item: PlannedRun, error: InlayError) -> Record:
         """Make the record of what could not be done; it is tried again in the next session."""
         status = DIVERGED if isinstance(error, Diverged) else FAILED
         return self.record(item, self.plan.tasks[item.task], status=status, extra={"message": error.message})
 
-    def record(self, item: Item, task: Task, **known: Any) -> Record:
+    def record(self, item: PlannedRun, task: Task, **known: Any) -> Record:
         """Make a record with what is `known`, and the rest as the plan has it."""
         about: dict[str, Any] = {"layers": self.backbone.anatomy.num_layers, **count_rows(task)}
         if item.config.train.pooling == "auto" and ARM_KINDS[item.arm.kind].needs_backbone:
@@ -151,7 +151,7 @@ class Recorder:
         }
         return Record.from_json(Record(**{**usual, **known}).to_json())
 
-    def _describe_config(self, item: Item) -> dict[str, Any]:
+    def _describe_config(self, item: PlannedRun) -> dict[str, Any]:
         """Return the settings of a run without the folders of this machine, as results of several are put together."""
         written = self.plan.study.data_config(item.task, None)
         places = {name: getattr(written, name) for name in ("source", "dev", "test", "root")}

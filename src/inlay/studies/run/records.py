@@ -21,7 +21,7 @@ from inlay.errors import BadData
 from inlay.store.files import locked, make_directory, sync_directory
 
 if TYPE_CHECKING:
-    from inlay.studies.spec.planning import Item, Plan
+    from inlay.studies.spec.planning import PlannedRun, StudyPlan
 
 _BLOCK_BYTES = 1 << 16
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
@@ -269,10 +269,10 @@ class StudyRecords:
     backbone and profile counts as its own. Several processes may add records at a time: `refresh` reads what is new.
     """
 
-    def __init__(self, plans: Sequence[Plan], dirs: StudyDirs) -> None:
+    def __init__(self, plans: Sequence[StudyPlan], dirs: StudyDirs) -> None:
         self._dirs = dirs
         self._plans = {plan.study.name: plan for plan in plans}
-        self._asking: dict[str, list[Item]] = {}
+        self._asking: dict[str, list[PlannedRun]] = {}
         for item in (item for plan in plans for item in plan.items):
             self._asking.setdefault(item.id, []).append(item)
         self._known: dict[tuple[str, str, str], dict[tuple[str, ...], Record]] = {}
@@ -306,7 +306,7 @@ class StudyRecords:
         plan = self._plans[study]
         return (study, plan.study.profile, short_name(plan.backbone.name))
 
-    def is_known(self, item: Item) -> bool:
+    def is_known(self, item: PlannedRun) -> bool:
         """Tell whether an item has its record; one that says it failed does not count."""
         return item.key in self._known
 
@@ -418,7 +418,7 @@ class StudyRecords:
             (self._dirs.runs / run_id / "best.safetensors").unlink(missing_ok=True)
 
 
-def _copy(record: Record, item: Item, plan: Plan) -> Record:
+def _copy(record: Record, item: PlannedRun, plan: StudyPlan) -> Record:
     return dataclasses.replace(
         record,
         study=item.study,
@@ -433,11 +433,11 @@ def _copy(record: Record, item: Item, plan: Plan) -> Record:
     )
 
 
-def count_other_poolings(plan: Plan, results: Path) -> dict[str, int]:
+def count_other_poolings(plan: StudyPlan, results: Path) -> dict[str, int]:
     """Count, by pooling, the runs of a plan's study, profile and backbone that differ from it in the pooling alone."""
     default = plan.backbone.default_pooling
     own = (plan.study.name, plan.study.profile, plan.backbone.fingerprint)
-    planned: dict[tuple[Any, ...], list[Item]] = {}
+    planned: dict[tuple[Any, ...], list[PlannedRun]] = {}
     for item in plan.items:
         planned.setdefault((item.arm.name, item.seed, repr(sorted(item.axes.items()))), []).append(item)
     found: dict[str, set[str]] = {}
@@ -452,7 +452,7 @@ def count_other_poolings(plan: Plan, results: Path) -> dict[str, int]:
     return {pooling: len(runs) for pooling, runs in found.items()}
 
 
-def _is_same_but_pooling(record: Record, item: Item) -> bool:
+def _is_same_but_pooling(record: Record, item: PlannedRun) -> bool:
     """Tell whether a record's method and training are an item's, the pooling left aside."""
     for section in ("method", "train", "joint"):
         said, asked = record.config.get(section, {}), _plain(dataclasses.asdict(getattr(item.config, section)))

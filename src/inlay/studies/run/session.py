@@ -26,7 +26,7 @@ from inlay.studies.judge.row_covariances import add_covariances
 from inlay.studies.run.claimed_work import Claims
 from inlay.studies.run.records import Record, StudyDirs, StudyRecords
 from inlay.studies.run.units import Unit, UnitRunner
-from inlay.studies.spec.planning import Item, Plan
+from inlay.studies.spec.planning import PlannedRun, StudyPlan
 from inlay.training.cohort.fit import structure_of, trains_apart
 from inlay.training.cohort.loop import Interrupted
 from inlay.training.cohort.memory import MAX_COHORT
@@ -46,8 +46,8 @@ class SessionResult:
 
     records: list[Record] = field(default_factory=list)
     """all that the plans ask for and that there is"""
-    missing: list[Item] = field(default_factory=list)
-    failed: list[tuple[Item, str]] = field(default_factory=list)
+    missing: list[PlannedRun] = field(default_factory=list)
+    failed: list[tuple[PlannedRun, str]] = field(default_factory=list)
     """what could not be done, and why; it is tried again next time"""
     num_trained: dict[str, int] = field(default_factory=dict)
     """study -> runs that got their record in this session, be it lent by another study"""
@@ -77,7 +77,7 @@ class Stage:
 
 
 def conduct(
-    plans: Sequence[Plan],
+    plans: Sequence[StudyPlan],
     dirs: StudyDirs,
     *,
     deadline: float | None = None,
@@ -94,7 +94,7 @@ def conduct(
     return session.sum_up()
 
 
-def list_todo(plans: Sequence[Plan], dirs: StudyDirs) -> list[Unit]:
+def list_todo(plans: Sequence[StudyPlan], dirs: StudyDirs) -> list[Unit]:
     """List the units that `conduct` would do."""
     return make_agenda(plans, StudyRecords(plans, dirs), dirs.runs)
 
@@ -104,7 +104,7 @@ class Session:
 
     def __init__(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[StudyPlan],
         dirs: StudyDirs,
         *,
         deadline: Deadline,
@@ -117,7 +117,7 @@ class Session:
         self.dirs, self.deadline = dirs, deadline
         self.known = StudyRecords(plans, dirs)
         self.known.write_borrowed()
-        self.failed: list[tuple[Item, str]] = []
+        self.failed: list[tuple[PlannedRun, str]] = []
         self.runner = UnitRunner(self.plans.__getitem__, dirs.runs, self.known.add, commit)
         self._before = {name: self.known.run_ids(name) for name in self.plans}
         self._claims = Claims(dirs.runs)
@@ -267,7 +267,7 @@ class Deadline:
         if self.deadline is None or rate is None or unit.is_begun:
             return unit  # what was stopped goes on whole: a part of it would not find the state
         left = (self.deadline - time.monotonic()) / rate
-        kept: list[Item] = []
+        kept: list[PlannedRun] = []
         for item in unit.items:
             if kept and item.cost > left:
                 break
@@ -307,7 +307,7 @@ def _urgency(unit: Unit) -> tuple[bool, bool, int]:
 
 
 def make_agenda(
-    plans: Sequence[Plan],
+    plans: Sequence[StudyPlan],
     known: StudyRecords,
     runs: Path,
     *,
@@ -330,7 +330,7 @@ def make_agenda(
     begun = _find_begun(plans, wanted, runs, {*held, *known.failed})
     # 3. the others are grouped by what can train together
     by_study = {plan.study.name: plan for plan in plans}
-    groups: dict[tuple[Any, ...], list[Item]] = {}
+    groups: dict[tuple[Any, ...], list[PlannedRun]] = {}
     for item in sorted(wanted.values(), key=lambda item: item.tier):
         if item.id not in held:
             groups.setdefault(_key(item, by_study[item.study]), []).append(item)
@@ -351,9 +351,9 @@ def _after_sources(units: Sequence[Unit]) -> list[Unit]:
     return list(placed.values())
 
 
-def _group_by_run(plans: Sequence[Plan], known: StudyRecords) -> list[list[Item]]:
+def _group_by_run(plans: Sequence[StudyPlan], known: StudyRecords) -> list[list[PlannedRun]]:
     """Group the items that have no record by their run."""
-    asking: dict[str, list[Item]] = {}
+    asking: dict[str, list[PlannedRun]] = {}
     for plan in plans:
         for item in plan.items:
             if not known.is_known(item) and item.id not in known.failed:
@@ -361,12 +361,12 @@ def _group_by_run(plans: Sequence[Plan], known: StudyRecords) -> list[list[Item]
     return list(asking.values())
 
 
-def _choose_item(asking: Sequence[Item]) -> Item:
+def _choose_item(asking: Sequence[PlannedRun]) -> PlannedRun:
     """Choose the item whose record serves all (spans are more work, on the same run); else the one wanted soonest."""
     return min(asking, key=lambda item: (item.arm.kind != "spans", item.tier))
 
 
-def _find_begun(plans: Sequence[Plan], wanted: dict[str, Item], runs: Path, without: set[str]) -> list[Unit]:
+def _find_begun(plans: Sequence[StudyPlan], wanted: dict[str, PlannedRun], runs: Path, without: set[str]) -> list[Unit]:
     """Find cohorts that were stopped, each as it was, if its runs are of these plans; takes them out of `wanted`.
 
     Cohorts that have a run `without` which it is to be done are left out.
@@ -383,7 +383,7 @@ def _find_begun(plans: Sequence[Plan], wanted: dict[str, Item], runs: Path, with
     return begun
 
 
-def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
+def _key(item: PlannedRun, plan: StudyPlan) -> tuple[Any, ...]:
     """Return what items of one unit have in common."""
     if item.run is None:
         return (item.arm.kind, item.id)
@@ -392,7 +392,7 @@ def _key(item: Item, plan: Plan) -> tuple[Any, ...]:
     return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure, width, item.source is None)
 
 
-def _slice(kind: str, group: list[Item], lengths: Mapping[int, int], *, in_pieces: bool) -> list[Unit]:
+def _slice(kind: str, group: list[PlannedRun], lengths: Mapping[int, int], *, in_pieces: bool) -> list[Unit]:
     """Make units of a group: one, or of as many runs as train at once, the most wanted first, like lengths together.
 
     Copies of the backbone, which train one after another, come in units of one tier, as long as `lengths` says.
@@ -406,5 +406,5 @@ def _slice(kind: str, group: list[Item], lengths: Mapping[int, int], *, in_piece
     return [Unit(kind, tuple(row)) for row in _cut(ordered, MAX_COHORT)]
 
 
-def _cut(items: list[Item], most: int) -> Iterator[list[Item]]:
+def _cut(items: list[PlannedRun], most: int) -> Iterator[list[PlannedRun]]:
     return (items[start : start + most] for start in range(0, len(items), most))

@@ -18,7 +18,7 @@ from inlay.studies.judge.row_covariances import keep_influences
 from inlay.studies.run.recording import Origin, Recorder, has_diverged, list_notes, name_processor
 from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.planning import Item, Plan
+from inlay.studies.spec.planning import PlannedRun, StudyPlan
 from inlay.training import FitSettings, Result, fit
 from inlay.training.cohort.fit import has_known_heads, structure_of
 from inlay.training.cohort.loop import Interrupted
@@ -39,9 +39,9 @@ class Unit:
     """A piece of work: runs that train together or one after another, or one item of another kind; each run once."""
 
     kind: str
-    items: tuple[Item, ...]
+    items: tuple[PlannedRun, ...]
     """those without a record"""
-    resumed_with: tuple[Item, ...] = ()
+    resumed_with: tuple[PlannedRun, ...] = ()
     """those that ended before the rest of their cohort was stopped: the cohort is resumed whole"""
     is_begun: bool = False
     """whether it was stopped, and has a state to go on from"""
@@ -83,11 +83,11 @@ class Unit:
         method, rates, _, num_parts = structure_of(item.run)  # not whether it is alone
         return (method, rates, num_parts, has_known_heads(item.run))
 
-    def take(self, items: Iterable[Item]) -> Unit:
+    def take(self, items: Iterable[PlannedRun]) -> Unit:
         """Return the same work with some of its items only."""
         return dataclasses.replace(self, items=tuple(items))
 
-    def split(self, items: Iterable[Item]) -> list[Unit]:
+    def split(self, items: Iterable[PlannedRun]) -> list[Unit]:
         """Return some of its items, each as a unit that begins anew."""
         return [Unit(self.kind, (item,)) for item in items]
 
@@ -116,12 +116,14 @@ class Unit:
 class UnitRunner:
     """Trains and scores units. `keep` gets records as soon as they are known."""
 
-    def __init__(self, find_plan: Callable[[str], Plan], runs: Path, keep: Keep, commit: str | None = None) -> None:
+    def __init__(
+        self, find_plan: Callable[[str], StudyPlan], runs: Path, keep: Keep, commit: str | None = None
+    ) -> None:
         self._find_plan, self._runs, self._keep, self._commit = find_plan, runs, keep, commit
         self._recorders: dict[str, Recorder] = {}
         self._kept: set[tuple[str, str, str]] = set()
 
-    def do(self, unit: Unit, emit: Emit) -> list[tuple[Item, InlayError]]:
+    def do(self, unit: Unit, emit: Emit) -> list[tuple[PlannedRun, InlayError]]:
         """Do a unit's work and keep its records; return what failed, and why.
 
         If copies of the backbone that train one after another break, those that are left go on one by one, without the
@@ -143,20 +145,20 @@ class UnitRunner:
             return [(item, error) for item in lost]
         return []
 
-    def record_failure(self, items: Iterable[Item], error: InlayError) -> None:
+    def record_failure(self, items: Iterable[PlannedRun], error: InlayError) -> None:
         """Keep records that say why items have no result; they are tried again in the next session."""
         self._keep([self._recorder(item).record_failure(item, error) for item in items])
 
     def _drop_row(self, unit: Unit) -> None:
         drop_rows(self._runs / "cohorts", unit.run_ids)
 
-    def _recorder(self, item: Item) -> Recorder:
+    def _recorder(self, item: PlannedRun) -> Recorder:
         if item.study not in self._recorders:
             plan = self._find_plan(item.study)
             self._recorders[item.study] = Recorder(plan, plan.backbone, Origin.here(plan.backbone, self._commit))
         return self._recorders[item.study]
 
-    def _hand_over(self, item: Item, records: Sequence[Record]) -> None:
+    def _hand_over(self, item: PlannedRun, records: Sequence[Record]) -> None:
         self._keep(records)
         self._kept.add(item.key)
 
@@ -182,7 +184,7 @@ class UnitRunner:
             self._drop_row(unit)  # of which some were trained elsewhere, and which was not found again
         self._keep_finished(unit)
 
-    def _train_sources(self, unit: Unit, plan: Plan, settings: FitSettings, emit: Emit) -> None:
+    def _train_sources(self, unit: Unit, plan: StudyPlan, settings: FitSettings, emit: Emit) -> None:
         """Train the runs of other studies that those of this unit go on from, where their weights are not here."""
         everyone = (*unit.items, *unit.resumed_with)  # those that have ended are built again too, to go on whole
         sources = {item.source.id: item.source for item in everyone if item.source is not None}
@@ -191,7 +193,7 @@ class UnitRunner:
         if any(not is_finished(self._runs / run_id) for run_id in sources):
             fit(list(sources.values()), plan.backbone, self._runs, settings, emit)
 
-    def _started(self, item: Item) -> AnyRun:
+    def _started(self, item: PlannedRun) -> AnyRun:
         """Return the run of an item, with the weights it goes on from."""
         assert item.run is not None
         if item.source is None or not isinstance(item.run, JointRun):
@@ -213,13 +215,13 @@ class UnitRunner:
             if item.run is not None:
                 self.keep_finished(item, unit.num_together)
 
-    def keep_finished(self, item: Item, num_together: int) -> None:
+    def keep_finished(self, item: PlannedRun, num_together: int) -> None:
         """Keep the records of an item's run, if it has ended, once: from an older state it may end again."""
         result = read_result(self._runs / item.id) if item.key not in self._kept else None
         if result is not None:
             self._hand_over(item, self._describe(item, result, num_together))
 
-    def _describe(self, item: Item, result: Result, num_together: int) -> list[Record]:
+    def _describe(self, item: PlannedRun, result: Result, num_together: int) -> list[Record]:
         """Make the records of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
         assert item.run is not None
         extra: dict[str, Any] = {"together": num_together}
@@ -236,13 +238,13 @@ class UnitRunner:
         """Tell whether the dev rows of a unit's runs are answered once more."""
         return any(self._find_plan(item.study).study.paired_rows for item in unit.items)
 
-    def _score_spans(self, item: Item, task: Task) -> dict[str, float]:
+    def _score_spans(self, item: PlannedRun, task: Task) -> dict[str, float]:
         """Return `first-last` -> dev score without the adapters of these layers; under `whole` that with all."""
         backbone = self._find_plan(item.study).backbone
         scores = ARM_KINDS["spans"].find()(backbone, self._runs / item.id, task)
         return {"whole" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
 
-    def _score_baseline(self, item: Item, emit: Emit) -> None:
+    def _score_baseline(self, item: PlannedRun, emit: Emit) -> None:
         task = self._find_plan(item.study).tasks[item.task]
         found = ARM_KINDS["baseline"].find()(task)
         record = self._recorder(item).record(
@@ -257,7 +259,7 @@ class UnitRunner:
         )
         self._hand_over(item, [record])
 
-    def _conduct_sequence(self, item: Item, emit: Emit) -> None:
+    def _conduct_sequence(self, item: PlannedRun, emit: Emit) -> None:
         """Train one network through all tasks, and keep a record for each."""
         plan = self._find_plan(item.study)
         conduct_sequence = ARM_KINDS["sequence"].find()
@@ -274,7 +276,7 @@ class UnitRunner:
 
 
 # Kind of unit -> how it is done, where it is not trained in a cohort.
-_WORKERS: dict[str, Callable[[UnitRunner, Item, Emit], None]] = {
+_WORKERS: dict[str, Callable[[UnitRunner, PlannedRun, Emit], None]] = {
     "baseline": UnitRunner._score_baseline,
     "sequence": UnitRunner._conduct_sequence,
 }
@@ -298,7 +300,7 @@ class _Keeper:
             if item.id == member.run.id and item.arm.kind != "spans":
                 self._keep(item)
 
-    def _keep(self, item: Item) -> None:
+    def _keep(self, item: PlannedRun) -> None:
         try:
             self._runner.keep_finished(item, self._unit.num_together)
         except (InlayError, RuntimeError, MemoryError) as error:

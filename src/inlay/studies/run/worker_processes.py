@@ -34,7 +34,7 @@ from inlay.processes import JOBS
 from inlay.studies.run.records import StudyDirs
 from inlay.studies.run.session import Deadline, Session, SessionResult, Stage
 from inlay.studies.run.units import Unit
-from inlay.studies.spec.planning import Item, Plan, load_tasks, plan_study
+from inlay.studies.spec.planning import PlannedRun, StudyPlan, load_tasks, plan_study
 from inlay.studies.spec.study import Study
 from inlay.training.cohort.memory import take_share
 from inlay.training.events import CohortStarted, Emit, Event, MemoryRanOut, RowsAnswered, RunEntered, StepTaken
@@ -69,7 +69,7 @@ class JobSettings:
 
 
 def conduct_in_jobs(
-    plans: Sequence[Plan],
+    plans: Sequence[StudyPlan],
     dirs: StudyDirs,
     settings: JobSettings,
     *,
@@ -160,7 +160,7 @@ class _Workers:
         theirs.close()
         return _Worker(number, process, ours, log)
 
-    def _listen(self, wanted: Sequence[Item]) -> None:
+    def _listen(self, wanted: Sequence[PlannedRun]) -> None:
         """Hear all that is to be heard within some time, and tell how far all are."""
         workers = {worker.link: worker for worker in self._workers}
         for link in wait(list(workers), timeout=_LISTEN_SECONDS):
@@ -228,7 +228,7 @@ class _Workers:
         self._stage.warn(f"{worker.unit.take(failed or worker.unit.items).describe()}: {said}{outlook}")
         self._session.runner.record_failure(failed, LostProcess(said, f"its log is {worker.log}"))
 
-    def _stop(self, wanted: Sequence[Item]) -> None:
+    def _stop(self, wanted: Sequence[PlannedRun]) -> None:
         """Ask all to save what they have in hand, and see them end."""
         self._is_stopping = True
         until = time.monotonic() + _STOP_SECONDS
@@ -314,7 +314,7 @@ class _Job:
     settings: JobSettings
     deadline: float | None
 
-    def make_plans(self) -> list[Plan]:
+    def make_plans(self) -> list[StudyPlan]:
         """Load data and backbones, and plan the studies as the first process did."""
         settings = self.settings
         device: str | None = None if settings.device == "auto" else settings.device

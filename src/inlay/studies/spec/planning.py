@@ -310,8 +310,3 @@ def _refuse_too_large(items: Sequence[PlannedRun], backbone: Backbone) -> None:
                 f"{describe_bytes(free)} are free on `{backbone.device}`",
                 "leave it out (`--arms` names those to run), or take a smaller `--backbone`",
             )
-
-
-# The names that studies/run and the command line still import these classes by.
-Item = PlannedRun
-Plan = StudyPlan

@@ -10,7 +10,7 @@ from inlay.settings.run_config import MethodConfig
 
 @dataclass(frozen=True)
 class ResolvedMethod:
-    """What a `MethodConfig` asks for, with the method's own choice wherever it says nothing; fields as it has them."""
+    """A method with every setting filled in: what a `MethodConfig` asks for, and the method's defaults for the rest."""
 
     name: str
     size: int | None

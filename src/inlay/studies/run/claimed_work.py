@@ -18,7 +18,7 @@ from pathlib import Path
 from inlay.store.files import locked, make_directory
 
 
-class Claim:
+class HeldRuns:
     """A process's hold on some runs, until it is released or the process dies."""
 
     def __init__(self, path: Path, run_ids: Iterable[str]) -> None:
@@ -47,10 +47,10 @@ class Claims:
         with locked(self._folder / ".lock", exclusive=True):
             yield {run_id for path in sorted(self._folder.glob("*.json")) for run_id in _read_claim(path)}
 
-    def claim(self, run_ids: Iterable[str]) -> Claim:
+    def claim(self, run_ids: Iterable[str]) -> HeldRuns:
         """Claim runs; call it inside `choosing`, for runs that nobody has claimed."""
         name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}.json"
-        return Claim(self._folder / name, run_ids)
+        return HeldRuns(self._folder / name, run_ids)
 
 
 def _read_claim(path: Path) -> list[str]:

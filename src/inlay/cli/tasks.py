@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from inlay.store.format import VersionInfo
     from inlay.store.store import TaskInfo
 
-# Kind without labels -> what its answers are instead.
-_ANSWERS = {
-    "regress": "none: it answers with a number",
-    "span": "none: it answers with a passage",
-    "text": "none: it writes its answer",
-}
 # What of a head decides its answers -> the usual.
 _USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
 
@@ -196,6 +190,8 @@ def _describe_origin(manifest: Manifest) -> dict[str, str]:
 
 
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
+    from inlay.data.kinds import find_kind
+
     backbone, config, head = manifest.backbone, manifest.config, manifest.head
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
     scores = {
@@ -209,7 +205,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "version": version.reference,
         "made by": origin.get("library", ""),
         "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
-        "labels": screen.shorten(", ".join(manifest.labels), 400) or _ANSWERS.get(manifest.kind, "none"),
+        "labels": screen.shorten(", ".join(manifest.labels), 400) or find_kind(manifest.kind).labels_note,
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
         **scores,
         **_describe_folds(manifest),

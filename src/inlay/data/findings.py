@@ -6,12 +6,12 @@ Lines are those of the file a row was read from, or rows of a frame, counted fro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inlay.data.columns import Scheme
+from inlay.data.kinds import KINDS, Scheme
 from inlay.data.near_duplicates import Near, find_near
 from inlay.data.spellings import spelling_key
 from inlay.data.splits import find_repeats, group_keys
@@ -28,29 +28,13 @@ def describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
     """The kind of a task, and what its targets are."""
     kind = f"kind: {scheme.kind}{' (inferred)' if is_inferred else ''}"
     assert train.targets is not None
-    if scheme.kind == "regress":
-        return f"{kind}, targets from {train.targets.min():g} to {train.targets.max():g}"
-    if scheme.kind == "text":
-        return f"{kind}, {len(set(train.targets)):,} different answers"
-    if scheme.kind == "span":
-        num_without = sum(not golds for golds in train.targets)
-        return f"{kind}, {len(train):,} questions, {num_without:,} of them without an answer"
-    counts = _COUNTS[scheme.kind](train.targets, len(scheme.labels))
+    if not scheme.targets.has_labels:
+        return f"{kind}, {scheme.targets.describe(train.targets)}"
+    counts = scheme.targets.count_labels(train.targets, len(scheme.labels))
     shown = [f"{label} ({count})" for label, count in zip(scheme.labels, counts, strict=True)]
     more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
     separator = f", separated by `{scheme.separator}`" if scheme.separator else ""
     return f"{kind}, {len(shown)} labels{separator}: {', '.join(shown[:20])}{more}"
-
-
-def _count_tags(targets: np.ndarray, num_labels: int) -> np.ndarray:
-    return np.bincount([label for target in targets for _, _, label in target], minlength=num_labels)
-
-
-_COUNTS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "classify": lambda targets, num_labels: np.bincount(targets, minlength=num_labels),
-    "multilabel": lambda targets, num_labels: targets.sum(axis=0).astype(int),
-    "tag": _count_tags,
-}
 
 
 def describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:
@@ -63,29 +47,22 @@ def describe_split(splits: dict[str, Split], shares: tuple[float, float], config
 def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
     """A note on the labels that a made dev side has no row of: one row or one text stays in training."""
     train, dev = splits["train"], splits["dev"]
-    if scheme.kind not in ("classify", "multilabel"):
+    assert train.targets is not None
+    assert dev.targets is not None
+    train_rows = scheme.targets.find_rows(train.targets, len(scheme.labels))
+    dev_rows = scheme.targets.find_rows(dev.targets, len(scheme.labels))
+    if train_rows is None or dev_rows is None:
         return []
-    rows_of = [_rows_of(split, scheme) for split in (train, dev)]
     shown = []
     for label, name in enumerate(scheme.labels):
-        rows = rows_of[0][label]
-        if len(rows) and not len(rows_of[1][label]):
+        rows = train_rows[label]
+        if len(rows) and not len(dev_rows[label]):
             own = train.take(rows)
             shown.append(f"`{name}` ({_say_rows(own)})")
     if not shown:
         return []
     what = "1 label has" if len(shown) == 1 else f"{len(shown)} labels have"
     return [f"{what} training rows but no dev row, so nothing judges {_them(shown)}: {join_some(shown)}"]
-
-
-def _rows_of(split: Split, scheme: Scheme) -> list[np.ndarray]:
-    """The rows of each label."""
-    assert split.targets is not None
-    if scheme.kind == "multilabel":
-        return [np.flatnonzero(split.targets[:, label]) for label in range(len(scheme.labels))]
-    order = np.argsort(split.targets, kind="stable")
-    counts = np.bincount(split.targets, minlength=len(scheme.labels))
-    return np.split(order, np.cumsum(counts)[:-1])
 
 
 def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool) -> list[str]:
@@ -96,14 +73,14 @@ def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool)
     counts = []
     for split in (task.train, task.dev):
         assert split.targets is not None
-        counts.append(_COUNTS[task.kind](split.targets, len(task.labels)))
+        counts.append(KINDS[task.kind].targets.count_labels(split.targets, len(task.labels)))
     num_train, num_dev = counts
     for name in names:
         label = task.labels.index(name)
         rows = "row" if num_dev[label] == 1 else "rows"
         shown.append(f"`{name}` ({num_dev[label]} dev {rows}, {num_train[label]} in training)")
     advice = f"more rows of {_them(shown)}, or more epochs"
-    if task.kind == "classify" and not is_balanced:
+    if KINDS[task.kind].is_classifier and not is_balanced:
         advice = f"`--class-weights balanced`, {advice}"
     return [f"never predicted on dev: {join_some(shown)}; try {advice}"]
 
@@ -168,7 +145,7 @@ def describe_unseen(
     for line, own in zip(rows.lines, names, strict=True):
         for name in own:
             first.setdefault(name, line)
-    noun = "word" if scheme.kind == "tag" else "row"
+    noun = scheme.targets.unit
     shown = []
     for name in sorted(unseen, key=lambda name: -counts[name]):
         known = spellings.get(spelling_key(name))

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from inlay.data.columns import Header
 from inlay.data.encodings import find_encoding
+from inlay.data.kinds import KINDS
 from inlay.data.squad import is_squad, read_squad
 from inlay.errors import BadData, Missing
 
@@ -49,7 +50,7 @@ def open_file(
     if not path.is_file():
         raise _missing_file(path)
     reader = READERS.get(suffix or path.suffix.lower())
-    if kind == "tag" and reader in (None, _open_txt, _open_tsv):
+    if kind in KINDS and KINDS[kind].reads_conll and reader in (None, _open_txt, _open_tsv):
         reader = _open_conll
     if reader is None:
         known = ", ".join(READERS)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.columns import SIDES, Columns, Fault, Scheme, as_list, is_missing, name_label, read_text
+from inlay.data.columns import SIDES, Columns, Fault, as_list, is_missing, name_label, read_text
+from inlay.data.kinds import Scheme
 from inlay.data.readers import SKIP_HINT
 from inlay.data.sources import Table
 from inlay.errors import BadData

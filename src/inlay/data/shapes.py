@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inlay.data.columns import Fault, as_list, find_name, list_columns
+from inlay.data.kinds import KINDS, find_kind
 from inlay.data.readers import SKIP_HINT
 from inlay.data.sources import Table
 from inlay.data.squad import read_answers
@@ -30,9 +31,8 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Shape:
-    """One row of the table: which columns make it, and how a row's cells become text, pair and label."""
+    """An entry of the table: which columns make a shape, and how a row's cells become text, pair and label."""
 
-    kind: str
     roles: Mapping[str, Sequence[str]]
     """role -> the names its column may have; a role that is also a setting (text, pair, label) may be named by it"""
     convert: Callable[..., Cells]
@@ -89,32 +89,30 @@ def _convert_question(counts: dict[str, int], text: Any, pair: Any, label: Any =
     return text, pair, golds
 
 
-SHAPES = (
-    Shape("tag", {"text": _WORDS, "label": _TAGS}, _convert_tags, listed="text"),
-    Shape("tag", {"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label"),
-    Shape(
-        "span",
+SHAPES = {
+    "words": Shape({"text": _WORDS, "label": _TAGS}, _convert_tags, listed="text"),
+    "spans": Shape({"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label"),
+    "questions": Shape(
         {"text": ("question",), "pair": ("context",), "label": _ANSWERS, "start": _STARTS},
         _convert_question,
         listed="label",
         optional=("start",),
     ),
-)
-SHAPED_KINDS = tuple(dict.fromkeys(shape.kind for shape in SHAPES))
+}
+"""The shapes that kinds of task name (`Kind.shapes`); earlier ones are tried first."""
 
 
 def shape_table(table: Table, config: DataConfig, *, labelled: bool = True) -> Table:
     """The table with plain columns if it has the shape of a kind that needs one; otherwise as it is."""
-    if config.kind not in ("auto", *SHAPED_KINDS):
+    kinds = KINDS if config.kind == "auto" else {config.kind: find_kind(config.kind)}
+    candidates = [(name, SHAPES[shape]) for name, kind in kinds.items() for shape in kind.shapes]
+    for kind, shape in candidates:
+        places = _find_places(shape, table, config, labelled=labelled)
+        if places is not None and _is_told(shape, table, places, has_rivals=len(candidates) > 1):
+            return replace(_convert(table, shape, places, config), kind=kind, has_pairs="pair" in shape.roles)
+    if config.kind == "auto" or not candidates:
         return table
-    for shape in SHAPES:
-        if config.kind in ("auto", shape.kind):
-            places = _find_places(shape, table, config, labelled=labelled)
-            if places is not None:
-                return _convert(table, shape, places, config)
-    if config.kind == "auto":
-        return table
-    wanted = " or ".join(_describe(shape) for shape in SHAPES if shape.kind == config.kind)
+    wanted = " or ".join(_describe(shape) for _, shape in candidates)
     hint = f"it needs {wanted}; {list_columns(table.header)}"
     raise BadData(f"no columns of a `{config.kind}` task", hint, path=table.header.path, line=table.header.line)
 
@@ -133,12 +131,11 @@ def _find_places(shape: Shape, table: Table, config: DataConfig, *, labelled: bo
             places[role] = found
         elif role not in shape.optional and (labelled or role != "label"):
             return None
-    return places if _is_told(shape, table, places, config) else None
+    return places
 
 
-def _is_told(shape: Shape, table: Table, places: Mapping[str, str], config: DataConfig) -> bool:
-    """Whether columns of these names are this shape, and not a text and its label, or another shape of the kind."""
-    has_rivals = config.kind == "auto" or sum(other.kind == shape.kind for other in SHAPES) > 1
+def _is_told(shape: Shape, table: Table, places: Mapping[str, str], *, has_rivals: bool) -> bool:
+    """Return whether columns of these names are this shape, and not a text and its label, or another shape."""
     if not has_rivals or any(role in places for role in shape.optional) or shape.listed not in places:
         return True
     cells = table.column(places[shape.listed])[:100]
@@ -167,7 +164,7 @@ def _convert(table: Table, shape: Shape, places: Mapping[str, str], config: Data
     notes = ["columns: " + ", ".join(f"{role} `{name}`" for role, name in places.items())]
     notes += [f"{number:,} {what}" for what, number in counts.items() if number]
     made = replace(table, header=header, rows=rows, lines=lines, faults=tuple(faults))
-    return replace(made, notes=(*table.notes, *notes), kind=shape.kind)
+    return replace(made, notes=(*table.notes, *notes))
 
 
 class _Counts(dict[str, int]):

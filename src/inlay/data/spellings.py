@@ -10,14 +10,12 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from inlay.data.columns import Scheme, list_names
+from inlay.data.kinds import Scheme
 from inlay.data.rows import Rows
 
 _END = " .,;:!?…"
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
-_TAG = re.compile(r"([BI]-)(.+)", re.DOTALL)
 
 
 def spelling_key(name: str) -> str:
@@ -32,8 +30,8 @@ def count_names(rows: Rows, scheme: Scheme) -> dict[str, tuple[int, int]]:
     """Label -> how often it stands in the rows, and on which line first; of tags the types of entities."""
     found: dict[str, tuple[int, int]] = {}
     for value, line in zip(rows.labels or (), rows.lines, strict=False):
-        for name in list_names(value, scheme):
-            name = _split_tag(name, scheme)[1]
+        for name in scheme.list_names(value):
+            name = scheme.targets.split_name(name)[1]
             count, first = found.get(name, (0, line))
             found[name] = (count + 1, first)
     return found
@@ -57,32 +55,16 @@ def find_spellings(names: Iterable[str]) -> dict[str, str]:
 
 def known_types(labels: Sequence[str], scheme: Scheme) -> list[str]:
     """Labels as `count_names` has them."""
-    return [_split_tag(label, scheme)[1] for label in labels]
+    return [scheme.targets.split_name(label)[1] for label in labels]
 
 
 def respell(rows: Rows, scheme: Scheme, spellings: Mapping[str, str]) -> Rows:
     """The rows with every label spelled as `spellings` says; one whose key is not there stays as it is."""
 
     def spell(name: str) -> str:
-        prefix, bare = _split_tag(name, scheme)
+        prefix, bare = scheme.targets.split_name(name)
         return prefix + spellings.get(spelling_key(bare), bare)
 
-    labels: list[Any] = []
-    for value in rows.labels or ():
-        names = list_names(value, scheme)
-        if scheme.kind == "tag":
-            words = value or ()
-            labels.append(tuple((start, end, spell(tag)) for start, end, tag in words) if value is not None else None)
-        elif not names:
-            labels.append(value)  # missing or bad: said where targets are read
-        elif scheme.kind == "multilabel":
-            labels.append(list(dict.fromkeys(map(spell, names))))
-        else:
-            labels.append(spell(names[0]))
+    # A cell that is missing or bad stays as it is: that is said where targets are read.
+    labels = [scheme.targets.respell(scheme, value, spell) for value in rows.labels or ()]
     return replace(rows, labels=labels)
-
-
-def _split_tag(name: str, scheme: Scheme) -> tuple[str, str]:
-    """A tag's `B-` or `I-` and its type: both halves of a type must be spelled alike."""
-    found = _TAG.fullmatch(name) if scheme.kind == "tag" else None
-    return (found[1], found[2]) if found else ("", name)

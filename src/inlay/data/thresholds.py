@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from inlay.data.kinds import KINDS, find_kind_of_metric
 from inlay.data.metrics import METRICS, Counts
 
 Metric = Callable[[Counts], np.ndarray]
@@ -49,8 +50,8 @@ def tune_thresholds(metric: str, logits: np.ndarray, targets: np.ndarray) -> tup
 
 def has_cuts(metric: str, num_dims: int, num_outputs: int) -> bool:
     """Whether decisions of this metric can be cut elsewhere: those on sets of labels, and between two classes."""
-    kind = "multilabel" if num_dims == 2 else "classify"
-    return kind in METRICS[metric].kinds and (kind == "multilabel" or num_outputs == 2)
+    kind = KINDS[find_kind_of_metric(metric, num_dims)]
+    return kind.targets.num_dims == num_dims and kind.has_cuts(num_outputs)
 
 
 def _has_each(true_nL: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 from inlay.data.array_cache import ArrayCache, open_cache
 from inlay.data.encode import Encoded, flatten
 from inlay.data.tasks import Split
-from inlay.data.windows import LAYOUTS, Progress, Reading, encode_split
+from inlay.data.windows import Progress, Reading, encode_split, find_layout
 
 SMALL_CHARACTERS = 100_000
 """Sets with fewer characters are not worth a file: they are tokenised in a fraction of a second."""
@@ -94,7 +94,7 @@ def _read(cache: ArrayCache, key: str) -> Encoded | None:
 
 def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
     """A sha256 of everything that decides a set's windows."""
-    words = LAYOUTS[reading.kind].words
+    words = find_layout(reading.kind).words
     asked = {
         "format": _FORMAT,
         # What came later: as it was before, what earlier processes kept is still what is asked for.

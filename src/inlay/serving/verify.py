@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inlay.data.kinds import KINDS
 from inlay.data.tasks import Split
 from inlay.data.windows import encode_split
 from inlay.errors import InlayError
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import make_rows
-from inlay.model.heads.heads import collect_outputs
+from inlay.model.heads.heads import collect_outputs, find_head
 from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.serving.engine import Engine, Request, check_backbone, find_reading
 from inlay.store import Manifest, Store, Version
@@ -111,7 +112,7 @@ class _Prover:
         alone = self._answer_alone(version, manifest)
         is_exact = (self._store.sidecar(version) or {}).get("environment") == self._environment
         canonical, through = _difference(expected, alone), _difference(expected, mixed)
-        if manifest.kind == "text" and self._tolerance > CANONICAL_TOLERANCE:
+        if find_head(manifest.kind).reads == "nothing" and self._tolerance > CANONICAL_TOLERANCE:
             through = 0.0  # a coarser backbone may decide a near tie otherwise and write on from there
         problem = ""
         if is_exact and any(not torch.equal(a, b) for a, b in zip(expected, alone, strict=True)):
@@ -120,7 +121,7 @@ class _Prover:
             problem = f"a probe's canonical answer is off by {canonical:.2g} of its size"
         elif not through <= self._tolerance:
             problem = f"a probe's answer in a mixed batch is off by {through:.2g} of its size"
-        elif manifest.kind == "classify" and any(
+        elif KINDS[manifest.kind].is_classifier and any(
             int(a.argmax()) != int(b.argmax()) and float(a.max() - a[int(b.argmax())]) > self._tolerance
             for a, b in zip(expected, mixed, strict=True)
         ):

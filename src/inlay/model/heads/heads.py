@@ -1,4 +1,6 @@
-"""The heads: what a task's outputs mean, as one table of entries: how many, what they read, which loss, which answer.
+"""The heads: `HEADS` has one entry for each kind of task: how many outputs, what they read, which loss, which answer.
+
+`inlay.data.kinds.KINDS` has the other half, which needs no torch.
 
 A head is a linear layer, on the pooled vector of a row or on every token. Its kind says how logits become a loss in
 training and an answer in use. On a backbone that writes, a head has no layer: its kind says which texts are scored, or
@@ -11,6 +13,7 @@ What always holds: outputs that are NaN or infinite are no answer. The argmax of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -97,6 +100,11 @@ class HeadSpec:
         return find_head(self.kind).reads == "pooled"
 
     @property
+    def is_free_text(self) -> bool:
+        """Whether the answer is any text that the backbone writes."""
+        return find_head(self.kind).reads == "nothing"
+
+    @property
     def has_towers(self) -> bool:
         """Whether it reads the two texts of a pair apart: u, v, |u − v|, u · v and their cosine."""
         return self.pairs == TOWERS
@@ -176,6 +184,11 @@ class Outcome:
     abstained: str = ""
     """the field that would have been given, if it were surer"""
 
+    def entities_of(self, tags: Sequence[str], text: str) -> tuple[Entity, ...]:
+        """Return the entities that the words would make with these tags."""
+        words = [replace(word, tag=tag) for word, tag in zip(self.words or (), tags, strict=True)]
+        return join_entities(words, text)
+
     def to_json(self) -> dict[str, Any]:
         """Only the fields that this kind of task has."""
         found: dict[str, Any] = {}
@@ -189,8 +202,37 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class RowBatch:
+    """Logits and targets of rows of any mix of heads, for a compiled step."""
+
+    logits_BL: Tensor
+    targets_B: Tensor
+    """classes or numbers, as a head has them; other heads' are any number"""
+    labels_BL: Tensor
+    """which labels apply"""
+    own_BL: Tensor
+    """which logits are the row's own; the others count nothing"""
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Logits and targets of the tokens of rows of any mix of heads, for a compiled step."""
+
+    logits_NL: Tensor
+    marks_N2: Tensor
+    """a token's class first; for passages whether it is the start and the end, 0 or 1; `_IGNORED`: it says nothing"""
+    rows_N: Tensor
+    num_outputs_B: Tensor
+
+    def add_up(self, values_N: Tensor) -> Tensor:
+        """Sum values of tokens by row [B]."""
+        num_rows = len(self.num_outputs_B)
+        return values_N.new_zeros(num_rows, *values_N.shape[1:]).index_add(0, self.rows_N, values_N)
+
+
+@dataclass(frozen=True)
 class Head:
-    """One row of the table."""
+    """An entry of the table."""
 
     num_outputs: Callable[[int], int]
     """of the number of labels"""
@@ -210,6 +252,13 @@ class Head:
     """tokens of a row or window where nobody asks for a number"""
     weight: Callable[[Tensor], float] = lambda target: 1.0
     """how much a window counts in a mean, from its tokens' targets"""
+    fit_targets: Callable[[np.ndarray], dict[str, Any]] = lambda targets: {}
+    """training targets -> what of the head's specification they decide"""
+    is_scaled: bool = False
+    """whether targets are standardised by `target_mean` and `target_std` while training"""
+    batched_losses: Callable[..., Tensor] | None = None
+    """the same losses in a compiled step, of rows of any mix of heads; None: there such a head is stepped eagerly.
+    Of `RowBatch` for heads that read pooled vectors, of `TokenBatch` for heads that read tokens"""
 
     def answer(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
         """What a row's outputs say; refuses outputs that are not finite."""
@@ -328,15 +377,66 @@ def text_losses(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Ten
     return losses_nT.sum(-1) / (targets_nT != _IGNORED).sum(-1).clamp(min=1)
 
 
-def _lose_tags(logits_nTL: Tensor, targets_nT: Tensor) -> Tensor:
+def _set_losses(logits_nL: Tensor, targets_nL: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits_nL, targets_nL, reduction="none").mean(-1)
+
+
+def _tag_losses(logits_nTL: Tensor, targets_nT: Tensor) -> Tensor:
     losses_nT = F.cross_entropy(logits_nTL.transpose(1, 2), targets_nT, reduction="none", ignore_index=_IGNORED)
     return losses_nT.sum(-1) / (targets_nT != _IGNORED).sum(-1).clamp(min=1)
 
 
-def _lose_passages(logits_nT2: Tensor, targets_nT2: Tensor) -> Tensor:
+def _passage_losses(logits_nT2: Tensor, targets_nT2: Tensor) -> Tensor:
     """The mean of the start's and the end's cross-entropy over the tokens that can be one."""
     shares_nT2 = logits_nT2.masked_fill(targets_nT2 == _IGNORED, -torch.inf).log_softmax(1)
     return -shares_nT2.masked_fill(targets_nT2 != 1, 0.0).sum(1).mean(-1)
+
+
+# The same in a compiled step. No row that is padding, or of another head, may bring NaN or infinity into a gradient.
+
+_NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
+
+
+def _batched_class_losses(batch: RowBatch) -> Tensor:
+    num_labels = batch.logits_BL.shape[1]
+    classes_B = batch.targets_B.long().clamp(0, num_labels - 1)  # other kinds' numbers are no classes
+    return F.cross_entropy(batch.logits_BL.masked_fill(~batch.own_BL, -math.inf), classes_B, reduction="none")
+
+
+def _batched_set_losses(batch: RowBatch) -> Tensor:
+    losses_BL = F.binary_cross_entropy_with_logits(batch.logits_BL, batch.labels_BL, reduction="none")
+    return torch.where(batch.own_BL, losses_BL, 0.0).sum(1) / batch.own_BL.sum(1)
+
+
+def _batched_number_losses(batch: RowBatch) -> Tensor:
+    return (batch.logits_BL[:, 0] - batch.targets_B).square()
+
+
+def _batched_tag_losses(batch: TokenBatch) -> Tensor:
+    logits_NL, num_labels = batch.logits_NL, batch.logits_NL.shape[1]
+    own_N = batch.num_outputs_B[batch.rows_N]
+    own_NL = torch.arange(num_labels, device=logits_NL.device) < own_N.unsqueeze(1)
+    marks_N = batch.marks_N2[:, 0]
+    classes_N = marks_N.long().clamp(0, num_labels - 1)
+    losses_N = F.cross_entropy(logits_NL.masked_fill(~own_NL, _NEVER), classes_N, reduction="none")
+    is_said_N = marks_N != _IGNORED
+    return batch.add_up(torch.where(is_said_N, losses_N, 0.0)) / batch.add_up(is_said_N.float()).clamp(min=1)
+
+
+def _batched_passage_losses(batch: TokenBatch) -> Tensor:
+    scores_N2 = batch.logits_NL[:, :2].masked_fill(batch.marks_N2 == _IGNORED, _NEVER)
+    rows_N2 = batch.rows_N.long().unsqueeze(1).expand(-1, 2)
+    largest_B2 = scores_N2.new_full((len(batch.num_outputs_B), 2), _NEVER)
+    largest_B2.scatter_reduce_(0, rows_N2, scores_N2.detach(), "amax")
+    away_N2 = scores_N2 - largest_B2.index_select(0, batch.rows_N)
+    # A row without tokens, which nobody reads, has no sum to take a logarithm of.
+    logs_B2 = batch.add_up(away_N2.exp()).clamp(min=1e-30).log()
+    shares_N2 = away_N2 - logs_B2.index_select(0, batch.rows_N)
+    return -batch.add_up(torch.where(batch.marks_N2 == 1, shares_N2, 0.0)).mean(-1)
+
+
+def _fit_scale(targets: np.ndarray) -> dict[str, Any]:
+    return {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0}
 
 
 HEADS: dict[str, Head] = {
@@ -347,41 +447,47 @@ HEADS: dict[str, Head] = {
         read_prediction=_predict_logits,
         confidence=lambda outcome: (outcome.probabilities or {})[outcome.label or ""],
         calibrates=True,
+        batched_losses=_batched_class_losses,
     ),
     "multilabel": Head(
         num_outputs=lambda num_labels: num_labels,
-        row_losses=lambda logits, targets: F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(
-            -1
-        ),
+        row_losses=_set_losses,
         read_answer=_answer_labels,
         read_prediction=_predict_logits,
         confidence=_confidence_of_set,
         calibrates=True,
+        batched_losses=_batched_set_losses,
     ),
     "regress": Head(
         num_outputs=lambda num_labels: 1,
         row_losses=lambda logits, targets: F.mse_loss(logits[:, 0], targets, reduction="none"),
         read_answer=_answer_number,
         read_prediction=_predict_number,
+        fit_targets=_fit_scale,
+        is_scaled=True,
+        batched_losses=_batched_number_losses,
     ),
     "tag": Head(
         num_outputs=lambda num_labels: num_labels,
-        row_losses=_lose_tags,
+        row_losses=_tag_losses,
         read_answer=_answer_words,
         read_prediction=_predict_tags,
         confidence=lambda outcome: min((entity.probability for entity in outcome.entities or ()), default=1.0),
         reads="tokens",
         calibrates=True,
         weight=lambda target: float((target != _IGNORED).sum()),
+        batched_losses=_batched_tag_losses,
     ),
     "span": Head(
         num_outputs=lambda num_labels: 2,
-        row_losses=_lose_passages,
+        row_losses=_passage_losses,
         read_answer=_answer_passage,
         read_prediction=_predict_answer,
         confidence=lambda outcome: outcome.probability or 0.0,
         reads="tokens",
         max_length=384,
+        fit_targets=lambda targets: {"null_threshold": None if all(targets) else 0.0},
+        batched_losses=_batched_passage_losses,
     ),
     "text": Head(
         num_outputs=lambda num_labels: 0,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from inlay.data.encode import Encoded
+from inlay.data.kinds import WRITTEN_TEXT
 from inlay.data.tasks import Split
 from inlay.data.token_cache import encode_cached
 from inlay.data.windows import Reading
@@ -47,7 +48,7 @@ class Encoder:
         assert targets is not None
         chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
         max_length = max(head.max_answer, *(len(self._backbone.tokenizer(text)["input_ids"]) for text in head.texts), 1)
-        return encode_cached(self._backbone.tokenizer, Split(chosen, None, None, []), Reading("text", max_length))
+        return encode_cached(self._backbone.tokenizer, Split(chosen, None, None, []), Reading(WRITTEN_TEXT, max_length))
 
     def _count_unwritable(self, written: Encoded | None) -> int:
         """Answers with a token that stands for whatever has none."""

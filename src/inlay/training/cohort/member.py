@@ -16,7 +16,7 @@ from inlay.data.metrics import METRICS
 from inlay.data.sampling import draw_by_label
 from inlay.model.batch.route import CacheDepth, CachedStates, Row
 from inlay.model.heads.heads import find_head, text_losses
-from inlay.training.evaluate import Targets, Verdict
+from inlay.training.evaluate import DevScores, Targets
 from inlay.training.recipe.contrast import lose_contrast
 from inlay.training.run.run import Run, count_steps
 
@@ -214,7 +214,7 @@ class Member:
         """All that it has trained."""
         return bank.read(self.slot)
 
-    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
+    def judge(self, verdicts: Sequence[DevScores]) -> DevScores:
         """What the dev rows of its tasks say about it."""
         return verdicts[0]
 

@@ -27,10 +27,11 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import JOINT_METHODS, find_method
 from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import find_head
 from inlay.model.parts.tensors import TensorSpec
 from inlay.settings.run_config import DataConfig, JointConfig, RunConfig, TrainConfig, digest, settled
 from inlay.training.cohort.member import Member, Progress
-from inlay.training.evaluate import Verdict
+from inlay.training.evaluate import DevScores
 from inlay.training.run.run import Run, make_part
 from inlay.training.run.start import Start
 
@@ -140,9 +141,13 @@ def make_joint_run(
 
 def _train_of(task: Task, tasks: Sequence[Task], train: TrainConfig) -> TrainConfig:
     """The settings of one task: how free texts are written is of those tasks alone whose answers are, if there are."""
-    if task.kind == "text" or all(each.kind != "text" for each in tasks):
+    if _is_free_text(task) or not any(map(_is_free_text, tasks)):
         return train
     return dataclasses.replace(train, beams=None, max_answer=None)
+
+
+def _is_free_text(task: Task) -> bool:
+    return find_head(task.kind).reads == "nothing"
 
 
 _BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
@@ -290,7 +295,7 @@ class JointMember:
                 found[name if name in shared else f"{part.run.name}/{name}"] = tensor
         return found
 
-    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
+    def judge(self, verdicts: Sequence[DevScores]) -> DevScores:
         """The mean over the tasks, each once by its own metric, and every score of each as `task/metric`."""
         names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
         mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
@@ -304,7 +309,7 @@ class JointMember:
             for name, verdict in zip(names, verdicts, strict=True)
             for metric, value in verdict.untuned.items()
         }
-        return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
+        return DevScores(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
 
     def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
         """Compute all up to `reach` once and keep it."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from inlay.data.kinds import Scheme
-from inlay.data.tasks import Split
 from inlay.data.targets import IGNORED
+from inlay.data.tasks import Split
 from inlay.data.windows import Reading, align_targets, encode_split
 from tiny_backbones import make_tokenizer
 

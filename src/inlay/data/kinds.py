@@ -197,6 +197,18 @@ def _decide_number(outputs: np.ndarray) -> np.ndarray:
     return outputs.reshape(len(outputs)).astype(np.float64)
 
 
+def _decide_level(outputs: np.ndarray) -> np.ndarray:
+    """Count the levels that are exceeded: cumulative logits above 0, each no higher than the one before."""
+    if outputs.ndim == 1:
+        return outputs.astype(np.int64)
+    return (np.minimum.accumulate(outputs, axis=-1) > 0).sum(axis=-1)
+
+
+def exceeded_levels(targets: np.ndarray, num_labels: int) -> np.ndarray:
+    """Return which levels but the last each target exceeds, 0 or 1 [n, levels - 1]."""
+    return (targets[:, None] > np.arange(num_labels - 1)).astype(np.float64)
+
+
 # Mistakes
 
 
@@ -351,6 +363,21 @@ KINDS: dict[str, Kind] = {
         match_answers=_nearest_numbers,
         onnx="the first logit is the number, on the scale of the task's own targets",
         head_type=CLASSIFICATION,
+    ),
+    "ordinal": Kind(  # cumulative logits: output k says by how much the level exceeds level k
+        targets=LabelTargets(is_ordered=True),
+        layout="whole",
+        metrics=("quadratic_kappa", "mae"),
+        default_metric="quadratic_kappa",
+        sample="numbers",
+        decide=_decide_level,
+        find_mistakes=_by_row(_mistake_of_class),
+        linear="labels",
+        output_targets=exceeded_levels,
+        output_cut=0.5,
+        onnx="logit k says whether the level exceeds label k: lower each to the smallest before it, and as many labels "
+        "are exceeded as logits are above 0; sigmoid(logit) is the probability that label k is exceeded, and what it "
+        "falls by from one to the next that of the label between them",
     ),
     "tag": Kind(
         targets=TaggedWordTargets(),

@@ -1,9 +1,9 @@
 """Scores of predictions, and a report with confidence intervals.
 
-Each metric is one function over a sample summed up: counts per label for classify and multilabel, per entity type for
-tag, means for span and text, weighted rows for regress. The same function scores one sample and a thousand resamples,
-so an interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0. A score is
-NaN in one case only: some row's outputs are not finite, and so there is nothing to compare with its target.
+Each metric is one function over a sample summed up: counts per label, counts per entity type, means of answers, or
+weighted rows. The same function scores one sample and a thousand resamples, so an interval cannot drift from its
+metric. Degenerate samples (one class, constant predictions) score 0. A score is NaN in one case only: some row's
+outputs are not finite, and so there is nothing to compare with its target.
 
 A label that training never saw is a label like the others that is never predicted: its rows are wrong in accuracy, it
 has an F1 of 0 in the macro mean and is missed in the micro one, and is a class of its own in Matthews' correlation. F1
@@ -102,6 +102,29 @@ def rmse(sample: Weighted) -> np.ndarray:
     return np.sqrt(_ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1)))
 
 
+def mae(sample: Weighted) -> np.ndarray:
+    """Mean absolute error; of levels, by how many they are apart."""
+    error = np.abs(sample.predictions - sample.targets)
+    return _ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1))
+
+
+def quadratic_kappa(sample: Weighted) -> np.ndarray:
+    """Cohen's kappa of levels with quadratic weights (Cohen 1968): 1 - observed / expected squared distance.
+
+    Expected is the mean squared distance of predictions and targets drawn independently: the sum of their variances,
+    and the square of the distance of their means.
+    """
+    total = sample.weights.sum(axis=-1)
+    observed = _ratio((sample.weights * (sample.predictions - sample.targets) ** 2).sum(axis=-1), total)
+    means, variances = [], []
+    for values in (sample.predictions, sample.targets):
+        mean = _ratio((sample.weights * values).sum(axis=-1), total)
+        means.append(mean)
+        variances.append(_ratio((sample.weights * (values - mean[..., None]) ** 2).sum(axis=-1), total))
+    expected = variances[0] + variances[1] + (means[0] - means[1]) ** 2
+    return np.where(expected > 1e-12, 1 - _ratio(observed, expected), 0.0)
+
+
 def entity_f1(sample: TagCounts) -> np.ndarray:
     """F1 over all entities, right in type and in both ends (seqeval's)."""
     return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
@@ -154,6 +177,8 @@ METRICS: dict[str, Metric] = {
     "pearson": Metric(pearson),
     "spearman": Metric(spearman),
     "rmse": Metric(rmse, higher_is_better=False),
+    "quadratic_kappa": Metric(quadratic_kappa),
+    "mae": Metric(mae, higher_is_better=False),
     "entity_f1": Metric(entity_f1, needs_entities=True),
     "entity_precision": Metric(entity_precision, needs_entities=True),
     "entity_recall": Metric(entity_recall, needs_entities=True),
@@ -174,7 +199,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class LabelScore:
-    """How one label fares."""
+    """The scores of one label."""
 
     label: str
     precision: float
@@ -423,10 +448,8 @@ def _resample(
     true, predicted = np.nonzero(confusion)
     shares = confusion[true, predicted] / max(len(targets), 1)
     numbers = np.arange(num_labels)
-    is_true, is_predicted = (
-        (true[:, None] == numbers).astype(np.float64),
-        (predicted[:, None] == numbers).astype(np.float64),
-    )
+    is_true = (true[:, None] == numbers).astype(np.float64)
+    is_predicted = (predicted[:, None] == numbers).astype(np.float64)
     draws = generator.multinomial(len(targets), shares, size=num_resamples).astype(np.float64)
     hits = draws @ (is_true * is_predicted)
     yield Counts(hits, draws @ is_true, draws @ is_predicted, hits.sum(axis=-1), len(targets))

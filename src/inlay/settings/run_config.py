@@ -318,6 +318,10 @@ class JointConfig:
         return found
 
 
+KIND_NAMES = ("classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
+"""The kinds of task, as `inlay.data.kinds.KINDS` has them; a test holds them equal."""
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Where a task's rows are and how they are read. The digest of what was read counts, not these settings; but for
@@ -335,8 +339,9 @@ class DataConfig:
     label: str | None = setting(None, "column of the label")
     kind: str = setting(
         "auto",
-        "classify, multilabel, regress, tag (words), span (answers in a context), text (written); auto infers it",
-        choices=("auto", "classify", "multilabel", "regress", "tag", "span", "text"),
+        "classify, multilabel, regress, ordinal (levels), tag (words), span (answers in a context), text (written); "
+        "auto infers it",
+        choices=("auto", *KIND_NAMES),
     )
     labels: tuple[str, ...] = setting((), "label names in order; default: those found, sorted")
     merge_labels: bool = setting(

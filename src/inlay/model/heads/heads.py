@@ -13,7 +13,7 @@ What always holds: outputs that are NaN or infinite are no answer. The argmax of
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,17 +21,31 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.errors import NotFinite, UnknownName, Unsupported
+from inlay.model.batch.route import IGNORED
+from inlay.model.heads.head_losses import (
+    batched_class_losses,
+    batched_level_losses,
+    batched_number_losses,
+    batched_passage_losses,
+    batched_set_losses,
+    batched_tag_losses,
+    class_losses,
+    level_losses,
+    number_losses,
+    passage_losses,
+    set_losses,
+    tag_losses,
+    text_losses,
+)
 from inlay.model.heads.spans import Entity, Passage, Passages, Word, find_passages, join_entities
 
 WRITTEN = "text"
 """The pooling of a head whose answers the backbone writes."""
 JOINED, TOWERS = "joined", "towers"
 """How a pair of texts is read: as one text, or each by itself."""
-_IGNORED = -100  # the target of a token that says nothing
 
 
 @dataclass(frozen=True)
@@ -202,35 +216,6 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class RowBatch:
-    """Logits and targets of rows of any mix of heads, for a compiled step."""
-
-    logits_BL: Tensor
-    targets_B: Tensor
-    """classes or numbers, as a head has them; other heads' are any number"""
-    labels_BL: Tensor
-    """which labels apply"""
-    own_BL: Tensor
-    """which logits are the row's own; the others count nothing"""
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Logits and targets of the tokens of rows of any mix of heads, for a compiled step."""
-
-    logits_NL: Tensor
-    marks_N2: Tensor
-    """a token's class first; for passages whether it is the start and the end, 0 or 1; `_IGNORED`: it says nothing"""
-    rows_N: Tensor
-    num_outputs_B: Tensor
-
-    def add_up(self, values_N: Tensor) -> Tensor:
-        """Sum values of tokens by row [B]."""
-        num_rows = len(self.num_outputs_B)
-        return values_N.new_zeros(num_rows, *values_N.shape[1:]).index_add(0, self.rows_N, values_N)
-
-
-@dataclass(frozen=True)
 class Head:
     """An entry of the table."""
 
@@ -292,11 +277,24 @@ def _answer_class(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outc
     return Outcome(label=labels[best], probabilities=dict(zip(labels, probabilities, strict=True)))
 
 
+def _answer_level(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+    """P(level > k) is the sigmoid of logit k, which is lowered to the smallest before it, so that none rises."""
+    logits_L = torch.cummin(output.logits[0].double(), -1).values
+    exceeded = [1.0, *torch.sigmoid(logits_L / spec.temperature).tolist(), 0.0]
+    probabilities = [above - below for above, below in itertools.pairwise(exceeded)]
+    level = int((logits_L > 0).sum())
+    return Outcome(label=labels[level], probabilities=dict(zip(labels, probabilities, strict=True)))
+
+
 def _answer_labels(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
     logits_L = output.logits[0]
     probabilities = torch.sigmoid(logits_L.double() / spec.temperature).tolist()
     chosen = tuple(label for label, logit in zip(labels, spec.shift(logits_L).tolist(), strict=True) if logit >= 0)
     return Outcome(labels=chosen, probabilities=dict(zip(labels, probabilities, strict=True)))
+
+
+def _confidence_of_label(outcome: Outcome) -> float:
+    return (outcome.probabilities or {})[outcome.label or ""]
 
 
 def _confidence_of_set(outcome: Outcome) -> float:
@@ -363,78 +361,6 @@ def _answer_text(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outco
     return Outcome(answer=_predict_text(output, spec, labels))
 
 
-def text_losses(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Tensor:
-    """The mean cross-entropy of each answer's tokens, `smoothing` of every target spread over the vocabulary."""
-    # Not as [n, V, T]: torch sums over a vocabulary that is not last several times slower, and less exactly.
-    losses = F.cross_entropy(
-        logits_nTV.float().flatten(0, 1),
-        targets_nT.flatten(),
-        reduction="none",
-        ignore_index=_IGNORED,
-        label_smoothing=smoothing,
-    )
-    losses_nT = losses.view_as(targets_nT)
-    return losses_nT.sum(-1) / (targets_nT != _IGNORED).sum(-1).clamp(min=1)
-
-
-def _set_losses(logits_nL: Tensor, targets_nL: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits_nL, targets_nL, reduction="none").mean(-1)
-
-
-def _tag_losses(logits_nTL: Tensor, targets_nT: Tensor) -> Tensor:
-    losses_nT = F.cross_entropy(logits_nTL.transpose(1, 2), targets_nT, reduction="none", ignore_index=_IGNORED)
-    return losses_nT.sum(-1) / (targets_nT != _IGNORED).sum(-1).clamp(min=1)
-
-
-def _passage_losses(logits_nT2: Tensor, targets_nT2: Tensor) -> Tensor:
-    """The mean of the start's and the end's cross-entropy over the tokens that can be one."""
-    shares_nT2 = logits_nT2.masked_fill(targets_nT2 == _IGNORED, -torch.inf).log_softmax(1)
-    return -shares_nT2.masked_fill(targets_nT2 != 1, 0.0).sum(1).mean(-1)
-
-
-# The same in a compiled step. No row that is padding, or of another head, may bring NaN or infinity into a gradient.
-
-_NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
-
-
-def _batched_class_losses(batch: RowBatch) -> Tensor:
-    num_labels = batch.logits_BL.shape[1]
-    classes_B = batch.targets_B.long().clamp(0, num_labels - 1)  # other kinds' numbers are no classes
-    return F.cross_entropy(batch.logits_BL.masked_fill(~batch.own_BL, -math.inf), classes_B, reduction="none")
-
-
-def _batched_set_losses(batch: RowBatch) -> Tensor:
-    losses_BL = F.binary_cross_entropy_with_logits(batch.logits_BL, batch.labels_BL, reduction="none")
-    return torch.where(batch.own_BL, losses_BL, 0.0).sum(1) / batch.own_BL.sum(1)
-
-
-def _batched_number_losses(batch: RowBatch) -> Tensor:
-    return (batch.logits_BL[:, 0] - batch.targets_B).square()
-
-
-def _batched_tag_losses(batch: TokenBatch) -> Tensor:
-    logits_NL, num_labels = batch.logits_NL, batch.logits_NL.shape[1]
-    own_N = batch.num_outputs_B[batch.rows_N]
-    own_NL = torch.arange(num_labels, device=logits_NL.device) < own_N.unsqueeze(1)
-    marks_N = batch.marks_N2[:, 0]
-    classes_N = marks_N.long().clamp(0, num_labels - 1)
-    losses_N = F.cross_entropy(logits_NL.masked_fill(~own_NL, _NEVER), classes_N, reduction="none")
-    is_said_N = marks_N != _IGNORED
-    return batch.add_up(torch.where(is_said_N, losses_N, 0.0)) / batch.add_up(is_said_N.float()).clamp(min=1)
-
-
-def _batched_passage_losses(batch: TokenBatch) -> Tensor:
-    scores_N2 = batch.logits_NL[:, :2].masked_fill(batch.marks_N2 == _IGNORED, _NEVER)
-    rows_N2 = batch.rows_N.long().unsqueeze(1).expand(-1, 2)
-    largest_B2 = scores_N2.new_full((len(batch.num_outputs_B), 2), _NEVER)
-    largest_B2.scatter_reduce_(0, rows_N2, scores_N2.detach(), "amax")
-    away_N2 = scores_N2 - largest_B2.index_select(0, batch.rows_N)
-    # A row without tokens, which nobody reads, has no sum to take a logarithm of.
-    logs_B2 = batch.add_up(away_N2.exp()).clamp(min=1e-30).log()
-    shares_N2 = away_N2 - logs_B2.index_select(0, batch.rows_N)
-    return -batch.add_up(torch.where(batch.marks_N2 == 1, shares_N2, 0.0)).mean(-1)
-
-
 def _fit_scale(targets: np.ndarray) -> dict[str, Any]:
     return {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0}
 
@@ -442,52 +368,60 @@ def _fit_scale(targets: np.ndarray) -> dict[str, Any]:
 HEADS: dict[str, Head] = {
     "classify": Head(
         num_outputs=lambda num_labels: num_labels,
-        row_losses=lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"),
+        row_losses=class_losses,
         read_answer=_answer_class,
         read_prediction=_predict_logits,
-        confidence=lambda outcome: (outcome.probabilities or {})[outcome.label or ""],
+        confidence=_confidence_of_label,
         calibrates=True,
-        batched_losses=_batched_class_losses,
+        batched_losses=batched_class_losses,
     ),
     "multilabel": Head(
         num_outputs=lambda num_labels: num_labels,
-        row_losses=_set_losses,
+        row_losses=set_losses,
         read_answer=_answer_labels,
         read_prediction=_predict_logits,
         confidence=_confidence_of_set,
         calibrates=True,
-        batched_losses=_batched_set_losses,
+        batched_losses=batched_set_losses,
     ),
     "regress": Head(
         num_outputs=lambda num_labels: 1,
-        row_losses=lambda logits, targets: F.mse_loss(logits[:, 0], targets, reduction="none"),
+        row_losses=number_losses,
         read_answer=_answer_number,
         read_prediction=_predict_number,
         fit_targets=_fit_scale,
         is_scaled=True,
-        batched_losses=_batched_number_losses,
+        batched_losses=batched_number_losses,
+    ),
+    "ordinal": Head(
+        num_outputs=lambda num_labels: num_labels - 1,
+        row_losses=level_losses,
+        read_answer=_answer_level,
+        read_prediction=_predict_logits,
+        confidence=_confidence_of_label,
+        batched_losses=batched_level_losses,
     ),
     "tag": Head(
         num_outputs=lambda num_labels: num_labels,
-        row_losses=_tag_losses,
+        row_losses=tag_losses,
         read_answer=_answer_words,
         read_prediction=_predict_tags,
         confidence=lambda outcome: min((entity.probability for entity in outcome.entities or ()), default=1.0),
         reads="tokens",
         calibrates=True,
-        weight=lambda target: float((target != _IGNORED).sum()),
-        batched_losses=_batched_tag_losses,
+        weight=lambda target: float((target != IGNORED).sum()),
+        batched_losses=batched_tag_losses,
     ),
     "span": Head(
         num_outputs=lambda num_labels: 2,
-        row_losses=_passage_losses,
+        row_losses=passage_losses,
         read_answer=_answer_passage,
         read_prediction=_predict_answer,
         confidence=lambda outcome: outcome.probability or 0.0,
         reads="tokens",
         max_length=384,
         fit_targets=lambda targets: {"null_threshold": None if all(targets) else 0.0},
-        batched_losses=_batched_passage_losses,
+        batched_losses=batched_passage_losses,
     ),
     "text": Head(
         num_outputs=lambda num_labels: 0,

@@ -15,7 +15,8 @@ from inlay.data.encode import Encoded, epoch_batches
 from inlay.data.metrics import METRICS
 from inlay.data.sampling import draw_by_label
 from inlay.model.batch.route import CacheDepth, CachedStates, Row
-from inlay.model.heads.heads import find_head, text_losses
+from inlay.model.heads.head_losses import text_losses
+from inlay.model.heads.heads import find_head
 from inlay.training.evaluate import DevScores, Targets
 from inlay.training.recipe.contrast import lose_contrast
 from inlay.training.run.run import Run, count_steps

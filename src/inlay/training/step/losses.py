@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from inlay.data.targets import IGNORED
-from inlay.model.heads.heads import HEADS, HeadSpec, RowBatch, TokenBatch
+from inlay.model.heads.head_losses import RowBatch, TokenBatch
+from inlay.model.heads.heads import HEADS, HeadSpec
 
 OF_ROWS = tuple(kind for kind, head in HEADS.items() if head.reads == "pooled" and head.batched_losses)
 """kinds of heads that read one vector of a row"""

@@ -36,7 +36,7 @@ def test_ratings_are_trained_served_verified_judged_and_exported(inlay: Inlay, m
     judged = inlay("evaluate", "ratings", data, "--errors", "wrong.csv", "--json", "--store", mail.store)
     assert judged.status == 0, judged.err
     assert judged.data["metrics"].keys() == {"quadratic_kappa", "mae"}
-    wrong = list(csv.DictReader(Path("wrong.csv").open()))
+    wrong = list(csv.DictReader(Path("wrong.csv").read_text().splitlines()))
     assert all(row["label"] != row["predicted"] for row in wrong)
 
     rows = [{"task": "mail", "text": "free win prize"}, {"task": "ratings", "text": "awful terrible"}]

@@ -153,7 +153,7 @@ def describe_unseen(
         number = f"{counts[name]} {noun}{'' if counts[name] == 1 else 's'}"
         shown.append(f"`{name}` ({number}, first on line {first[name]}{also})")
     what = "1 label" if len(shown) == 1 else f"{len(shown)} labels"
-    how = {"multilabel": "as missed", "tag": "as wrong words"}.get(scheme.kind, "as wrong rows")
+    how = scheme.targets.unseen_note
     return f"{rows.path} has {what} that training never saw, counted {how}: {join_some(shown)}"
 
 

@@ -40,6 +40,8 @@ class TargetForm:
     """of the array of targets"""
     unit: ClassVar[str] = "row"
     """what has a label"""
+    unseen_note: ClassVar[str] = "as wrong rows"
+    """how labels that training never saw are counted"""
 
     def read(self, scheme: Scheme, value: Any) -> Any:
         """Return the target of a cell; one that cannot be read is a `Fault`."""
@@ -170,6 +172,7 @@ class LabelSetTargets(TargetForm):
 
     has_labels = True
     num_dims = 2
+    unseen_note = "as missed"
 
     def read(self, scheme: Scheme, value: Any) -> np.ndarray:
         row = np.zeros(len(scheme.labels), dtype=np.float32)
@@ -249,6 +252,7 @@ class TaggedWordTargets(TargetForm):
 
     has_labels = True
     unit = "word"
+    unseen_note = "as wrong words"
 
     def read(self, scheme: Scheme, value: Any) -> tuple[tuple[int, int, int], ...]:
         if value is None:

@@ -133,7 +133,8 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
         model = fit_raw(task.kind, vectors, targets, strength, len(task.labels))
     if KINDS[task.kind].is_number:
         return Honest(_or_cosine(task, vectors, best, model) if has_towers else model, best, some)
-    temperature = _find_temperature(best.outputs, decision_targets(task.kind, targets[some], len(task.labels)))
+    decided = decision_targets(task.kind, targets[some], len(task.labels))
+    temperature = _find_temperature(best.outputs, decided)
     cooler = Linear(model.weights / temperature, model.bias / temperature, model.has_converged)
     return Honest(cooler, best, some)
 

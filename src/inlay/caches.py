@@ -1,6 +1,6 @@
 """The user's caches: where they lie, how large they may be, and the one of compiled programs. No torch.
 
-A cache only ever saves time. Tokenised texts keep their own order (data/array_cache.py). What torch compiles lies in
+A cache only ever saves time. Tokenised texts keep their own order (data/token_cache.py). What torch compiles lies in
 a folder that torch fills, by rules of its own: here is only decided where that folder is and what leaves it.
 """
 

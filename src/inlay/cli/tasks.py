@@ -16,7 +16,7 @@ from inlay.store import Manifest, Version
 
 if TYPE_CHECKING:
     from inlay.caches import CompiledCache
-    from inlay.data.array_cache import ArrayCache
+    from inlay.data.token_cache import ArrayCache
     from inlay.store.format import VersionInfo
     from inlay.store.store import TaskInfo
 

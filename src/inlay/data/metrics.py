@@ -71,8 +71,8 @@ def macro_f1(sample: Counts) -> np.ndarray:
     return _ratio((_f1_by_label(sample) * occurs).sum(axis=-1), occurs.sum(axis=-1))
 
 
-def micro_f1(sample: Counts) -> np.ndarray:
-    """F1 over all (row, label) decisions together."""
+def micro_f1(sample: Counts | TagCounts) -> np.ndarray:
+    """F1 over all (row, label) decisions together; of tags, over all entities, right in type and in both ends."""
     return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
 
 
@@ -125,11 +125,6 @@ def quadratic_kappa(sample: Weighted) -> np.ndarray:
     return np.where(expected > 1e-12, 1 - _ratio(observed, expected), 0.0)
 
 
-def entity_f1(sample: TagCounts) -> np.ndarray:
-    """F1 over all entities, right in type and in both ends (seqeval's)."""
-    return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
-
-
 def entity_precision(sample: TagCounts) -> np.ndarray:
     """Share of the proposed entities that are there."""
     return _ratio(sample.hits.sum(axis=-1), sample.predicted.sum(axis=-1))
@@ -179,7 +174,7 @@ METRICS: dict[str, Metric] = {
     "rmse": Metric(rmse, higher_is_better=False),
     "quadratic_kappa": Metric(quadratic_kappa),
     "mae": Metric(mae, higher_is_better=False),
-    "entity_f1": Metric(entity_f1, needs_entities=True),
+    "entity_f1": Metric(micro_f1, needs_entities=True),
     "entity_precision": Metric(entity_precision, needs_entities=True),
     "entity_recall": Metric(entity_recall, needs_entities=True),
     "token_accuracy": Metric(token_accuracy),
@@ -443,11 +438,10 @@ def _resample(
         summing = sum_up(predictions, targets, labels)
         yield from (summing(weights) for weights in _draw_weights(generator, len(targets), num_resamples))
         return
-    num_labels = len(labels)
-    confusion = _confuse(predictions, targets, num_labels)
+    confusion = _confuse(predictions, targets, len(labels))
     true, predicted = np.nonzero(confusion)
     shares = confusion[true, predicted] / max(len(targets), 1)
-    numbers = np.arange(num_labels)
+    numbers = np.arange(len(labels))
     is_true = (true[:, None] == numbers).astype(np.float64)
     is_predicted = (predicted[:, None] == numbers).astype(np.float64)
     draws = generator.multinomial(len(targets), shares, size=num_resamples).astype(np.float64)

@@ -17,6 +17,7 @@ import numpy as np
 
 from inlay.data.columns import Columns, Header, find_columns
 from inlay.data.findings import (
+    count_names,
     describe_kind,
     describe_merged,
     describe_near,
@@ -25,16 +26,18 @@ from inlay.data.findings import (
     describe_unjudged,
     describe_unseen,
     describe_variants,
+    find_spellings,
+    find_variants,
     join_some,
+    known_types,
+    respell,
 )
 from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
-from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
+from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets, shape_table
 from inlay.data.sets.glue import open_glue
 from inlay.data.sets.houlsby17 import open_extra
-from inlay.data.shapes import shape_table
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
-from inlay.data.spellings import count_names, find_spellings, find_variants, known_types, respell
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, row_keys
 from inlay.data.tags import entity_types
 from inlay.data.targets import find_separator, sort_labels

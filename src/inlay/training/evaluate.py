@@ -18,14 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.data.calibration import calibration_error, fit_temperature
+from inlay.data.calibration import calibration_error, fit_temperature, tune_thresholds
 from inlay.data.encode import Encoded
 from inlay.data.kinds import KINDS, WHOLE_ROW
 from inlay.data.metrics import decide, score_all
 from inlay.data.squad import tune_threshold
 from inlay.data.targets import IGNORED
 from inlay.data.tasks import Split
-from inlay.data.thresholds import tune_thresholds
 from inlay.data.token_cache import encode_cached
 from inlay.data.windows import Reading, align_targets
 from inlay.model.backbone.backbone import Backbone

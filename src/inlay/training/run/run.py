@@ -22,9 +22,9 @@ from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
+from inlay.data.findings import describe_unknown
 from inlay.data.kinds import KINDS
 from inlay.data.metrics import is_better
-from inlay.data.scripts import describe_unknown
 from inlay.data.tasks import Task
 from inlay.data.windows import Reading
 from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBackbone

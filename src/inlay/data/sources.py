@@ -30,6 +30,7 @@ class Table:
     notes: tuple[str, ...] = ()
     faults: tuple[BadData, ...] = ()  # rows left out because they could not be read
     kind: str | None = None  # of the task, where the shape of the rows says so
+    has_pairs: bool = False  # whether that shape has a second text
 
     def column(self, name: str) -> list[Any]:
         """The cells of one column."""

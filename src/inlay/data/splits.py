@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from inlay.data.kinds import KINDS
+
 TRAIN, DEV, TEST = 0, 1, 2
-NUM_BINS = 10  # of a regression target, so that both sides cover its range
 
 
 def group_keys(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
@@ -28,29 +29,13 @@ def row_keys(kind: str, texts: Sequence[str], pairs: Sequence[str] | None) -> li
 
     Questions about one context stay together: a context that was trained on is half known.
     """
-    return group_keys(pairs, None) if kind == "span" and pairs is not None else group_keys(texts, pairs)
+    if KINDS[kind].groups_by_pair and pairs is not None:
+        return group_keys(pairs, None)
+    return group_keys(texts, pairs)
 
 
 def _normalise(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def find_strata(kind: str, targets: np.ndarray) -> np.ndarray:
-    """The stratum of each row: its class, the rarest of its labels, the bin of its target, or whether it has any."""
-    if kind == "classify":
-        return targets
-    if targets.dtype == object:
-        return np.array([bool(target) for target in targets], dtype=np.int64)
-    if kind == "multilabel":
-        rarity = np.where(targets > 0, targets.sum(axis=0), np.inf)
-        return np.where(targets.any(axis=1), rarity.argmin(axis=1), -1) if targets.shape[1] else np.zeros(len(targets))
-    edges = np.quantile(targets, np.linspace(0, 1, NUM_BINS + 1)[1:-1])
-    return np.searchsorted(edges, targets, side="right")
-
-
-def is_alone(targets: np.ndarray) -> np.ndarray:
-    """Which rows are alone in their class."""
-    return np.bincount(targets)[targets] == 1
 
 
 def assign_sides(

@@ -1,4 +1,4 @@
-"""What dev rows fit besides weights: the temperature of probabilities, and the thresholds of labels.
+"""Fits on dev rows besides weights: the temperature of probabilities, and the thresholds of labels.
 
 Temperature (Guo et al. 2017): logits are divided by one number, chosen to make the targets most likely; no decision
 changes. Thresholds: a head decides for a label whose logit is at least 0, and of two classes for the larger logit.
@@ -78,7 +78,7 @@ def calibration_error(logits: np.ndarray, targets: np.ndarray, temperature: floa
 
 
 def is_right(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Which rows, or which labels of a set, are decided as the targets are."""
+    """Find the rows, or the labels of a set, that are decided as the targets are."""
     if np.ndim(targets) == 2:
         return (logits > 0) == (np.asarray(targets) > 0)
     return logits.argmax(axis=-1) == targets
@@ -98,7 +98,7 @@ _SURE = 0.95  # of the resamples must gain
 
 
 def tune_thresholds(metric: str, logits: np.ndarray, targets: np.ndarray) -> tuple[float, ...] | None:
-    """What each logit must exceed, of two classes what the second must exceed the first by; None: nothing is gained.
+    """Return what each logit must exceed (of two classes, by how much the second's); None: nothing is gained.
 
     None also where the metric is not one of decisions, there are more than two classes, or too few rows.
     """
@@ -204,7 +204,7 @@ class _Problem:
 
 
 def _count_above(scores: np.ndarray, cuts_C: np.ndarray) -> np.ndarray:
-    """How many scores are above each cut."""
+    """Count the scores above each cut."""
     return len(scores) - np.searchsorted(np.sort(scores), cuts_C, side="right")
 
 

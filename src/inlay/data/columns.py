@@ -67,7 +67,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what."""
+    """The columns of a table by role."""
 
     text: str
     pair: str | None = None

@@ -256,7 +256,7 @@ _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 
 
 def spelling_key(name: str) -> str:
-    """What all spellings of a label have in common."""
+    """Return what all spellings of a label have in common."""
     plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
     if whole := _WHOLE.fullmatch(plain):
         return whole[1]

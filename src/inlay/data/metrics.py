@@ -252,7 +252,7 @@ def list_metrics(kind: str, num_labels: int, *, has_entities: bool = True) -> li
 
 
 def decide(kind: str, outputs: Any) -> Any:
-    """What a head's outputs predict: the likeliest class, the labels above one half, the number, tags or texts.
+    """Return what a head's outputs predict: classes, labels above one half, numbers, levels, tags or texts.
 
     Refuses outputs that are not finite: the likeliest of NaN would be the first class.
     """
@@ -450,7 +450,7 @@ def _resample(
 
 
 def _draw_weights(generator: np.random.Generator, num_rows: int, num_resamples: int) -> Iterator[np.ndarray]:
-    """How often each row is drawn, [resamples, rows], a chunk of resamples at a time."""
+    """Draw how often each row counts, [resamples, rows], a chunk of resamples at a time."""
     chunk_size = max(1, CHUNK_CELLS // max(num_rows, 1))
     for start in range(0, num_resamples, chunk_size):
         size = min(chunk_size, num_resamples - start)

@@ -293,7 +293,7 @@ def _check_widths(
 
 
 def _describe_json_error(line: str, error: json.JSONDecodeError) -> str:
-    """What is wrong where in a line, with what stands there."""
+    """Describe what is wrong in a line, where, and what stands there."""
     near = line[max(0, error.pos - 20) : error.pos + 20].strip()
     return f"no JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
 

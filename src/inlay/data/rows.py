@@ -75,7 +75,7 @@ class Rows:
 
 
 class BadRows:
-    """What happens to a bad row: the first is raised, or all are counted and reported."""
+    """The policy for bad rows: the first is raised, or all are counted and reported."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
@@ -95,7 +95,7 @@ class BadRows:
             self._skipped.setdefault(str(error.path), []).append(error)
 
     def notes(self) -> list[str]:
-        """What was skipped, file by file, with the first few reasons."""
+        """Describe what was skipped, file by file, with the first few reasons."""
         notes = []
         for path, errors in self._skipped.items():
             errors = sorted(errors, key=lambda error: error.line or 0)

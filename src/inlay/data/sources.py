@@ -1,4 +1,4 @@
-"""Where rows come from: files, folders and hubs become tables of cells, each row with the line it stands on."""
+"""Sources of rows: files, folders and hubs become tables of cells, each row with the line it stands on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where the sides of a task (train, dev, test) are; each is read when asked for."""
+    """A place that the sides of a task (train, dev, test) are read from, each when asked for."""
 
     name: str
     sides: Mapping[str, Callable[[], Table]]

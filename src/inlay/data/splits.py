@@ -1,4 +1,4 @@
-"""Which rows train, which rows judge: a seeded stratified split, and what repeats across it.
+"""Seeded stratified splits into rows that train and rows that judge, and texts that repeat across them.
 
 Texts that are the same but for case and blanks form a group, and a group is never torn: a dev row whose twin was
 trained on measures memory. The order in which groups are drawn comes from a hash of seed and text, not from a
@@ -18,14 +18,14 @@ TRAIN, DEV, TEST = 0, 1, 2
 
 
 def group_keys(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """What makes two rows the same text: letters apart from case, and blanks apart from their number."""
+    """Return a key of each text, the same for texts that differ only in case or in the number of blanks."""
     if pairs is None:
         return [_normalise(text) for text in texts]
     return [f"{_normalise(text)}\0{_normalise(pair)}" for text, pair in zip(texts, pairs, strict=True)]
 
 
 def row_keys(kind: str, texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """What rows of a task must share to stay on one side.
+    """Return a key of each row; rows of one key stay on one side.
 
     Questions about one context stay together: a context that was trained on is half known.
     """
@@ -135,7 +135,7 @@ def _round(value: float) -> int:
 
 
 def find_repeats(keys: Sequence[str], targets: np.ndarray) -> tuple[int, list[tuple[int, int]]]:
-    """How many rows repeat an earlier text; and for each text whose targets differ, two rows that show it."""
+    """Count rows that repeat an earlier text; and for each text whose targets differ, find two rows that show it."""
     first: dict[str, int] = {}
     conflicts: dict[str, tuple[int, int]] = {}
     num_repeats = 0

@@ -93,7 +93,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a run learns. `metric` picks the best epoch on `dev`; `dev_digest` says which versions may be compared."""
+    """A task to learn. `metric` picks the best epoch on `dev`; `dev_digest` says which versions may be compared."""
 
     name: str
     kind: str
@@ -110,7 +110,7 @@ class Task:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """What stands for each label where answers are written."""
+        """The text of each label where answers are written."""
         return self.answers or self.labels
 
 
@@ -223,7 +223,7 @@ def _build_task(source: Source, name: str) -> Task:
 
 
 def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
-    """What is written for each label, in their order; none where that is its name. Refuses what cannot be told apart.
+    """Return the text written for each label, none where that is its name. Refuses texts that cannot be told apart.
 
     `given` has `label=text`; of labels that both begin an item the longer one is meant.
     """

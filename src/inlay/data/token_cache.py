@@ -66,7 +66,7 @@ _IDENTITIES: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 
 
 def encode_cached(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
-    """What `encode_split` gives, remembered in this process and, where a set is large, in the user's cache.
+    """Return what `encode_split` gives, remembered in this process and, where a set is large, in the user's cache.
 
     `progress` hears nothing of a set that is known.
     """
@@ -192,7 +192,7 @@ class ArrayCache:
         self._make_room()
 
     def usage(self) -> Usage:
-        """How much there is."""
+        """Return how many files and bytes the cache has."""
         files = self._files()
         return Usage(len(files), sum(file.size_bytes for file in files))
 

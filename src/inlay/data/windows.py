@@ -29,7 +29,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Reading:
-    """How the rows of a task become windows."""
+    """The settings by which a task's rows become windows."""
 
     kind: str
     max_length: int

@@ -29,7 +29,7 @@ STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the baseline came to."""
+    """The scores of a baseline, and how it was fitted."""
 
     task: str
     kind: str
@@ -124,7 +124,7 @@ class _Features:
 
 
 def _overlap(first: Any, second: Any) -> np.ndarray:
-    """How alike two texts are [n, 3]: the cosine, the share of terms in common, and how their lengths compare."""
+    """Measure how alike two texts are [n, 3]: cosine, share of terms in common, and ratio of their lengths."""
     cosine = _sum(first.multiply(second)) / np.maximum(_norm(first) * _norm(second), 1e-12)
     num_first, num_second = first.getnnz(axis=1), second.getnnz(axis=1)
     both = _sum((first > 0).multiply(second > 0))

@@ -1,4 +1,4 @@
-"""Which stored task is the best start for new data: a ranking from a few forward passes, without any training.
+"""Ranks stored tasks as starts for new data, from a few forward passes, without any training.
 
 A sample of the new rows goes through every candidate's slot and through the plain backbone, all in mixed batches. A
 ridge regression on each candidate's pooled vectors is then solved in closed form, and candidates are ranked by the
@@ -125,7 +125,7 @@ def suggest(
 
 @dataclass(frozen=True)
 class SuggestSettings:
-    """How much of the data is looked at."""
+    """The limits of what is looked at."""
 
     num_rows: int = NUM_ROWS
     """rows of the sample at most"""
@@ -215,7 +215,7 @@ def _pooling_of(spec: SlotSpec | None, backbone: Backbone) -> str:
 
 
 def predict_left_out(vectors: Vectors, targets: np.ndarray) -> tuple[np.ndarray, float]:
-    """What a ridge regression predicts for each row without it [n, outputs], and the share of variance explained.
+    """Predict each row by a ridge regression without it [n, outputs]; also return the share of variance explained.
 
     The penalty is the one with the least squared error over the rows left out.
     """

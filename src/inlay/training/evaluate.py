@@ -90,7 +90,7 @@ def _as_numbers(targets: np.ndarray, head: HeadSpec) -> Tensor:
 
 @dataclass(frozen=True)
 class DevScores:
-    """What dev rows say about a run: every metric of its kind, the mean loss, and what of its head they fitted.
+    """The scores of a run on its dev rows: every metric of its kind, the mean loss, and what of its head they fitted.
 
     If the outputs of some rows are not finite, scores and loss are NaN, which no epoch is chosen by, and the run has
     diverged.
@@ -108,7 +108,7 @@ class DevScores:
 
     @property
     def findings(self) -> dict[str, Any]:
-        """What a history keeps of it only where there is something to keep."""
+        """The fields that a history has only where there is something to keep."""
         found = {"unpredicted": list(self.unpredicted), "dev_untuned": self.untuned}
         return {name: value for name, value in found.items() if value}
 
@@ -169,7 +169,7 @@ Decisions = tuple[np.ndarray, np.ndarray]
 
 
 def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions: Decisions | None) -> dict[str, Any]:
-    """What of a head is fitted on dev rows: its temperature where it has probabilities, its margin of silence."""
+    """Fit a head on dev rows: its temperature where it has probabilities, its margin of silence."""
     fitted: dict[str, Any] = {}
     if decisions is not None:
         fitted["temperature"] = fit_temperature(*_take_known(head, decisions))
@@ -315,7 +315,7 @@ def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[O
 
 
 def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: Sequence[str]) -> Any:
-    """What a slot of a bank answers to the rows of a split, labelled or not, as the metrics take it."""
+    """Answer the rows of a split by a slot of a bank, labelled or not, as the metrics take it."""
     spec = bank.specs[slot]
     assert spec is not None
     encoded = encode_cached(bank.backbone.tokenizer, split, reading)

@@ -178,7 +178,7 @@ def collect_outputs(encoded: Windows, logits: Sequence[Tensor], texts: Sequence[
 
 @dataclass(frozen=True)
 class Outcome:
-    """What logits say: `label`, `labels`, `value`, `entities` or `answer`, with probabilities where there are any.
+    """An answer read from logits: `label`, `labels`, `value`, `entities` or `answer`, with probabilities if any.
 
     An outcome that is too unsure to be given is `abstained`, and keeps its probabilities.
     """
@@ -246,13 +246,13 @@ class Head:
     Of `RowBatch` for heads that read pooled vectors, of `TokenBatch` for heads that read tokens"""
 
     def answer(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-        """What a row's outputs say; refuses outputs that are not finite."""
+        """Return what a row's outputs say; refuses outputs that are not finite."""
         if not output.is_finite:
             raise NotFinite("the outputs of a row are not finite", "train the task again with a smaller `--lr`")
         return self.read_answer(output, spec, labels)
 
     def predict(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Any:
-        """What the metrics compare with a target; None where the outputs are not finite."""
+        """Return what the metrics compare with a target; None where the outputs are not finite."""
         return self.read_prediction(output, spec, labels) if output.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:

@@ -60,7 +60,7 @@ def make_toy_tags(name: str = "tags", *, num_rows: int = 48, seed: int = 0) -> A
     """A tagging task: some words are places, and two words in a row a person; some are several pieces."""
     import numpy as np
 
-    from inlay.data.columns import Scheme
+    from inlay.data.kinds import Scheme
     from inlay.data.tags import join_words
     from inlay.data.tasks import Split, Task
 
@@ -95,7 +95,7 @@ def make_toy_answers(
     """A question answering task: the answer is the number after the word `prize`, wherever in the context it stands."""
     import numpy as np
 
-    from inlay.data.columns import Scheme
+    from inlay.data.kinds import Scheme
     from inlay.data.tasks import Split, Task
 
     generator = np.random.default_rng(seed)

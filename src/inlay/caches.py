@@ -1,6 +1,6 @@
 """The user's caches: their folders, their limits, and the cache of compiled programs. No torch.
 
-A cache only ever saves time. The cache of tokenised texts is in data/array_cache.py. Compiled programs lie in a folder
+A cache only ever saves time. The cache of tokenised texts is in data/token_cache.py. Compiled programs lie in a folder
 that torch fills by its own rules: this file only decides where the folder is and what is deleted from it.
 """
 

@@ -68,7 +68,7 @@ def test_a_tagger_is_trained_asked_judged_and_proved(inlay: Inlay, tiny_bert_fol
     assert "entity_f1" in inlay("evaluate", "ner", data).out
     assert inlay("predict", "ner", "--input", data, "-o", "out.csv").status == 0
     assert inlay("baseline", data, "--kind", "tag").err.endswith(
-        "error: `inlay baseline` cannot fit a `tag` task\nhint: it knows: classify, multilabel, regress\n"
+        "error: `inlay baseline` cannot fit a `tag` task\nhint: it knows: classify, multilabel, regress, ordinal\n"
     )
     assert "bit for bit" in inlay("verify").out
     assert "tag" in inlay("tasks").out

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inlay.data.array_cache import LIMIT_BYTES, ArrayCache, open_cache
+from inlay.data.token_cache import LIMIT_BYTES, ArrayCache, open_cache
 from inlay.errors import BadConfig
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -167,7 +167,7 @@ def test_the_folder_is_for_the_user_alone(tmp_path):
 
 WRITER = """
 import sys; from pathlib import Path; import numpy as np
-from inlay.data.array_cache import ArrayCache
+from inlay.data.token_cache import ArrayCache
 cache = ArrayCache(Path(sys.argv[1]), limit_bytes=150_000)
 for turn in range(60):
     for key in "abcd":

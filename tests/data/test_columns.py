@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from inlay.data.columns import Columns, Fault, Header, Scheme, find_columns, find_scheme, infer_kind, read_text
+from inlay.data.columns import Columns, Fault, Header, find_columns, read_text
+from inlay.data.kinds import Scheme, find_scheme, infer_kind
 from inlay.errors import BadConfig, BadData
 from inlay.settings.run_config import DataConfig
 

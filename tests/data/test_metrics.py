@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics as peer
 
+from inlay.data.kinds import KINDS
 from inlay.data.metrics import (
     METRICS,
     decide,
@@ -107,15 +108,24 @@ def test_a_row_without_a_prediction_makes_every_score_nan():
     assert math.isnan(score("accuracy", [np.zeros(2), None], np.zeros(2, dtype=np.int64)))
 
 
-@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if not {"tag", "span"} & set(metric.kinds)])
+def kinds_of(metric):
+    return [name for name, kind in KINDS.items() if metric in kind.metrics]
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if not {"tag", "span"} & set(kinds_of(name))])
 def test_degenerate_samples_score_a_number_without_warnings(name):
-    if "regress" in METRICS[name].kinds:
+    if "regress" in kinds_of(name):
         constant, varied = np.full(50, 0.1), NUMBERS[:50]
         expected = {"rmse": pytest.approx(float(np.sqrt(np.mean((varied - 0.1) ** 2))))}.get(name, 0.0)
         assert score(name, constant, varied) == expected
         assert score(name, constant, constant) == 0.0
         if name != "rmse":
             assert score(name, varied, constant) == 0.0
+    elif name in ("quadratic_kappa", "mae"):
+        constant = np.zeros(40, dtype=np.int64)
+        assert score(name, constant, constant) == 0.0
+        expected = {"mae": TRUE2[:40].mean()}.get(name, 0.0)
+        assert score(name, constant, TRUE2[:40]) == pytest.approx(expected, abs=1e-12)
     elif name == "micro_f1":
         assert score(name, np.zeros((4, 3)), np.zeros((4, 3))) == 0.0
     else:
@@ -303,3 +313,18 @@ def test_an_entity_type_that_training_never_saw_is_missed():
         {"entity_f1": 0.8, "entity_precision": 1.0, "entity_recall": 2 / 3, "token_accuracy": 0.75}
     )
     assert [(item.label, item.recall, item.support) for item in report.labels] == [("LOC", 1.0, 2), ("PER", 0.0, 1)]
+
+
+def test_levels_are_scored_as_scikit_learn_scores_them():
+    generator = np.random.default_rng(3)
+    true, predicted = generator.integers(5, size=(2, 200))
+    predicted = np.where(generator.random(200) < 0.6, true, predicted)
+    from sklearn.metrics import cohen_kappa_score, mean_absolute_error
+
+    assert score("quadratic_kappa", predicted, true) == pytest.approx(
+        cohen_kappa_score(true, predicted, weights="quadratic")
+    )
+    assert score("mae", predicted, true) == pytest.approx(mean_absolute_error(true, predicted))
+    report = evaluate_report("ordinal", tuple("12345"), true, predicted)
+    for found in report.metrics.values():
+        assert found.low < found.value < found.high

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from inlay.data.scripts import describe_unknown
+from inlay.data.findings import describe_unknown
 from inlay.data.tasks import Split
 from inlay.model.backbone.folders import find_folder
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from inlay.data import load_task, make_task, read_split
-from inlay.data.spellings import spelling_key
+from inlay.data.findings import spelling_key
 from inlay.errors import BadConfig, BadData
 from inlay.settings.run_config import DataConfig, RunConfig
 from inlay.settings.trees import from_tree, write_toml

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_repeats, find_strata, group_keys
+from inlay.data.kinds import KINDS
+from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_repeats, group_keys
 
 
 def test_keys_ignore_case_and_blanks_but_not_the_pair():
@@ -80,12 +81,12 @@ def test_few_rows_give_one_dev_row(num_rows):
 
 
 def test_strata_suit_the_kind():
-    assert find_strata("classify", np.array([2, 0])).tolist() == [2, 0]
+    assert KINDS["classify"].targets.find_strata(np.array([2, 0])).tolist() == [2, 0]
     sets = np.array([[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]], dtype=np.float32)
-    assert find_strata("multilabel", sets).tolist() == [1, 0, 0, -1]
-    bins = find_strata("regress", np.arange(100.0))
+    assert KINDS["multilabel"].targets.find_strata(sets).tolist() == [1, 0, 0, -1]
+    bins = KINDS["regress"].targets.find_strata(np.arange(100.0))
     assert np.bincount(bins).tolist() == [10] * 10
-    assert len(set(find_strata("regress", np.ones(5)))) == 1
+    assert len(set(KINDS["regress"].targets.find_strata(np.ones(5)))) == 1
 
 
 def test_repeats_and_conflicts_are_found():

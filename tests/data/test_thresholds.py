@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from inlay.data import thresholds
+from inlay.data import calibration
+from inlay.data.calibration import _Problem, tune_thresholds
 from inlay.data.metrics import METRICS, score
-from inlay.data.thresholds import _Problem, tune_thresholds
 
 
 def draw_classes(seed, num_rows, *, shift=0.0, positive=0.3):
@@ -51,7 +51,7 @@ def test_the_cut_between_two_classes_is_the_best_of_all(metric, seed):
 @pytest.mark.parametrize("metric", ["micro_f1", "macro_f1", "accuracy"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_cuts_of_two_labels_are_the_best_of_all_pairs(metric, seed, monkeypatch):
-    monkeypatch.setattr(thresholds, "_PULL", 0)
+    monkeypatch.setattr(calibration, "_PULL", 0)
     logits, targets = draw_sets(seed, 40, 2, shift=1.0, positive=0.45)
     found = _Problem(METRICS[metric].function, is_binary=False).tune(logits, targets > 0)
     pairs = itertools.product(middles(logits[:, 0]), middles(logits[:, 1]))
@@ -61,7 +61,7 @@ def test_the_cuts_of_two_labels_are_the_best_of_all_pairs(metric, seed, monkeypa
 
 @pytest.mark.parametrize("metric", ["micro_f1", "macro_f1", "accuracy"])
 def test_the_shared_cut_is_the_best_single_one(metric, monkeypatch):
-    monkeypatch.setattr(thresholds, "NUM_EACH", 1000)  # no label has a cut of its own
+    monkeypatch.setattr(calibration, "NUM_EACH", 1000)  # no label has a cut of its own
     logits, targets = draw_sets(3, 60, shift=1.0, positive=0.2)
     found = _Problem(METRICS[metric].function, is_binary=False).tune(logits, targets > 0)
     assert len(set(found.tolist())) == 1
@@ -74,7 +74,7 @@ def test_a_label_of_few_positive_rows_takes_the_shared_cut_and_others_are_drawn_
     targets[9:, 2] = 0  # fewer than ten are left
     problem = _Problem(METRICS["macro_f1"].function, is_binary=False)
     drawn = problem.tune(logits, targets > 0)
-    monkeypatch.setattr(thresholds, "_PULL", 0)
+    monkeypatch.setattr(calibration, "_PULL", 0)
     own = problem.tune(logits, targets > 0)
     shared = drawn[2]
     assert own[2] == shared

@@ -272,7 +272,7 @@ def never(*_, **__): raise AssertionError("tokenised again")
 encode.tokenize = windows.tokenize = never
 once.SMALL_CHARACTERS = 100
 texts = sys.stdin.read().split("\\n")
-found = once.encode_once(make_tokenizer("bert"), Split(texts, None, None, []), windows.Reading("classify", 16))
+found = once.encode_cached(make_tokenizer("bert"), Split(texts, None, None, []), windows.Reading("classify", 16))
 print(int(found.flat_ids.sum()), len(found))
 """
 

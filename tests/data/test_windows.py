@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from inlay.data.columns import Scheme
+from inlay.data.kinds import Scheme
+from inlay.data.targets import IGNORED
 from inlay.data.tasks import Split
-from inlay.data.windows import IGNORED, Reading, align_targets, encode_split
+from inlay.data.windows import Reading, align_targets, encode_split
 from tiny_backbones import make_tokenizer
 
 LABELS = ("O", "B-LOC", "I-LOC")

@@ -9,7 +9,8 @@ from inlay.model import Bank, SlotSpec, infer, infer_canonically
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads import generation as writing
 from inlay.model.heads.generation import Tree
-from inlay.model.heads.heads import WRITTEN, HeadSpec, text_losses
+from inlay.model.heads.head_losses import text_losses
+from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.settings.run_config import MethodConfig
 from tiny_backbones import WRITING, random_tensors
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ KINDS = {
     "classify": (HeadSpec("classify", 2, "mean"), ("no", "yes"), {}, (2,)),
     "multilabel": (HeadSpec("multilabel", 2, "mean"), ("a", "b"), {}, (2,)),
     "regress": (HeadSpec("regress", 1, "mean"), (), {}, (1,)),
+    "ordinal": (HeadSpec("ordinal", 2, "mean"), ("1", "2", "3"), {}, (2,)),
     "tag": (HeadSpec("tag", 2, "tokens"), ("O", "B-X"), TOKENS, (4, 2)),
     "span": (HeadSpec("span", 2, "tokens"), (), TOKENS, (4, 2)),
     "text": (HeadSpec("text", 0, WRITTEN), (), {}, (3,)),
@@ -53,3 +56,25 @@ def test_one_window_that_is_lost_loses_the_row():
 def test_a_number_among_texts_is_not_the_first_where_scores_are_nan():
     head = HeadSpec("regress", 2, WRITTEN, texts=("0.0", "0.2"))
     assert find_head("regress").predict(Output((torch.tensor([torch.nan, torch.nan]),)), head, ()) is None
+
+
+def test_the_probability_of_a_level_is_how_much_more_likely_it_is_exceeded_below_than_there():
+    """P(y > k) = sigmoid(f_k), each no higher than the one before; P(y = k) = P(y > k - 1) - P(y > k)."""
+    head, labels = HeadSpec("ordinal", 3, "mean"), ("1", "2", "3", "4")
+    logits = torch.tensor([1.5, -0.5, 0.8])  # the third may not rise above the second
+    exceeded = [1.0, *(1 / (1 + math.exp(-value)) for value in (1.5, -0.5, -0.5)), 0.0]
+    outcome = find_head("ordinal").answer(Output((logits,)), head, labels)
+    assert outcome.label == "2"
+    expected = [exceeded[k] - exceeded[k + 1] for k in range(4)]
+    assert list(outcome.probabilities.values()) == pytest.approx(expected)
+    assert find_head("ordinal").confidence(outcome) == pytest.approx(expected[1])
+
+
+def test_the_loss_of_a_level_is_the_sum_of_its_binary_cross_entropies():
+    logits, levels = torch.tensor([[0.3, -1.2, 0.7], [2.0, 0.1, -0.4]]), torch.tensor([2, 0])
+    expected = []
+    for row, level in zip(logits.tolist(), levels.tolist(), strict=True):
+        shares = [1 / (1 + math.exp(-value)) for value in row]
+        expected.append(-sum(math.log(p if level > k else 1 - p) for k, p in enumerate(shares)))
+    assert find_head("ordinal").row_losses(logits, levels).tolist() == pytest.approx(expected)
+    assert find_head("ordinal").num_outputs(4) == 3

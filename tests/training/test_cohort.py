@@ -11,7 +11,7 @@ import torch
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
-from inlay.training.evaluate import Verdict, encode_rows
+from inlay.training.evaluate import DevScores, encode_rows
 from inlay.training.run.run import DIVERGED, make_run
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
@@ -205,7 +205,7 @@ def test_ties_on_dev_are_broken_by_the_dev_loss(tiny_bert, toy_task):
     (member,) = cohort.members
     best, gains = [], []
     for accuracy, loss in [(0.9, 0.5), (0.9, 0.6), (0.9, 0.4), (0.8, 0.1), (0.95, 0.9)]:
-        cohort._close_epoch(member, Verdict({"accuracy": accuracy}, loss, {}))
+        cohort._close_epoch(member, DevScores({"accuracy": accuracy}, loss, {}))
         best.append(member.progress.best_epoch)
         gains.append(member.progress.last_gain)
     assert best == [1, 1, 3, 3, 5]
@@ -218,7 +218,7 @@ def test_patience_runs_out_though_ties_are_won_by_the_loss(tiny_bert, toy_task):
     (member,) = cohort.members
     stopped = []
     for loss in (0.5, 0.4, 0.3):
-        cohort._close_epoch(member, Verdict({"accuracy": 0.9}, loss, {}))
+        cohort._close_epoch(member, DevScores({"accuracy": 0.9}, loss, {}))
         stopped.append(not member.is_active)
     assert member.progress.best_epoch == 3
     assert stopped == [False, False, True]

@@ -23,7 +23,7 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig, sett
 from inlay.training import fit, make_run
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.loop import Interrupted
-from inlay.training.evaluate import Verdict, encode_rows, predict_split
+from inlay.training.evaluate import DevScores, encode_rows, predict_split
 from inlay.training.recipe import head_start
 from inlay.training.recipe.head_start import contrast_losses, draw_rows, fit_honest
 from inlay.training.recipe.linear import fit_raw
@@ -319,7 +319,7 @@ def test_on_few_dev_rows_a_later_epoch_within_chance_is_kept(tiny_bert, toy_task
     (member,) = cohort.members
     kept = []
     for accuracy in (0.8, 0.75, 0.92, 0.85, 0.8, 0.83):
-        cohort._close_epoch(member, Verdict({"accuracy": accuracy}, 0.5, {}))
+        cohort._close_epoch(member, DevScores({"accuracy": accuracy}, 0.5, {}))
         kept.append(member.progress.best_epoch)
     assert kept == [1, 2, 3, 4, 4, 6]
     assert member.progress.last_gain == 3

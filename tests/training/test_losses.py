@@ -27,13 +27,16 @@ def choice(*kinds: str) -> Choice:
 
 
 def test_rows_of_every_kind_lose_what_their_heads_say():
-    kinds, widths = ["classify", "regress", "multilabel", "classify", "multilabel"], [3, 1, 2, 4, 4]
+    kinds = ["classify", "regress", "multilabel", "classify", "multilabel", "ordinal"]
+    widths = [3, 1, 2, 4, 4, 3]
     torch.manual_seed(0)
-    logits = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    targets = torch.tensor([2.0, 3.2, 0.0, 3.0, 0.0], dtype=torch.float64)  # 3.2 is no class
-    labels = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0]], dtype=torch.float64)
+    logits = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([2.0, 3.2, 0.0, 3.0, 0.0, 2.0], dtype=torch.float64)  # 3.2 is no class
+    labels = torch.tensor(
+        [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=torch.float64
+    )
     found = batched_row_losses(logits, targets, labels, torch.tensor(widths), choice(*kinds))
-    own = [targets[0].long(), targets[1], labels[2, :2], targets[3].long(), labels[4]]
+    own = [targets[0].long(), targets[1], labels[2, :2], targets[3].long(), labels[4], targets[5].long()]
     expected = torch.cat(
         [
             find_head(kind).row_losses(logits[row : row + 1, :width], own[row].unsqueeze(0))
@@ -41,7 +44,7 @@ def test_rows_of_every_kind_lose_what_their_heads_say():
         ]
     )
     torch.testing.assert_close(found, expected)
-    pick = torch.rand(5, dtype=torch.float64)
+    pick = torch.rand(6, dtype=torch.float64)
     ours, theirs = (
         torch.autograd.grad((losses * pick).sum(), logits, retain_graph=True)[0] for losses in (found, expected)
     )

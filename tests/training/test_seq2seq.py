@@ -9,7 +9,7 @@ import torch
 from inlay.model.batch import buckets as rungs
 from inlay.model.batch.buckets import BucketBuffers, Capacity, DecoderTargets, PackedRows
 from inlay.model.batch.route import Row, pack
-from inlay.model.heads.heads import text_losses
+from inlay.model.heads.head_losses import text_losses
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.run.run import make_run

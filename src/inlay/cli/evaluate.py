@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +28,7 @@ from inlay.cli.flags import (
 from inlay.cli.output import open_rows
 from inlay.cli.screen import Column, Rate
 from inlay.errors import BadConfig, BadData, NotFinite
-from inlay.serving.answers import check_confidence, entities_cell
+from inlay.serving.answers import check_confidence
 from inlay.settings.run_config import DataConfig
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from inlay.model import Backbone
     from inlay.model.heads.heads import Outcome
     from inlay.store import Manifest, Store, Version
-    from inlay.training.evaluate import Judged as Found
+    from inlay.training.evaluate import SplitOutputs as Found
 
 _MOST_LABELS = 20  # of a confusion matrix on the screen
 
@@ -306,17 +305,14 @@ def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: 
 
 def _write_mistakes(judged: Evaluation, path: Path) -> int:
     """Write the rows the version got wrong, in their order; for numbers every row, the worst first."""
-    from inlay.data.squad import has_unanswerable
+    from inlay.data.kinds import KINDS
 
-    describe = _MISTAKES[judged.manifest.kind]
     rows = judged.split
     labels = (*judged.manifest.labels, *rows.unseen)
     assert rows.targets is not None
-    if judged.manifest.kind == "span":  # which of SQuAD's rules holds is said by all rows together
-        describe = partial(_mistake_of_answer, is_squad2=has_unanswerable(list(rows.targets)))
+    mistakes = KINDS[judged.manifest.kind].find_mistakes(judged.outcomes, rows.targets, labels, rows.texts)
     found: list[tuple[float, dict[str, Any]]] = []
-    for position, outcome in enumerate(judged.outcomes):
-        mistake = describe(outcome, rows.targets[position], labels, rows.texts[position])
+    for position, (outcome, mistake) in enumerate(zip(judged.outcomes, mistakes, strict=True)):
         if mistake is not None:
             pair = {} if rows.pairs is None else {"pair": rows.pairs[position]}
             row = {"line": rows.lines[position], "text": rows.texts[position], **pair, **mistake}
@@ -325,58 +321,3 @@ def _write_mistakes(judged: Evaluation, path: Path) -> int:
     with open_rows(path) as writer:
         writer.write_plain([row for _, row in sorted(found, key=lambda item: item[0])])
     return len(found)
-
-
-Mistake = dict[str, Any] | None
-
-
-def _mistake_of_class(outcome: Outcome, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
-    true, probabilities = labels[int(target)], outcome.probabilities or {}
-    if outcome.label is None or outcome.label == true:
-        return None
-    return {"label": true, "predicted": outcome.label, "probability": probabilities[outcome.label]}
-
-
-def _mistake_of_set(outcome: Outcome, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
-    true = tuple(label for label, applies in zip(labels, target, strict=True) if applies)
-    return None if true == outcome.labels else {"label": "|".join(true), "predicted": "|".join(outcome.labels or ())}
-
-
-def _mistake_of_number(outcome: Outcome, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
-    return {"label": float(target), "predicted": outcome.value}
-
-
-def _mistake_of_tags(outcome: Outcome, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
-    from inlay.model.heads.spans import Word, join_entities
-
-    true = [Word(start, end, text[start:end], labels[label], 1.0) for start, end, label in target]
-    words = list(outcome.words or ())
-    if [word.tag for word in words] == [word.tag for word in true]:
-        return None
-    wrong = [f"{a.text}: {a.tag}, not {b.tag}" for a, b in zip(words, true, strict=True) if a.tag != b.tag]
-    expected = entities_cell([vars(entity) for entity in join_entities(true, text)])
-    predicted = entities_cell([vars(entity) for entity in join_entities(words, text)])
-    return {"label": expected, "predicted": predicted, "words": "; ".join(wrong)}
-
-
-def _mistake_of_answer(
-    outcome: Outcome, target: Any, labels: tuple[str, ...], text: str, *, is_squad2: bool = True
-) -> Mistake:
-    from inlay.data.squad import score_answer
-
-    exact, overlap = score_answer(outcome.answer or "", target, is_squad2=is_squad2)
-    if exact:
-        return None
-    golds = "|".join(dict.fromkeys(gold for _, gold in target))
-    return {"label": golds, "predicted": outcome.answer, "probability": outcome.probability, "token_f1": overlap}
-
-
-# Kind -> what a row should have got and what it got, or None where that is the same.
-_MISTAKES: dict[str, Callable[[Outcome, Any, tuple[str, ...], str], Mistake]] = {
-    "classify": _mistake_of_class,
-    "multilabel": _mistake_of_set,
-    "regress": _mistake_of_number,
-    "tag": _mistake_of_tags,
-    "span": _mistake_of_answer,
-    "text": lambda outcome, target, labels, text: _mistake_of_answer(outcome, ((0, target),), labels, text),
-}

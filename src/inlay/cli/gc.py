@@ -12,7 +12,7 @@ from inlay.cli.flags import JsonOption, StoreOption, open_store
 
 if TYPE_CHECKING:
     from inlay.caches import CompiledCache
-    from inlay.data.array_cache import ArrayCache
+    from inlay.data.token_cache import ArrayCache
 
 
 def gc(

@@ -61,7 +61,7 @@ def plan(
 
 def _put_counts(made: RunPlan, run: Run, num_tasks: int) -> None:
     """Print what is known from the shapes alone."""
-    from inlay.data.windows import LAYOUTS
+    from inlay.data.windows import find_layout
 
     screen.log()
     parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
@@ -74,7 +74,7 @@ def _put_counts(made: RunPlan, run: Run, num_tasks: int) -> None:
     ]
     screen.emit_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
     screen.emit()
-    at_least = "at least " if LAYOUTS[run.reading.kind].overlaps else ""  # a long context is several windows
+    at_least = "at least " if find_layout(run.reading.kind).overlaps else ""  # a long context is several windows
     screen.emit_pairs(
         {
             "parameters": parts,

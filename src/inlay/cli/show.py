@@ -17,12 +17,6 @@ from inlay.store import Manifest, Version
 if TYPE_CHECKING:
     from inlay.store.format import VersionInfo
 
-# Kind of task without labels -> words for its answers.
-_ANSWERS = {
-    "regress": "none: it answers with a number",
-    "span": "none: it answers with a passage",
-    "text": "none: it writes its answer",
-}
 # Settings of a head that change its answers -> their usual values.
 _USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
 
@@ -99,6 +93,8 @@ def _describe_origin(manifest: Manifest) -> dict[str, str]:
 
 
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
+    from inlay.data.kinds import find_kind
+
     backbone, config, head = manifest.backbone, manifest.config, manifest.head
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
     scores = {
@@ -112,7 +108,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "version": version.reference,
         "made by": origin.get("library", ""),
         "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
-        "labels": screen.shorten(", ".join(manifest.labels), 400) or _ANSWERS.get(manifest.kind, "none"),
+        "labels": screen.shorten(", ".join(manifest.labels), 400) or find_kind(manifest.kind).labels_note,
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
         **scores,
         **_describe_folds(manifest),

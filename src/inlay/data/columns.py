@@ -1,19 +1,18 @@
-"""What a column is for and what its cells mean: columns recognised by name, texts checked, labels read.
+"""Columns recognised by name, and their cells as texts, numbers and names.
 
-A cell that cannot be used raises a `Fault` with the reason; whoever knows the file and the line makes it a `BadData`.
+A cell that cannot be used raises a `Fault` with the reason; the caller, who knows file and line, makes it a `BadData`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from inlay.data.tags import sort_tags
-from inlay.errors import BadConfig, BadData
+from inlay.errors import BadData
 from inlay.settings.run_config import DataConfig
 
 # Names are compared in lower case; earlier ones are preferred. Where both columns of a pair are there, the pair wins
@@ -48,11 +47,6 @@ SIDES = {
     **dict.fromkeys(("dev", "valid", "validation", "val"), "dev"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-MOST_CLASSES_OF_NUMBERS = 20  # more different whole numbers than this are a scale, not classes
-# A scale with a few cells that are no numbers is a scale with bad rows, which are better named than made classes of.
-LEAST_SHARE_OF_NUMBERS = 0.9
-SEPARATORS = ("|", ";", ",")
-UNLABELLED_KINDS = ("regress", "span", "text")  # whose targets are no names out of a list
 
 
 class Fault(ValueError):
@@ -73,7 +67,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column is what."""
+    """The columns of a table by role."""
 
     text: str
     pair: str | None = None
@@ -188,160 +182,3 @@ def read_number(value: Any) -> float | None:
 def as_list(value: Any) -> list[Any] | None:
     """The items of a cell that holds a list, or None."""
     return list(value) if isinstance(value, list | tuple | set | np.ndarray) else None
-
-
-def infer_kind(values: Sequence[Any]) -> str:
-    """The kind a label column is for: lists are multilabel, a scale of numbers is regress, the rest classify."""
-    if any(as_list(value) is not None for value in values):
-        return "multilabel"
-    numbers = [number for number in map(read_number, values) if number is not None]
-    if len(numbers) < LEAST_SHARE_OF_NUMBERS * len(values):
-        return "classify"
-    is_scale = any(not number.is_integer() for number in numbers) or len(set(numbers)) > MOST_CLASSES_OF_NUMBERS
-    return "regress" if is_scale else "classify"
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How label cells become targets."""
-
-    kind: str
-    labels: tuple[str, ...]
-    separator: str | None = None  # between the labels of one cell, for multilabel tasks read from text
-
-    def read(self, value: Any) -> Any:
-        """A class index, a 0/1 row, a number, tagged words or answers; what cannot be read is a `Fault`."""
-        return _READERS[self.kind](self, value)
-
-    def collect(self, targets: list[Any]) -> np.ndarray:
-        """Targets as one array: int64 [n], float32 [n, labels], float64 [n], or tuples [n]."""
-        if self.kind == "multilabel":
-            return np.stack(targets) if targets else np.zeros((0, len(self.labels)), dtype=np.float32)
-        if self.kind in _DTYPES:
-            return np.array(targets, dtype=_DTYPES[self.kind])
-        collected = np.empty(len(targets), dtype=object)  # filled one by one: numpy would make a table of equal tuples
-        for row, target in enumerate(targets):
-            collected[row] = target
-        return collected
-
-    def index(self, name: str) -> int:
-        """The number of a label; one that is not known is a `Fault`."""
-        try:
-            return self.labels.index(name)
-        except ValueError:
-            shown = ", ".join(self.labels[:30]) + (", …" if len(self.labels) > 30 else "")
-            raise Fault(f"unseen label `{name}`", f"known labels: {shown}") from None
-
-
-_DTYPES = {"classify": np.int64, "regress": np.float64}
-
-
-def _read_class(scheme: Scheme, value: Any) -> int:
-    if is_missing(value):
-        raise Fault("missing label", "fill it in or remove the row")
-    if as_list(value) is not None:
-        raise Fault("the label is a list", "use `--kind multilabel`")
-    return scheme.index(name_label(value))
-
-
-def _read_set(scheme: Scheme, value: Any) -> np.ndarray:
-    row = np.zeros(len(scheme.labels), dtype=np.float32)
-    row[[scheme.index(name) for name in split_labels(value, scheme)]] = 1
-    return row
-
-
-def _read_target(scheme: Scheme, value: Any) -> float:
-    if is_missing(value):
-        raise Fault("missing label", "fill it in or remove the row")
-    number = read_number(value)
-    if number is None:
-        raise Fault(f"non-numeric target `{value}`", "a number such as 3.5; for classes use `--kind classify`")
-    return number
-
-
-def _read_tags(scheme: Scheme, value: Any) -> tuple[tuple[int, int, int], ...]:
-    if value is None:
-        raise Fault("missing tags", "give every word a tag, or remove the row")
-    return tuple((start, end, scheme.index(tag)) for start, end, tag in value)
-
-
-def _read_answer(scheme: Scheme, value: Any) -> str:
-    if is_missing(value):
-        raise Fault("missing answer", "fill it in or remove the row")
-    return " ".join(read_text(value, "label").split())
-
-
-# Kind -> how a label cell becomes a target. Tagged words and answers were made of their cells by their shape.
-_READERS: dict[str, Callable[[Scheme, Any], Any]] = {
-    "classify": _read_class,
-    "multilabel": _read_set,
-    "regress": _read_target,
-    "tag": _read_tags,
-    "span": lambda scheme, value: value,
-    "text": _read_answer,
-}
-
-
-def split_labels(value: Any, scheme: Scheme) -> list[str]:
-    """The label names of a multilabel cell; an empty list or an empty cell of text is a row without labels."""
-    items = as_list(value)
-    if items is not None:
-        return [name_label(item) for item in items]
-    if isinstance(value, str):
-        name = value.strip()
-        if scheme.separator is None or name in scheme.labels:
-            return [name] if name else []
-        return [piece.strip() for piece in name.split(scheme.separator) if piece.strip()]
-    if is_missing(value):
-        raise Fault("missing label", "write an empty list where no label applies")
-    return [name_label(value)]
-
-
-def list_names(value: Any, scheme: Scheme) -> list[str]:
-    """The labels that a cell names, whether the scheme knows them or not; none where it cannot be read."""
-    if scheme.kind == "tag":
-        return [tag for _, _, tag in value or ()]
-    if scheme.kind == "classify":
-        return [] if as_list(value) is not None or is_missing(value) else [name_label(value)]
-    if scheme.kind != "multilabel":
-        return []
-    try:
-        return split_labels(value, scheme)
-    except Fault:
-        return []
-
-
-def find_scheme(values: Sequence[Any], config: DataConfig) -> Scheme:
-    """Kind and labels of a task from the label cells of its training rows and what `config` sets."""
-    present = [value for value in values if not (as_list(value) is None and is_missing(value))]
-    kind = config.kind
-    if kind == "auto":
-        kind = infer_kind(present)
-        if config.labels and kind == "regress":
-            kind = "classify"  # who names labels wants classes
-    if kind in UNLABELLED_KINDS:
-        if config.labels:
-            raise BadConfig(f"`data.labels` is set for a {kind} task", "leave it out, or use `--kind classify`")
-        return Scheme(kind, ())
-    if kind == "tag":
-        return Scheme(kind, config.labels or sort_tags({tag for value in values or [] for _, _, tag in value or []}))
-    if kind == "classify":
-        found = {name_label(value) for value in present if as_list(value) is None}
-        return Scheme(kind, config.labels or sort_labels(found))
-    scheme = Scheme(kind, config.labels, find_separator(present))
-    found = {name for value in present for name in split_labels(value, scheme)}
-    return Scheme(kind, config.labels or sort_labels(found), scheme.separator)
-
-
-def find_separator(values: Iterable[Any]) -> str | None:
-    """What stands between the labels of one cell: the first of `|`, `;` and `,` that occurs in any."""
-    cells = [value for value in values if isinstance(value, str)]
-    return next((separator for separator in SEPARATORS if any(separator in cell for cell in cells)), None)
-
-
-def sort_labels(names: Iterable[str]) -> tuple[str, ...]:
-    """Label names in a fixed order: numbers by value, anything else by letter."""
-    names = sorted(names)
-    if all(read_number(name) is not None for name in names):
-        names.sort(key=float)
-    return tuple(names)

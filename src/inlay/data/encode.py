@@ -134,7 +134,7 @@ class Encoded:
 
     @cached_property
     def words(self) -> list[tuple[tuple[int, int], ...]] | None:
-        """Of each row, where the tokens stand for words."""
+        """The words of each row that tokens stand for."""
         if self.flat_words is None or self.word_offsets is None:
             return None
         spans = list(map(tuple, self.flat_words.tolist()))
@@ -149,7 +149,7 @@ class Encoded:
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What there is of its arrays, by field."""
+        """The arrays that are there, by field."""
         return {name: value for name, value in vars(self).items() if name in _ARRAYS and value is not None}
 
     def gather(self, windows: np.ndarray) -> Gathered:
@@ -194,7 +194,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a row is cut that has too many tokens."""
+    """The limits of a row: how many tokens it may have, and which text is cut."""
 
     max_length: int
     strategy: str = "longest_first"
@@ -264,7 +264,7 @@ def flatten(rows: Iterable[Iterable[int]]) -> np.ndarray:
 
 
 def to_offsets(lengths: Sequence[int]) -> np.ndarray:
-    """Where pieces of these lengths begin and end when they lie end to end: int64, one more than there are pieces."""
+    """Return where pieces of these lengths begin and end, laid end to end: int64, one more than there are pieces."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 

@@ -1,25 +1,34 @@
-"""Notes on what is odd about a task's rows: told when they are read, and none of it changes a row.
+"""Notes on what is odd about a task's rows: told when they are read, and none of it changes a row unless asked.
+
+Labels that are spellings of one another (`True` and `true`, `spam` and `spam.`) have the same key: they differ in case,
+in blanks, in punctuation at the end, in how Unicode writes the same letters (NFKC), or in `.0` behind a whole number.
+Texts in a script that the tokenizer does not know are told too.
 
 Lines are those of the file a row was read from, or rows of a frame, counted from 1.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from inlay.data.columns import Scheme
+from inlay.data.encode import tokenize
+from inlay.data.kinds import KINDS, Scheme
 from inlay.data.near_duplicates import Near, find_near
-from inlay.data.spellings import spelling_key
+from inlay.data.rows import Rows
 from inlay.data.splits import find_repeats, group_keys
 from inlay.settings.run_config import DataConfig
 
 if TYPE_CHECKING:
     from inlay.data.rows import Rows
     from inlay.data.tasks import Split, Task
+
 
 MOST_LABELS = 10  # named in a note
 
@@ -28,29 +37,13 @@ def describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
     """The kind of a task, and what its targets are."""
     kind = f"kind: {scheme.kind}{' (inferred)' if is_inferred else ''}"
     assert train.targets is not None
-    if scheme.kind == "regress":
-        return f"{kind}, targets from {train.targets.min():g} to {train.targets.max():g}"
-    if scheme.kind == "text":
-        return f"{kind}, {len(set(train.targets)):,} different answers"
-    if scheme.kind == "span":
-        num_without = sum(not golds for golds in train.targets)
-        return f"{kind}, {len(train):,} questions, {num_without:,} of them without an answer"
-    counts = _COUNTS[scheme.kind](train.targets, len(scheme.labels))
+    if not scheme.targets.has_labels:
+        return f"{kind}, {scheme.targets.describe(train.targets)}"
+    counts = scheme.targets.count_labels(train.targets, len(scheme.labels))
     shown = [f"{label} ({count})" for label, count in zip(scheme.labels, counts, strict=True)]
     more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
     separator = f", separated by `{scheme.separator}`" if scheme.separator else ""
     return f"{kind}, {len(shown)} labels{separator}: {', '.join(shown[:20])}{more}"
-
-
-def _count_tags(targets: np.ndarray, num_labels: int) -> np.ndarray:
-    return np.bincount([label for target in targets for _, _, label in target], minlength=num_labels)
-
-
-_COUNTS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "classify": lambda targets, num_labels: np.bincount(targets, minlength=num_labels),
-    "multilabel": lambda targets, num_labels: targets.sum(axis=0).astype(int),
-    "tag": _count_tags,
-}
 
 
 def describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:
@@ -63,29 +56,22 @@ def describe_split(splits: dict[str, Split], shares: tuple[float, float], config
 def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
     """A note on the labels that a made dev side has no row of: one row or one text stays in training."""
     train, dev = splits["train"], splits["dev"]
-    if scheme.kind not in ("classify", "multilabel"):
+    assert train.targets is not None
+    assert dev.targets is not None
+    train_rows = scheme.targets.find_rows(train.targets, len(scheme.labels))
+    dev_rows = scheme.targets.find_rows(dev.targets, len(scheme.labels))
+    if train_rows is None or dev_rows is None:
         return []
-    rows_of = [_rows_of(split, scheme) for split in (train, dev)]
     shown = []
     for label, name in enumerate(scheme.labels):
-        rows = rows_of[0][label]
-        if len(rows) and not len(rows_of[1][label]):
+        rows = train_rows[label]
+        if len(rows) and not len(dev_rows[label]):
             own = train.take(rows)
             shown.append(f"`{name}` ({_say_rows(own)})")
     if not shown:
         return []
     what = "1 label has" if len(shown) == 1 else f"{len(shown)} labels have"
     return [f"{what} training rows but no dev row, so nothing judges {_them(shown)}: {join_some(shown)}"]
-
-
-def _rows_of(split: Split, scheme: Scheme) -> list[np.ndarray]:
-    """The rows of each label."""
-    assert split.targets is not None
-    if scheme.kind == "multilabel":
-        return [np.flatnonzero(split.targets[:, label]) for label in range(len(scheme.labels))]
-    order = np.argsort(split.targets, kind="stable")
-    counts = np.bincount(split.targets, minlength=len(scheme.labels))
-    return np.split(order, np.cumsum(counts)[:-1])
 
 
 def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool) -> list[str]:
@@ -96,14 +82,14 @@ def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool)
     counts = []
     for split in (task.train, task.dev):
         assert split.targets is not None
-        counts.append(_COUNTS[task.kind](split.targets, len(task.labels)))
+        counts.append(KINDS[task.kind].targets.count_labels(split.targets, len(task.labels)))
     num_train, num_dev = counts
     for name in names:
         label = task.labels.index(name)
         rows = "row" if num_dev[label] == 1 else "rows"
         shown.append(f"`{name}` ({num_dev[label]} dev {rows}, {num_train[label]} in training)")
     advice = f"more rows of {_them(shown)}, or more epochs"
-    if task.kind == "classify" and not is_balanced:
+    if KINDS[task.kind].is_classifier and not is_balanced:
         advice = f"`--class-weights balanced`, {advice}"
     return [f"never predicted on dev: {join_some(shown)}; try {advice}"]
 
@@ -168,7 +154,7 @@ def describe_unseen(
     for line, own in zip(rows.lines, names, strict=True):
         for name in own:
             first.setdefault(name, line)
-    noun = "word" if scheme.kind == "tag" else "row"
+    noun = scheme.targets.unit
     shown = []
     for name in sorted(unseen, key=lambda name: -counts[name]):
         known = spellings.get(spelling_key(name))
@@ -176,7 +162,7 @@ def describe_unseen(
         number = f"{counts[name]} {noun}{'' if counts[name] == 1 else 's'}"
         shown.append(f"`{name}` ({number}, first on line {first[name]}{also})")
     what = "1 label" if len(shown) == 1 else f"{len(shown)} labels"
-    how = {"multilabel": "as missed", "tag": "as wrong words"}.get(scheme.kind, "as wrong rows")
+    how = scheme.targets.unseen_note
     return f"{rows.path} has {what} that training never saw, counted {how}: {join_some(shown)}"
 
 
@@ -263,3 +249,146 @@ def _say_sample(side: str, found: Near, split: Split, train: Split) -> str:
         f" (looked at {found.num_others:,} of {len(split):,} {side} and {found.num_train:,} of {len(train):,} "
         "training texts)"
     )
+
+
+_END = " .,;:!?…"
+_WHOLE = re.compile(r"([+-]?\d+)\.0+")
+
+
+def spelling_key(name: str) -> str:
+    """Return what all spellings of a label have in common."""
+    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    if whole := _WHOLE.fullmatch(plain):
+        return whole[1]
+    return plain.rstrip(_END) or plain
+
+
+def count_names(rows: Rows, scheme: Scheme) -> dict[str, tuple[int, int]]:
+    """Label -> how often it stands in the rows, and on which line first; of tags the types of entities."""
+    found: dict[str, tuple[int, int]] = {}
+    for value, line in zip(rows.labels or (), rows.lines, strict=False):
+        for name in scheme.list_names(value):
+            name = scheme.targets.split_name(name)[1]
+            count, first = found.get(name, (0, line))
+            found[name] = (count + 1, first)
+    return found
+
+
+def find_variants(counts: Mapping[str, tuple[int, int]]) -> list[list[str]]:
+    """Names of one key, where there are several: the most frequent first."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(counts, key=lambda name: (-counts[name][0], name)):
+        groups.setdefault(spelling_key(name), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def find_spellings(names: Iterable[str]) -> dict[str, str]:
+    """Key -> the name that stands for it, where one name alone does."""
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        groups.setdefault(spelling_key(name), []).append(name)
+    return {key: own[0] for key, own in groups.items() if len(own) == 1}
+
+
+def known_types(labels: Sequence[str], scheme: Scheme) -> list[str]:
+    """Labels as `count_names` has them."""
+    return [scheme.targets.split_name(label)[1] for label in labels]
+
+
+def respell(rows: Rows, scheme: Scheme, spellings: Mapping[str, str]) -> Rows:
+    """The rows with every label spelled as `spellings` says; one whose key is not there stays as it is."""
+
+    def spell(name: str) -> str:
+        prefix, bare = scheme.targets.split_name(name)
+        return prefix + spellings.get(spelling_key(bare), bare)
+
+    # A cell that is missing or bad stays as it is: that is said where targets are read.
+    labels = [scheme.targets.respell(scheme, value, spell) for value in rows.labels or ()]
+    return replace(rows, labels=labels)
+
+
+NUM_ROWS = 400  # looked at, spread over all
+NUM_CHARACTERS = 300  # of each text
+MOST_UNKNOWN = 0.05  # share of tokens
+LEAST_FOREIGN = 0.2  # share of the letters that a script must have to be spoken of
+_LATIN = "LATIN"
+_FEWEST_LETTERS = 1.5  # a token of an alphabet that the tokenizer knows: measured 4.6 for English, 1.0 for Russian
+_FEWEST_SIGNS = 0.9  # a token of a script with many signs
+_MANY_SIGNS = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")
+_NAMES = {"CJK": "Chinese characters", "HANGUL": "Korean letters"}
+ADVICE = "use a multilingual backbone, such as `--backbone FacebookAI/xlm-roberta-base`"
+
+
+class _Row(NamedTuple):
+    """One text: its tokens, those that are unknown, and its letters by script."""
+
+    line: int
+    num_tokens: int
+    unknown: list[str]  # what stands in the text at every unknown token
+    letters: Counter[str]
+
+
+def describe_unknown(tokenizer: Any, split: Split, backbone: str) -> list[str]:
+    """A note where a tokenizer does not know what the texts are made of; at most 400 rows are looked at."""
+    rows = _look_at(tokenizer, split)
+    num_tokens = sum(row.num_tokens for row in rows)
+    letters = sum((row.letters for row in rows), Counter[str]())
+    if not num_tokens:
+        return []
+    script = _find_foreign(letters)
+    pieces = Counter(piece for row in rows for piece in row.unknown)
+    share = pieces.total() / num_tokens
+    if share >= MOST_UNKNOWN:
+        lines = [str(row.line) for row in rows if row.unknown][:3]
+        shown = ", ".join(f"`{piece[:20]}`" for piece, _ in pieces.most_common(3))
+        where = f"line{'' if len(lines) == 1 else 's'} {', '.join(lines)}"
+        advice = f"many letters are {_name(script)}: {ADVICE}" if script else "it cannot tell them apart"
+        return [f"{share:.0%} of the tokens are unknown to `{backbone}`, such as {shown} ({where}); {advice}"]
+    if script is None:
+        return []
+    own = [row for row in rows if row.letters[script] * 2 > row.letters.total()]
+    per_token = sum(row.letters.total() for row in own) / max(1, sum(row.num_tokens for row in own))
+    if not own or per_token >= (_FEWEST_SIGNS if script in _MANY_SIGNS else _FEWEST_LETTERS):
+        return []
+    return [
+        f"many letters are {_name(script)}, of which `{backbone}` has hardly a word ({per_token:.1f} letters a token, "
+        f"such as in line {own[0].line}): {ADVICE}"
+    ]
+
+
+def _look_at(tokenizer: Any, split: Split) -> list[_Row]:
+    chosen = np.unique(np.linspace(0, len(split) - 1, min(NUM_ROWS, len(split))).astype(np.int64)).tolist()
+    texts = [split.texts[row][:NUM_CHARACTERS] for row in chosen]
+    lines = [split.lines[row] for row in chosen]
+    if split.pairs is not None:
+        texts += [split.pairs[row][:NUM_CHARACTERS] for row in chosen]
+        lines += lines
+    scripts = {character: _find_script(character) for character in set().union(*texts)}
+    rows = []
+    encodings = tokenize(tokenizer, texts, None, None, with_offsets=True)
+    for text, line, encoding in zip(texts, lines, encodings, strict=True):
+        places = [place for place, token in enumerate(encoding.ids) if token == tokenizer.unk_token_id]
+        unknown = [text[slice(*encoding.offsets[place])] for place in places]
+        letters = Counter(script for character in text if (script := scripts[character]))
+        rows.append(_Row(line, len(encoding.ids), unknown, letters))
+    return rows
+
+
+def _find_script(character: str) -> str:
+    """The script of a letter, or of a sign that goes with letters; nothing for any other character."""
+    if unicodedata.category(character)[0] not in "LM":
+        return ""
+    return unicodedata.name(character, "").partition(" ")[0]
+
+
+def _find_foreign(letters: Counter[str]) -> str | None:
+    """The script other than Latin that has most of the letters, if they are many."""
+    foreign = [(number, script) for script, number in letters.items() if script != _LATIN]
+    if not foreign:
+        return None
+    number, script = max(foreign)
+    return script if number >= LEAST_FOREIGN * letters.total() else None
+
+
+def _name(script: str | None) -> str:
+    return _NAMES.get(str(script), str(script).capitalize())

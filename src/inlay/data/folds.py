@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from inlay.data.splits import DEV, TRAIN, assign_folds, assign_sides, find_strata, is_alone, row_keys
+from inlay.data.kinds import KINDS
+from inlay.data.splits import DEV, TRAIN, assign_folds, assign_sides, row_keys
 from inlay.data.tasks import Split, Task, with_sides
 from inlay.errors import BadConfig, BadData
 
@@ -44,8 +45,9 @@ def make_folds(task: Task, num_folds: int, seed: int) -> Folds:
     targets = rows.targets
     assert targets is not None
     # 2. deal out the rows, and cut a dev side from what each fold keeps
-    keys, strata = row_keys(task.kind, rows.texts, rows.pairs), find_strata(task.kind, targets)
-    is_kept = is_alone(targets) if task.kind == "classify" else np.zeros(len(rows), dtype=bool)
+    form = KINDS[task.kind].targets
+    keys, strata = row_keys(task.kind, rows.texts, rows.pairs), form.find_strata(targets)
+    is_kept = form.find_single(targets)
     folds = assign_folds(keys, strata, num_folds, seed, is_kept)
     if len(np.unique(folds[folds >= 0])) < num_folds:
         num_texts = len({key for key, fold in zip(keys, folds, strict=True) if fold >= 0})
@@ -75,24 +77,9 @@ def _pool(task: Task) -> tuple[Split, list[str], list[str]]:
     """Train and dev rows as one, the file of each row, and what was left out."""
     train, dev, notes = task.train, task.dev, []
     if dev.unseen:
-        is_known = _find_known(dev, task)
+        assert dev.targets is not None
+        form = KINDS[task.kind].targets
+        is_known = form.find_known(dev.targets, len(task.labels))
         notes.append(f"{int((~is_known).sum())} dev rows have a label that training never saw: in no fold")
-        dev = replace(dev, targets=_without_unseen(dev, task)).take(np.flatnonzero(is_known))
+        dev = replace(dev, targets=form.drop_unseen(dev.targets, len(task.labels))).take(np.flatnonzero(is_known))
     return train.join(dev), [train.path] * len(train) + [dev.path] * len(dev), notes
-
-
-def _find_known(split: Split, task: Task) -> np.ndarray:
-    """Which rows have labels of the task only."""
-    targets, num_labels = split.targets, len(task.labels)
-    assert targets is not None
-    if task.kind == "multilabel":
-        return np.logical_not(targets[:, num_labels:].any(axis=1))
-    if task.kind == "tag":
-        return np.array([all(tag < num_labels for _, _, tag in words) for words in targets], dtype=bool)
-    return np.asarray(targets < num_labels)
-
-
-def _without_unseen(split: Split, task: Task) -> np.ndarray:
-    """The targets as training has them: of sets of labels without the columns of those never seen."""
-    assert split.targets is not None
-    return split.targets[:, : len(task.labels)] if task.kind == "multilabel" else split.targets

@@ -49,7 +49,7 @@ class LabelError:
 
 @dataclass(frozen=True)
 class LabelErrors:
-    """What can be told of wrong labels, the most suspicious rows first."""
+    """The rows that may be labelled wrongly, the most suspicious first."""
 
     num_rows: int
     """rows looked at"""

@@ -1,9 +1,9 @@
 """Scores of predictions, and a report with confidence intervals.
 
-Each metric is one function over a sample summed up: counts per label for classify and multilabel, per entity type for
-tag, means for span and text, weighted rows for regress. The same function scores one sample and a thousand resamples,
-so an interval cannot drift from its metric. Degenerate samples (one class, constant predictions) score 0. A score is
-NaN in one case only: some row's outputs are not finite, and so there is nothing to compare with its target.
+Each metric is one function over a sample summed up: counts per label, counts per entity type, means of answers, or
+weighted rows. The same function scores one sample and a thousand resamples, so an interval cannot drift from its
+metric. Degenerate samples (one class, constant predictions) score 0. A score is NaN in one case only: some row's
+outputs are not finite, and so there is nothing to compare with its target.
 
 A label that training never saw is a label like the others that is never predicted: its rows are wrong in accuracy, it
 has an F1 of 0 in the macro mean and is missed in the micro one, and is a class of its own in Matthews' correlation. F1
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from inlay.data.kinds import KINDS, find_kind_of_metric
 from inlay.data.squad import Gold, has_unanswerable, score_answer
 from inlay.data.tags import TagCounts, count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, NotFinite, UnknownName
@@ -70,8 +71,8 @@ def macro_f1(sample: Counts) -> np.ndarray:
     return _ratio((_f1_by_label(sample) * occurs).sum(axis=-1), occurs.sum(axis=-1))
 
 
-def micro_f1(sample: Counts) -> np.ndarray:
-    """F1 over all (row, label) decisions together."""
+def micro_f1(sample: Counts | TagCounts) -> np.ndarray:
+    """F1 over all (row, label) decisions together; of tags, over all entities, right in type and in both ends."""
     return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
 
 
@@ -101,9 +102,27 @@ def rmse(sample: Weighted) -> np.ndarray:
     return np.sqrt(_ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1)))
 
 
-def entity_f1(sample: TagCounts) -> np.ndarray:
-    """F1 over all entities, right in type and in both ends (seqeval's)."""
-    return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
+def mae(sample: Weighted) -> np.ndarray:
+    """Mean absolute error; of levels, by how many they are apart."""
+    error = np.abs(sample.predictions - sample.targets)
+    return _ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1))
+
+
+def quadratic_kappa(sample: Weighted) -> np.ndarray:
+    """Cohen's kappa of levels with quadratic weights (Cohen 1968): 1 - observed / expected squared distance.
+
+    Expected is the mean squared distance of predictions and targets drawn independently: the sum of their variances,
+    and the square of the distance of their means.
+    """
+    total = sample.weights.sum(axis=-1)
+    observed = _ratio((sample.weights * (sample.predictions - sample.targets) ** 2).sum(axis=-1), total)
+    means, variances = [], []
+    for values in (sample.predictions, sample.targets):
+        mean = _ratio((sample.weights * values).sum(axis=-1), total)
+        means.append(mean)
+        variances.append(_ratio((sample.weights * (values - mean[..., None]) ** 2).sum(axis=-1), total))
+    expected = variances[0] + variances[1] + (means[0] - means[1]) ** 2
+    return np.where(expected > 1e-12, 1 - _ratio(observed, expected), 0.0)
 
 
 def entity_precision(sample: TagCounts) -> np.ndarray:
@@ -136,7 +155,6 @@ class Metric:
     """An entry of the metric table."""
 
     function: Callable[[Any], np.ndarray]
-    kinds: tuple[str, ...]
     higher_is_better: bool = True
     is_binary: bool = False  # only for tasks of two labels
     needs_entities: bool = False  # only for tags that are parts of entities
@@ -145,29 +163,23 @@ class Metric:
 
 MEAN = "mean"
 """What a run of several tasks is judged by: the mean of their own metrics, each task once."""
-METRICS = {
-    "accuracy": Metric(accuracy, ("classify", "multilabel"), is_share=True),
-    "f1": Metric(f1, ("classify",), is_binary=True),
-    "macro_f1": Metric(macro_f1, ("classify", "multilabel")),
-    "micro_f1": Metric(micro_f1, ("multilabel",)),
-    "matthews": Metric(matthews, ("classify",)),
-    "pearson": Metric(pearson, ("regress",)),
-    "spearman": Metric(spearman, ("regress",)),
-    "rmse": Metric(rmse, ("regress",), higher_is_better=False),
-    "entity_f1": Metric(entity_f1, ("tag",), needs_entities=True),
-    "entity_precision": Metric(entity_precision, ("tag",), needs_entities=True),
-    "entity_recall": Metric(entity_recall, ("tag",), needs_entities=True),
-    "token_accuracy": Metric(token_accuracy, ("tag",)),
-    "token_f1": Metric(token_f1, ("span", "text")),
-    "exact_match": Metric(exact_match, ("span", "text"), is_share=True),
-}
-DEFAULT_METRIC = {
-    "classify": "accuracy",
-    "multilabel": "micro_f1",
-    "regress": "spearman",
-    "tag": "entity_f1",
-    "span": "token_f1",
-    "text": "exact_match",
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(accuracy, is_share=True),
+    "f1": Metric(f1, is_binary=True),
+    "macro_f1": Metric(macro_f1),
+    "micro_f1": Metric(micro_f1),
+    "matthews": Metric(matthews),
+    "pearson": Metric(pearson),
+    "spearman": Metric(spearman),
+    "rmse": Metric(rmse, higher_is_better=False),
+    "quadratic_kappa": Metric(quadratic_kappa),
+    "mae": Metric(mae, higher_is_better=False),
+    "entity_f1": Metric(micro_f1, needs_entities=True),
+    "entity_precision": Metric(entity_precision, needs_entities=True),
+    "entity_recall": Metric(entity_recall, needs_entities=True),
+    "token_accuracy": Metric(token_accuracy),
+    "token_f1": Metric(token_f1),
+    "exact_match": Metric(exact_match, is_share=True),
 }
 
 
@@ -182,7 +194,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class LabelScore:
-    """How one label fares."""
+    """The scores of one label."""
 
     label: str
     precision: float
@@ -215,14 +227,15 @@ def resolve_metric(name: str, kind: str, num_labels: int, *, has_entities: bool 
     One that needs seqeval is refused here where seqeval is missing, before anything is trained for it.
     """
     if name == "auto":
-        name = DEFAULT_METRIC[kind]
+        name = KINDS[kind].default_metric
         if METRICS[name].needs_entities and not has_entities:
             name = "token_accuracy"
     if name not in METRICS:
         raise UnknownName("metric", name, METRICS)
     suitable = list_metrics(kind, num_labels, has_entities=has_entities)
     if name not in suitable:
-        what = f"a {kind} task" + (f" with {num_labels} labels" if kind == "classify" else "")
+        has_binary = any(METRICS[each].is_binary for each in KINDS[kind].metrics)
+        what = f"a {kind} task" + (f" with {num_labels} labels" if has_binary else "")
         raise BadConfig(f"metric `{name}` does not suit {what}", f"use one of: {', '.join(suitable)}")
     if METRICS[name].needs_entities:
         require_seqeval()
@@ -233,15 +246,13 @@ def list_metrics(kind: str, num_labels: int, *, has_entities: bool = True) -> li
     """The metrics that suit a task."""
     return [
         name
-        for name, metric in METRICS.items()
-        if kind in metric.kinds
-        and (num_labels == 2 or not metric.is_binary)
-        and (has_entities or not metric.needs_entities)
+        for name in KINDS[kind].metrics
+        if (num_labels == 2 or not METRICS[name].is_binary) and (has_entities or not METRICS[name].needs_entities)
     ]
 
 
 def decide(kind: str, outputs: Any) -> Any:
-    """What a head's outputs predict: the likeliest class, the labels above one half, the number, tags or texts.
+    """Return what a head's outputs predict: classes, labels above one half, numbers, levels, tags or texts.
 
     Refuses outputs that are not finite: the likeliest of NaN would be the first class.
     """
@@ -250,18 +261,14 @@ def decide(kind: str, outputs: Any) -> Any:
             f"the outputs of {len(lost):,} of {len(outputs):,} rows are not finite, so they predict nothing",
             "train the task again with a smaller `--lr`",
         )
-    if kind in ("tag", "span", "text"):
-        return outputs
-    outputs = np.asarray(outputs)
-    if kind == "classify":
-        return outputs.argmax(axis=-1) if outputs.ndim == 2 else outputs.astype(np.int64)
-    return (outputs > 0).astype(np.int64) if kind == "multilabel" else outputs.reshape(len(outputs)).astype(np.float64)
+    decide_outputs = KINDS[kind].decide
+    return outputs if decide_outputs is None else decide_outputs(np.asarray(outputs))
 
 
 def find_lost(kind: str, outputs: Any) -> list[int]:
     """The rows whose outputs are not finite: None, or numbers of which some are NaN or infinite."""
     lost = [row for row, output in enumerate(outputs) if output is None]
-    if lost or kind in ("tag", "span", "text"):
+    if lost or KINDS[kind].decide is None:
         return lost
     numbers = np.asarray(outputs, dtype=np.float64).reshape(len(outputs), -1)
     return np.flatnonzero(~np.isfinite(numbers).all(axis=1)).tolist()
@@ -272,7 +279,7 @@ def score(metric: str, outputs: np.ndarray, targets: np.ndarray) -> float:
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     entry, targets = METRICS[metric], np.asarray(targets)
-    kind = "multilabel" if targets.ndim == 2 and "multilabel" in entry.kinds else entry.kinds[0]
+    kind = find_kind_of_metric(metric, targets.ndim)
     if find_lost(kind, outputs):
         return math.nan
     predictions = decide(kind, outputs)
@@ -319,9 +326,9 @@ def evaluate_report(
     targets = np.asarray(targets)
     predictions = decide(kind, outputs)
     has_entities = bool(entity_types(labels))
-    if has_entities and kind == "tag":
-        require_seqeval()
     names = list_metrics(kind, len(labels), has_entities=has_entities)
+    if any(METRICS[name].needs_entities for name in names):
+        require_seqeval()
     labels = (*labels, *unseen)
     sample = _sum_up(kind, predictions, targets, len(labels), labels)
     resampled: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -340,7 +347,7 @@ def evaluate_report(
     if isinstance(sample, TagCounts):
         return Report(kind, len(targets), intervals, _score_labels(entity_types(labels), sample), unseen)
     confusion = None
-    if kind == "classify":
+    if KINDS[kind].is_classifier:
         confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
     return Report(kind, len(targets), intervals, _score_labels(labels, sample), unseen, confusion)
 
@@ -365,8 +372,9 @@ def _confuse(predictions: np.ndarray, targets: np.ndarray, num_labels: int) -> n
 
 
 def _sum_up(kind: str, predictions: Any, targets: np.ndarray, num_labels: int, labels: Sequence[str] = ()) -> Sample:
-    if kind in _SUMS:
-        return _SUMS[kind](predictions, targets, labels)(np.ones(len(targets)))
+    summing = SAMPLES[KINDS[kind].sample]
+    if summing is not None:
+        return summing(predictions, targets, labels)(np.ones(len(targets)))
     num_labels = max(num_labels, 2, int(max(predictions.max(initial=0), targets.max(initial=0))) + 1)
     confusion = _confuse(predictions, targets, num_labels)
     hits = confusion.diagonal()
@@ -384,7 +392,7 @@ def _count_sets(predictions: np.ndarray, targets: np.ndarray, weights: np.ndarra
 
 def _sum_numbers(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> Summing:
     numbers = targets.reshape(len(targets)).astype(np.float64)
-    return lambda weights: Weighted(predictions, numbers, weights)
+    return lambda weights: Weighted(predictions.astype(np.float64), numbers, weights)
 
 
 def _sum_tags(predictions: Sequence[Sequence[str]], targets: Any, labels: Sequence[str]) -> Summing:
@@ -409,14 +417,15 @@ def _sum_answers(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], 
 
 Sample = Counts | Weighted | TagCounts | Means
 Summing = Callable[[np.ndarray], Sample]
-# Kind -> a function of how often each row counts. Classes are not here: they are counted by cells of the confusion.
-_SUMS: dict[str, Callable[[Any, Any, Sequence[str]], Summing]] = {
-    "regress": _sum_numbers,
-    "multilabel": lambda predictions, targets, labels: lambda weights: _count_sets(predictions, targets, weights),
-    "tag": _sum_tags,
-    "span": _sum_passages,
-    "text": _sum_texts,
+SAMPLES: dict[str, Callable[[Any, Any, Sequence[str]], Summing] | None] = {
+    "classes": None,  # counted by cells of the confusion
+    "sets": lambda predictions, targets, labels: lambda weights: _count_sets(predictions, targets, weights),
+    "numbers": _sum_numbers,
+    "tags": _sum_tags,
+    "passages": _sum_passages,
+    "texts": _sum_texts,
 }
+"""`Kind.sample` -> predictions, targets, labels -> a function of how often each row counts."""
 
 
 def _resample(
@@ -424,26 +433,24 @@ def _resample(
 ) -> Iterator[Sample]:
     """Bootstrap samples in chunks. Rows of one confusion cell are alike, so drawing rows is drawing cells."""
     generator = np.random.default_rng(0)
-    if kind in _SUMS:
-        summing = _SUMS[kind](predictions, targets, labels)
+    sum_up = SAMPLES[KINDS[kind].sample]
+    if sum_up is not None:
+        summing = sum_up(predictions, targets, labels)
         yield from (summing(weights) for weights in _draw_weights(generator, len(targets), num_resamples))
         return
-    num_labels = len(labels)
-    confusion = _confuse(predictions, targets, num_labels)
+    confusion = _confuse(predictions, targets, len(labels))
     true, predicted = np.nonzero(confusion)
     shares = confusion[true, predicted] / max(len(targets), 1)
-    numbers = np.arange(num_labels)
-    is_true, is_predicted = (
-        (true[:, None] == numbers).astype(np.float64),
-        (predicted[:, None] == numbers).astype(np.float64),
-    )
+    numbers = np.arange(len(labels))
+    is_true = (true[:, None] == numbers).astype(np.float64)
+    is_predicted = (predicted[:, None] == numbers).astype(np.float64)
     draws = generator.multinomial(len(targets), shares, size=num_resamples).astype(np.float64)
     hits = draws @ (is_true * is_predicted)
     yield Counts(hits, draws @ is_true, draws @ is_predicted, hits.sum(axis=-1), len(targets))
 
 
 def _draw_weights(generator: np.random.Generator, num_rows: int, num_resamples: int) -> Iterator[np.ndarray]:
-    """How often each row is drawn, [resamples, rows], a chunk of resamples at a time."""
+    """Draw how often each row counts, [resamples, rows], a chunk of resamples at a time."""
     chunk_size = max(1, CHUNK_CELLS // max(num_rows, 1))
     for start in range(0, num_resamples, chunk_size):
         size = min(chunk_size, num_resamples - start)

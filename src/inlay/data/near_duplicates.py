@@ -32,7 +32,7 @@ Words = defaultdict[str, int]
 
 
 class Near(NamedTuple):
-    """What was found: pairs of (row of the others, row of training), and how many texts were looked at."""
+    """The near duplicates: pairs of (row of the others, row of training), and how many texts were looked at."""
 
     pairs: list[tuple[int, int]]
     num_others: int

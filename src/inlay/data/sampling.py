@@ -1,4 +1,4 @@
-"""Which rows of which tasks a step sees where several are trained: by seed and step, so a cursor is all its state.
+"""The rows of each task that a step of several tasks sees: by seed and step, so a cursor is all its state.
 
 Tasks are drawn by their shares; the rows of each come from passes over all of them, shuffled anew, one pass after the
 other, whatever batches they fall into.
@@ -18,7 +18,7 @@ _ANNEALED = 0.8  # how far PALs' exponent falls from 1 over the epochs
 
 
 def task_shares(sizes: Sequence[int], config: JointConfig, epoch: int = 0, num_epochs: int = 1) -> np.ndarray:
-    """How often each task is drawn, from its number of rows: they add up to 1. Epochs are counted from 0."""
+    """Return how often each task is drawn by its number of rows: shares that add up to 1. Epochs count from 0."""
     exponent = _EXPONENTS[config.sampling](config, epoch / max(1, num_epochs - 1))
     # In logarithms, less the largest: a temperature near zero would make powers that no number holds.
     logs = exponent * np.log(np.asarray(sizes, dtype=float))
@@ -72,7 +72,7 @@ class TaskSampler:
         }
 
     def counts(self, epoch: int) -> np.ndarray:
-        """How many rows of each task every step of an epoch has: [steps, tasks]."""
+        """Return how many rows of each task every step of an epoch has: [steps, tasks]."""
         shares = task_shares(self.sizes, self.config, epoch, self.num_epochs)
         generator = np.random.default_rng([self.seed % 2**63, epoch, 0])
         if self.config.batches == "mixed":
@@ -81,7 +81,7 @@ class TaskSampler:
         return self.batch_size * np.eye(len(shares), dtype=int)[drawn]
 
     def _ends(self, epoch: int) -> np.ndarray:
-        """How many rows of each task were taken before every step of an epoch, and after the last."""
+        """Return how many rows of each task were taken before every step of an epoch, and after the last."""
         for each in range(len(self._known_ends), epoch + 1):
             before = self._known_ends[each - 1][-1:] if each else np.zeros((1, len(self.sizes)), dtype=int)
             self._known_ends.append(np.concatenate([before, self.counts(each)]).cumsum(0))

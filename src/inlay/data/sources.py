@@ -1,4 +1,4 @@
-"""Where rows come from: files, folders and hubs become tables of cells, each row with the line it stands on."""
+"""Sources of rows: files, folders and hubs become tables of cells, each row with the line it stands on."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Table:
     notes: tuple[str, ...] = ()
     faults: tuple[BadData, ...] = ()  # rows left out because they could not be read
     kind: str | None = None  # of the task, where the shape of the rows says so
+    has_pairs: bool = False  # whether that shape has a second text
 
     def column(self, name: str) -> list[Any]:
         """The cells of one column."""
@@ -39,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where the sides of a task (train, dev, test) are; each is read when asked for."""
+    """A place that the sides of a task (train, dev, test) are read from, each when asked for."""
 
     name: str
     sides: Mapping[str, Callable[[], Table]]

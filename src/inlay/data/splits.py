@@ -1,4 +1,4 @@
-"""Which rows train, which rows judge: a seeded stratified split, and what repeats across it.
+"""Seeded stratified splits into rows that train and rows that judge, and texts that repeat across them.
 
 Texts that are the same but for case and blanks form a group, and a group is never torn: a dev row whose twin was
 trained on measures memory. The order in which groups are drawn comes from a hash of seed and text, not from a
@@ -12,45 +12,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from inlay.data.kinds import KINDS
+
 TRAIN, DEV, TEST = 0, 1, 2
-NUM_BINS = 10  # of a regression target, so that both sides cover its range
 
 
 def group_keys(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """What makes two rows the same text: letters apart from case, and blanks apart from their number."""
+    """Return a key of each text, the same for texts that differ only in case or in the number of blanks."""
     if pairs is None:
         return [_normalise(text) for text in texts]
     return [f"{_normalise(text)}\0{_normalise(pair)}" for text, pair in zip(texts, pairs, strict=True)]
 
 
 def row_keys(kind: str, texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """What rows of a task must share to stay on one side.
+    """Return a key of each row; rows of one key stay on one side.
 
     Questions about one context stay together: a context that was trained on is half known.
     """
-    return group_keys(pairs, None) if kind == "span" and pairs is not None else group_keys(texts, pairs)
+    if KINDS[kind].groups_by_pair and pairs is not None:
+        return group_keys(pairs, None)
+    return group_keys(texts, pairs)
 
 
 def _normalise(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def find_strata(kind: str, targets: np.ndarray) -> np.ndarray:
-    """The stratum of each row: its class, the rarest of its labels, the bin of its target, or whether it has any."""
-    if kind == "classify":
-        return targets
-    if targets.dtype == object:
-        return np.array([bool(target) for target in targets], dtype=np.int64)
-    if kind == "multilabel":
-        rarity = np.where(targets > 0, targets.sum(axis=0), np.inf)
-        return np.where(targets.any(axis=1), rarity.argmin(axis=1), -1) if targets.shape[1] else np.zeros(len(targets))
-    edges = np.quantile(targets, np.linspace(0, 1, NUM_BINS + 1)[1:-1])
-    return np.searchsorted(edges, targets, side="right")
-
-
-def is_alone(targets: np.ndarray) -> np.ndarray:
-    """Which rows are alone in their class."""
-    return np.bincount(targets)[targets] == 1
 
 
 def assign_sides(
@@ -150,7 +135,7 @@ def _round(value: float) -> int:
 
 
 def find_repeats(keys: Sequence[str], targets: np.ndarray) -> tuple[int, list[tuple[int, int]]]:
-    """How many rows repeat an earlier text; and for each text whose targets differ, two rows that show it."""
+    """Count rows that repeat an earlier text; and for each text whose targets differ, find two rows that show it."""
     first: dict[str, int] = {}
     conflicts: dict[str, tuple[int, int]] = {}
     num_repeats = 0

@@ -134,7 +134,7 @@ def has_seqeval() -> bool:
 def count_rows(
     predictions: Sequence[Sequence[str]], targets: Sequence[Sequence[tuple[int, int, int]]], labels: Sequence[str]
 ) -> TagCounts:
-    """What each row adds to the counts, [rows, types] and [rows]. Predictions are tags by name, one for each word."""
+    """Count what each row adds, [rows, types] and [rows]. Predictions are tags by name, one for each word."""
     types = {kind: index for index, kind in enumerate(entity_types(labels))}
     scored = bool(types) and has_seqeval()
     hits, support, predicted = (np.zeros((len(predictions), len(types))) for _ in range(3))

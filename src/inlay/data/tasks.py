@@ -15,18 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inlay.data.columns import (
-    UNLABELLED_KINDS,
-    Columns,
-    Header,
-    Scheme,
-    find_columns,
-    find_scheme,
-    find_separator,
-    list_names,
-    sort_labels,
-)
+from inlay.data.columns import Columns, Header, find_columns
 from inlay.data.findings import (
+    count_names,
     describe_kind,
     describe_merged,
     describe_near,
@@ -35,17 +26,21 @@ from inlay.data.findings import (
     describe_unjudged,
     describe_unseen,
     describe_variants,
+    find_spellings,
+    find_variants,
     join_some,
+    known_types,
+    respell,
 )
+from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
-from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
+from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets, shape_table
 from inlay.data.sets.glue import open_glue
 from inlay.data.sets.houlsby17 import open_extra
-from inlay.data.shapes import shape_table
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
-from inlay.data.spellings import count_names, find_spellings, find_variants, known_types, respell
-from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, find_strata, is_alone, row_keys
+from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, row_keys
 from inlay.data.tags import entity_types
+from inlay.data.targets import find_separator, sort_labels
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings.run_config import DataConfig
 
@@ -98,7 +93,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a run learns. `metric` picks the best epoch on `dev`; `dev_digest` says which versions may be compared."""
+    """A task to learn. `metric` picks the best epoch on `dev`; `dev_digest` says which versions may be compared."""
 
     name: str
     kind: str
@@ -115,7 +110,7 @@ class Task:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """What stands for each label where answers are written."""
+        """The text of each label where answers are written."""
         return self.answers or self.labels
 
 
@@ -197,7 +192,7 @@ def _build_task(source: Source, name: str) -> Task:
         raise BadConfig(
             "`data.test_from` is `dev`, but no dev rows are given", "give them with `--dev`, or leave it out"
         )
-    if scheme.kind == "classify" and any(shares) and config.on_bad_row == "skip":
+    if scheme.targets.is_one_label and any(shares) and config.on_bad_row == "skip":
         labelled, _ = read_targets(parts["train"], scheme, bad)
         parts["train"] = drop_single_rows(labelled, bad)
         scheme = find_scheme(parts["train"].labels or [], config)
@@ -228,11 +223,11 @@ def _build_task(source: Source, name: str) -> Task:
 
 
 def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
-    """What is written for each label, in their order; none where that is its name. Refuses what cannot be told apart.
+    """Return the text written for each label, none where that is its name. Refuses texts that cannot be told apart.
 
     `given` has `label=text`; of labels that both begin an item the longer one is meant.
     """
-    if given and scheme.kind != "classify":
+    if given and not KINDS[scheme.kind].is_classifier:
         raise BadConfig(f"`data.answers` is given for a `{scheme.kind}` task", "leave it out: it is for `classify`")
     found = {label: label for label in scheme.labels}
     for item in given:
@@ -279,7 +274,7 @@ def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[st
 def _find_own_columns(table: Table, config: DataConfig, *, labelled: bool = True) -> Columns:
     """The columns of a table; one called `split` counts only if it was named or holds nothing but words for sides."""
     if table.kind is not None:
-        config = replace(config, text="text", pair="pair" if table.kind == "span" else None, label="label")
+        config = replace(config, text="text", pair="pair" if table.has_pairs else None, label="label")
     if not labelled and config.label is not None and config.label not in table.header.names:
         config = replace(config, label=None)
     columns = find_columns(table.header, config, labelled=labelled)
@@ -313,7 +308,7 @@ def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
 
 def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[str]]:
     """Dev or test rows, and a note on labels among them that training never saw: they are kept, and never predicted."""
-    names = [list_names(value, scheme) for value in rows.labels or []]
+    names = [scheme.list_names(value) for value in rows.labels or []]
     found = {name for own in names for name in own}
     unseen = sort_labels(found.difference(scheme.labels))
     if not unseen:
@@ -324,6 +319,12 @@ def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[
             f"name the label column with `--label`; the task's labels are {join_some(scheme.labels)}",
             path=rows.path,
         )
+    if scheme.targets.is_ordered:  # what training never saw has no place among the levels
+        raise BadData(
+            f"levels that no training row has: {join_some([f'`{name}`' for name in unseen])}",
+            "name all levels from the lowest to the highest with `--labels`",
+            path=rows.path,
+        )
     split = _make_split(rows, replace(scheme, labels=(*scheme.labels, *unseen)), bad)
     spellings = find_spellings(scheme.labels)
     return replace(split, unseen=unseen), [describe_unseen(rows, names, unseen, scheme, spellings)]
@@ -331,7 +332,7 @@ def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[
 
 def _settle_spellings(parts: dict[str, Rows], scheme: Scheme, config: DataConfig, notes: list[str]) -> Scheme:
     """Note labels that are spellings of one another; where that is asked for, read them as one in all `parts`."""
-    if scheme.kind in UNLABELLED_KINDS:
+    if not scheme.targets.has_labels:
         return scheme
     counts = count_names(parts["train"], scheme)
     variants = find_variants(counts)
@@ -349,14 +350,14 @@ def _settle_spellings(parts: dict[str, Rows], scheme: Scheme, config: DataConfig
 
 
 def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:
-    if scheme.kind not in UNLABELLED_KINDS and not scheme.labels:
+    if scheme.targets.has_labels and not scheme.labels:
         raise BadData("no row has a label", "name the label column with `--label`", path=train.path)
-    if scheme.kind == "classify" and len(scheme.labels) == 1:
+    if scheme.targets.is_one_label and len(scheme.labels) == 1:
         hint = "a classifier needs two labels; name another column with `--label`"
         raise BadData(f"every row has the label `{scheme.labels[0]}`", hint, path=train.path)
-    if scheme.kind == "classify" and is_cut:
+    if is_cut:
         assert train.targets is not None
-        num_single = int(is_alone(train.targets).sum())
+        num_single = int(scheme.targets.find_single(train.targets).sum())
         if num_single > MOST_SINGLE and 2 * num_single > len(train):
             raise BadData(
                 f"{num_single} of {len(train)} rows have a label that no other row has",
@@ -378,8 +379,9 @@ def _cut_sides(
     train = splits["train"]
     assert train.targets is not None
     keys = row_keys(kind, train.texts, train.pairs)
-    is_single = is_alone(train.targets) if kind == "classify" and keeps_single else None
-    sides = assign_sides(keys, find_strata(kind, train.targets), shares, config.split_seed, is_single)
+    form = KINDS[kind].targets
+    is_single = form.find_single(train.targets) if keeps_single else None
+    sides = assign_sides(keys, form.find_strata(train.targets), shares, config.split_seed, is_single)
     cut = {"train": train.take(np.flatnonzero(sides == TRAIN))}
     for name, side, share in zip(("dev", "test"), (DEV, TEST), shares, strict=True):
         if share and not (sides == side).any():

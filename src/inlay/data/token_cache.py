@@ -1,7 +1,8 @@
-"""Texts tokenised once: a set that this process or an earlier one has read is not read again.
+"""Texts tokenised once: a set that this process or an earlier one has read is not tokenised again.
 
-What is remembered is named by everything it depends on: the texts, the words to tag in them, the tokenizer and how it
-is asked. So nothing goes stale, and whoever needs a set's windows (training, scoring, plans) may simply ask for them.
+A set of windows is named by everything it depends on: the texts, the words to tag in them, the tokenizer and its
+settings. So nothing goes stale, and training, scoring and plans may simply ask for windows. Large sets are kept as
+arrays in files of the user's cache (`ArrayCache`).
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 import threading
+import time
+import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from inlay.data.array_cache import ArrayCache, open_cache
+from inlay.caches import LIMIT_BYTES, Usage, cache_folder, cache_limit
 from inlay.data.encode import Encoded, flatten
 from inlay.data.tasks import Split
-from inlay.data.windows import LAYOUTS, Progress, Reading, encode_split
+from inlay.data.windows import Progress, Reading, encode_split, find_layout
 
 SMALL_CHARACTERS = 100_000
 """Sets with fewer characters are not worth a file: they are tokenised in a fraction of a second."""
@@ -59,7 +66,7 @@ _IDENTITIES: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 
 
 def encode_cached(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
-    """What `encode_split` gives, remembered in this process and, where a set is large, in the user's cache.
+    """Return what `encode_split` gives, remembered in this process and, where a set is large, in the user's cache.
 
     `progress` hears nothing of a set that is known.
     """
@@ -94,7 +101,7 @@ def _read(cache: ArrayCache, key: str) -> Encoded | None:
 
 def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
     """A sha256 of everything that decides a set's windows."""
-    words = LAYOUTS[reading.kind].words
+    words = find_layout(reading.kind).words
     asked = {
         "format": _FORMAT,
         # What came later: as it was before, what earlier processes kept is still what is asked for.
@@ -133,3 +140,120 @@ def _identify(tokenizer: Any) -> str:
         known = num_tokens, hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         _IDENTITIES[tokenizer] = known
     return known[1]
+
+
+_SUFFIX, _DRAFT = ".safetensors", ".draft-"
+_STALE_SECONDS = 3600  # a draft this old has lost its writer
+_DTYPES: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+
+
+@dataclass(frozen=True)
+class _File:
+    used: float
+    size_bytes: int
+    path: Path
+
+
+class ArrayCache:
+    """Named sets of int32 and int64 arrays under one folder; the least recently used go when the limit is passed."""
+
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.folder, self.limit_bytes = folder, limit_bytes
+
+    def read(self, key: str) -> dict[str, np.ndarray] | None:
+        """The arrays written under `key`, mapped into memory and not to be changed; None: there are none."""
+        if not self.limit_bytes:
+            return None
+        path = self._path(key)
+        try:
+            arrays = _map_arrays(path)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever garbage makes of itself
+            return None
+        with suppress(OSError):
+            os.utime(path)  # its time is that of its last use
+        return arrays
+
+    def write(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep arrays under `key`, if they fit the limit and the folder can be written to."""
+        from safetensors.numpy import save
+
+        if not 0 < sum(array.nbytes for array in arrays.values()) <= self.limit_bytes:
+            return
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        draft = self.folder / f"{_DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
+        try:
+            # For the user alone, whatever the umask: token ids are the user's texts, near enough.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft.write_bytes(save(whole, {"crc32": _checksum(whole)}))
+            os.replace(draft, self._path(key))
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+        self._make_room()
+
+    def usage(self) -> Usage:
+        """Return how many files and bytes the cache has."""
+        files = self._files()
+        return Usage(len(files), sum(file.size_bytes for file in files))
+
+    def clear(self, *, dry_run: bool = False) -> Usage:
+        """Delete everything; says how much that is."""
+        files = self._files()
+        for file in () if dry_run else files:
+            _delete(file)
+        return Usage(len(files), sum(file.size_bytes for file in files))
+
+    def _make_room(self) -> None:
+        files = sorted(self._files(), key=lambda file: file.used)
+        total = sum(file.size_bytes for file in files)
+        for file in files:
+            is_draft, age = file.path.name.startswith(_DRAFT), time.time() - file.used
+            if age > _STALE_SECONDS if is_draft else total > self.limit_bytes:
+                _delete(file)
+                total -= file.size_bytes
+
+    def _files(self) -> list[_File]:
+        files = []
+        with suppress(OSError):
+            for entry in os.scandir(self.folder):
+                with suppress(OSError):  # deleted meanwhile
+                    if entry.name.endswith(_SUFFIX) or entry.name.startswith(_DRAFT):
+                        status = entry.stat()
+                        files.append(_File(status.st_mtime, status.st_size, Path(entry.path)))
+        return files
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_SUFFIX}"
+
+
+def open_cache(name: str) -> ArrayCache:
+    """The user's cache of this name: under $XDG_CACHE_HOME/inlay, as large as $INLAY_CACHE_BYTES allows; 0 is none."""
+    return ArrayCache(cache_folder(name), cache_limit())
+
+
+def _map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file, as views of its bytes. Raises what the damage makes it raise."""
+    mapped = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    start = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
+    header = json.loads(mapped[8:start].tobytes())
+    checksum = header.pop("__metadata__")["crc32"]
+    arrays = {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        arrays[name] = mapped[start + first : start + last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    if _checksum(arrays) != checksum:
+        raise ValueError(f"{path}: its bytes are not those that were written")
+    return arrays
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+    found = 0
+    for name, array in sorted(arrays.items(), key=lambda item: item[0]):
+        found = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), found)
+        found = zlib.crc32(array.reshape(-1).view(np.uint8).data, found)
+    return f"{found:08x}"
+
+
+def _delete(file: _File) -> None:
+    with suppress(OSError):
+        file.path.unlink(missing_ok=True)

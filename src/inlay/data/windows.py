@@ -3,7 +3,7 @@
 A text or pair is one window, cut where it is too long (where the texts of a pair are read apart, each by itself); a
 question with a long context is several, which overlap. For heads that read tokens every window says which part of the
 text each token stands for (its place), so that an answer can be cut from the text and a target laid on the right token.
-Nothing outside this file knows how a kind is laid out.
+A kind of task names its layout; nothing outside this file knows how rows are laid out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from inlay.data.encode import CHUNK_ROWS, Cut, Encoded, Pile, encode, encode_apart, tokenize
+from inlay.data.kinds import KINDS
 from inlay.data.tags import Word, split_words
+from inlay.data.targets import IGNORED
 from inlay.data.tasks import Split
 
-IGNORED = -100
-"""The target of a token that says nothing: no part of the loss."""
 MAX_QUESTION = 64  # tokens of a question at most, as published for SQuAD; the rest of a window is context
 
 
@@ -29,7 +29,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Reading:
-    """How the rows of a task become windows."""
+    """The settings by which a task's rows become windows."""
 
     kind: str
     max_length: int
@@ -43,7 +43,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Layout:
-    """One row of the table: how a kind's rows are encoded, and how its targets lie beside the tokens."""
+    """An entry of the table: how rows are encoded, and how their targets lie beside the tokens."""
 
     encode: Callable[[Any, Split, Reading, Progress | None], Encoded]
     align: Callable[[Encoded, np.ndarray], list[np.ndarray]] | None = None
@@ -54,9 +54,14 @@ class Layout:
     """the words of every row that tokens stand for, which are more than its texts say"""
 
 
+def find_layout(kind: str) -> Layout:
+    """Return how rows of a kind are laid out."""
+    return LAYOUTS[KINDS[kind].layout]
+
+
 def encode_split(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
     """The windows of a split's rows. Words to tag are those of its targets, or else those of the text."""
-    return LAYOUTS[reading.kind].encode(tokenizer, split, reading, progress)
+    return find_layout(reading.kind).encode(tokenizer, split, reading, progress)
 
 
 def align_targets(kind: str, encoded: Encoded, targets: np.ndarray) -> list[np.ndarray] | None:
@@ -65,7 +70,7 @@ def align_targets(kind: str, encoded: Encoded, targets: np.ndarray) -> list[np.n
     tag: int64 [T], the label of a word at its first piece. span: int64 [T, 2] for start and end, 1 at the answer's and
     0 where it could have been; a window without the answer has it at its first token. `IGNORED` everywhere else.
     """
-    align = LAYOUTS[kind].align
+    align = find_layout(kind).align
     return None if align is None else align(encoded, targets)
 
 
@@ -230,10 +235,8 @@ def _without_middle(encoding: Any) -> _Tokens:
 
 
 LAYOUTS: dict[str, Layout] = {
-    "text": Layout(_encode_joined),
-    "classify": Layout(_encode_whole),
-    "multilabel": Layout(_encode_whole),
-    "regress": Layout(_encode_whole),
-    "tag": Layout(_encode_words, _align_tags, words=find_words),
-    "span": Layout(_encode_contexts, _align_answers, overlaps=True),
+    "whole": Layout(_encode_whole),
+    "joined": Layout(_encode_joined),
+    "words": Layout(_encode_words, _align_tags, words=find_words),
+    "contexts": Layout(_encode_contexts, _align_answers, overlaps=True),
 }

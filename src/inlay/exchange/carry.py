@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
+from inlay.data.kinds import KINDS
 from inlay.data.metrics import METRICS, resolve_metric
 from inlay.data.tasks import Split
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
@@ -176,7 +177,7 @@ def _read_thresholds(own: dict[str, Any], kind: str, num_outputs: int) -> tuple[
     cuts, is_same = own.get("thresholds"), kind == own.get("kind")
     if cuts is None or not is_same:
         return None
-    expected = num_outputs if kind == "multilabel" else 1
+    expected = 1 if KINDS[kind].is_classifier else num_outputs
     if len(cuts) != expected or not all(isinstance(cut, int | float) and math.isfinite(cut) for cut in cuts):
         raise BadData(f"`thresholds` are `{cuts}`", f"they must be {expected} numbers, or left out")
     return tuple(map(float, cuts))
@@ -220,8 +221,9 @@ def _describe(
 
 def _check_kind(kind: str, foreign: Foreign) -> str:
     is_number = foreign.head.num_outputs == 1
-    if kind not in ("classify", "multilabel", "regress") or (kind == "regress") != is_number:
-        wanted = "regress" if is_number else "classify or multilabel"
+    fitting = [name for name, each in KINDS.items() if each.head_type is not None and each.is_number == is_number]
+    if kind not in fitting:
+        wanted = " or ".join(fitting)
         raise BadConfig(f"kind `{kind}` for a head of {foreign.head.num_outputs} outputs", f"use {wanted}")
     return kind
 
@@ -230,7 +232,7 @@ def _choose_labels(
     foreign: Foreign, own: dict[str, Any], wishes: Wishes, kind: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The user's labels, or the folder's, or transformers' own LABEL_0 …"""
-    if kind == "regress":
+    if KINDS[kind].is_number:
         return (), ()
     labels = wishes.labels or tuple(own.get("labels") or ()) or foreign.labels
     if not labels:

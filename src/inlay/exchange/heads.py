@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from inlay.data.kinds import CLASSIFICATION, KINDS, find_kind_of_head
 from inlay.errors import BadData, Unsupported
 from inlay.exchange.folder import Leaving, Weights
 from inlay.model.backbone.backbone import Backbone
@@ -17,8 +18,9 @@ from inlay.model.parts import head as head_part
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""
 
-HEAD_KINDS = {"classification": "classify", "multilabel_classification": "multilabel"}
-"""the library's type of head -> kind of task; a classification of one label is its regression"""
+
+HEAD_TYPES = tuple(dict.fromkeys(kind.head_type for kind in KINDS.values() if kind.head_type is not None))
+"""AdapterHub's types of heads; a classification of one label is its regression"""
 
 
 def join_head(kind: str, pooling: str, out: Linear, hidden: Linear | None) -> tuple[HeadSpec, dict[str, Tensor]]:
@@ -60,7 +62,9 @@ def take_classifier(weights: Weights, backbone: Backbone, prefix: str = "") -> t
                 f"the head reads the pooler, which the backbone `{backbone.name}` lacks",
                 "train it with the pooler among `modules_to_save`, or on a backbone that has one",
             )
-    return join_head("regress" if len(out[0]) == 1 else "classify", pooling, out, hidden)
+    kind = find_kind_of_head(CLASSIFICATION, len(out[0]))
+    assert kind is not None
+    return join_head(kind, pooling, out, hidden)
 
 
 def take_flexible_head(
@@ -68,11 +72,9 @@ def take_flexible_head(
 ) -> tuple[HeadSpec, dict[str, Tensor]]:
     """The head of AdapterHub's own model classes: dropout and a linear layer, once or with an activation between."""
     inner, width = config["config"], backbone.hidden_size
-    kind = HEAD_KINDS.get(inner.get("head_type"))
-    if kind is None:
-        raise Unsupported(
-            f"a prediction head of the type `{inner.get('head_type')}`", f"known: {', '.join(HEAD_KINDS)}"
-        )
+    head_type = inner.get("head_type")
+    if head_type not in HEAD_TYPES:
+        raise Unsupported(f"a prediction head of the type `{head_type}`", f"known: {', '.join(HEAD_TYPES)}")
     num_layers, act = inner.get("layers"), inner.get("activation_function")
     if num_layers not in (1, 2) or (num_layers == 2 and act != "tanh"):
         raise Unsupported(
@@ -88,7 +90,9 @@ def take_flexible_head(
     if num_layers == 2:
         hidden = weights.take(f"{prefix}.1.weight", width, width), weights.take(f"{prefix}.1.bias", width)
     pooling = "pooler" if inner.get("use_pooler") else "cls"
-    return join_head("regress" if kind == "classify" and len(out) == 1 else kind, pooling, (out, bias), hidden)
+    kind = find_kind_of_head(head_type, len(out))
+    assert kind is not None
+    return join_head(kind, pooling, (out, bias), hidden)
 
 
 def _take_linear(weights: Weights, name: str, num_out: int | None, num_in: int) -> Linear:
@@ -120,7 +124,7 @@ def describe_decisions(head: HeadSpec) -> str:
     if head.thresholds is not None:
         cuts = ", ".join(f"{cut:.6g}" for cut in head.thresholds)
         applies = "A label applies from these logits on, label by label"
-        if head.kind != "multilabel":
+        if KINDS[head.kind].is_classifier:
             applies = "The second label is the answer if its logit exceeds the first one's by more than"
         said += f"\n{applies}: {cuts} (tuned on dev rows; this format has no place for it).\n"
     return said

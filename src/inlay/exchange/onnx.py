@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inlay.data.kinds import KINDS
 from inlay.data.tasks import Split
 from inlay.data.windows import encode_split
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
@@ -46,13 +47,6 @@ INLINE_LIMIT_BYTES = 1536 * 1024**2
 """Weights beyond this go into a file of their own: a protobuf ends at 2 GiB, and the graph itself takes room too."""
 TOLERANCE = 1e-4
 """of the largest logit, or of 1 if that is more: by how much a probe's answer may differ in onnxruntime"""
-READINGS = {
-    "classify": "the label of the largest logit; probabilities are softmax(logits / temperature). Where a task has "
-    "thresholds, its second label is the answer if its logit exceeds the first one's by more than that number",
-    "multilabel": "a label applies if its logit is at least 0, or its own number in the task's thresholds where there "
-    "are some; its probability is sigmoid(logit / temperature)",
-    "regress": "the first logit is the number, on the scale of the task's own targets",
-}
 
 
 @dataclass(frozen=True)
@@ -146,10 +140,11 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
             f"`{reference}` stands on a backbone that writes its answers, token by token",
             "an ONNX graph has one pass: leave it out, or train the task on an encoder",
         )
-    if spec.head.kind not in READINGS:
+    if KINDS[spec.head.kind].onnx is None:
+        known = ", ".join(name for name, kind in KINDS.items() if kind.onnx is not None)
         raise Unsupported(
             f"`{reference}` is of the kind `{spec.head.kind}`, whose answer is not one row of logits",
-            f"an ONNX graph mixes tasks of the kinds {', '.join(READINGS)}: leave it out",
+            f"an ONNX graph mixes tasks of the kinds {known}: leave it out",
         )
 
 
@@ -192,7 +187,7 @@ def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[s
             "num_outputs": "[batch] int64: how many of a row's logits are its own",
         },
         "pad_id": backbone.pad_id,
-        "reading": {kind: READINGS[kind] for kind in sorted({task.manifest.kind for task in tasks})},
+        "reading": {kind: KINDS[kind].onnx for kind in sorted({task.manifest.kind for task in tasks})},
         "ids": "an id that is no task's is refused by the runtime, or answered with nan",
         "tasks": [{"id": place, **_describe_task(task)} for place, task in enumerate(tasks)],
     }

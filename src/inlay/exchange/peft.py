@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from inlay.data.kinds import KINDS
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_number, read_weights
@@ -278,7 +279,7 @@ def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[Obstacle]:
     form, keeps = CLASSIFIERS[anatomy.family], "PEFT keeps the head of transformers' own classifier"
     if isinstance(form, str):
         return [Obstacle(f"{keeps}, which in the family `{anatomy.family}` has {form}")]
-    if head.kind not in ("classify", "multilabel", "regress"):
+    if KINDS[head.kind].head_type is None:
         return [Obstacle(f"{keeps}, which has no kind `{head.kind}`")]
     found = []
     pooling = "cls" if form.hidden or head.hidden != "none" else "pooler"

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inlay.data.kinds import KINDS
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Leaving, dump_json
-from inlay.exchange.heads import HEAD_KINDS, describe_decisions, fold_targets
+from inlay.exchange.heads import describe_decisions, fold_targets
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import Anatomy
@@ -62,7 +63,7 @@ _NEEDS: dict[str, tuple[Any, str]] = {
     "inner_norm": ("none", "AdapterHub has no norm inside the bottleneck"),
     "combine": ("add", "AdapterHub's adapters add"),
 }
-_KINDS = {ours: theirs for theirs, ours in HEAD_KINDS.items()} | {"regress": "classification"}
+_KINDS = {name: kind.head_type for name, kind in KINDS.items() if kind.head_type is not None}
 
 
 def write(task: Leaving, anatomy: Anatomy) -> Folder:

@@ -17,10 +17,11 @@ import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from inlay.data.kinds import KINDS
 from inlay.data.metrics import is_better, list_metrics, score
 from inlay.data.tasks import Split, Task
 from inlay.errors import BadData, Unsupported
-from inlay.training.recipe.linear import KINDS, MAX_STEPS, Linear, fit_linear
+from inlay.training.recipe.linear import MAX_STEPS, Linear, fit_linear, linear_kinds
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 """inverse regularisation: C of a logistic regression, 1/alpha of a ridge regression"""
@@ -28,7 +29,7 @@ STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the baseline came to."""
+    """The scores of a baseline, and how it was fitted."""
 
     task: str
     kind: str
@@ -61,8 +62,8 @@ def fit_baseline(
 
     `chars` adds n-grams of three to five letters within words. `on_fit` hears how many strengths have been tried.
     """
-    if task.kind not in KINDS:
-        raise Unsupported(f"a baseline for a `{task.kind}` task", f"it knows: {', '.join(KINDS)}")
+    if KINDS[task.kind].linear is None:
+        raise Unsupported(f"a baseline for a `{task.kind}` task", f"it knows: {linear_kinds()}")
     began = time.perf_counter()
     features = _Features(task.train, chars=chars)
     train, dev = features.read(task.train), features.read(task.dev)
@@ -123,7 +124,7 @@ class _Features:
 
 
 def _overlap(first: Any, second: Any) -> np.ndarray:
-    """How alike two texts are [n, 3]: the cosine, the share of terms in common, and how their lengths compare."""
+    """Measure how alike two texts are [n, 3]: cosine, share of terms in common, and ratio of their lengths."""
     cosine = _sum(first.multiply(second)) / np.maximum(_norm(first) * _norm(second), 1e-12)
     num_first, num_second = first.getnnz(axis=1), second.getnnz(axis=1)
     both = _sum((first > 0).multiply(second > 0))

@@ -1,4 +1,4 @@
-"""Which stored task is the best start for new data: a ranking from a few forward passes, without any training.
+"""Ranks stored tasks as starts for new data, from a few forward passes, without any training.
 
 A sample of the new rows goes through every candidate's slot and through the plain backbone, all in mixed batches. A
 ridge regression on each candidate's pooled vectors is then solved in closed form, and candidates are ranked by the
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from inlay.data.encode import Encoded
+from inlay.data.kinds import KINDS, WHOLE_ROW
 from inlay.data.metrics import METRICS, score
-from inlay.data.splits import find_strata, group_keys
+from inlay.data.splits import group_keys
 from inlay.data.tasks import Task
 from inlay.data.token_cache import encode_cached
 from inlay.data.windows import Reading
@@ -35,6 +36,7 @@ from inlay.model.batch.route import Row, collate, make_rows
 from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
 from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.store import Store, Version
+from inlay.training.recipe.linear import linear_kinds
 
 NUM_ROWS = 256
 _SLOTS = 16  # candidates in one bank
@@ -94,12 +96,13 @@ def suggest(
 ) -> Suggestions:
     """Rank versions of the store as starts for `task`: those of `references`, or every task's latest on `backbone`."""
     settings = settings or SuggestSettings()
-    if task.kind not in _TARGETS:
-        raise Unsupported(f"a suggestion for a `{task.kind}` task", f"it knows: {', '.join(_TARGETS)}")
+    kind = KINDS[task.kind]
+    if kind.output_targets is None:
+        raise Unsupported(f"a suggestion for a `{task.kind}` task", f"it knows: {linear_kinds()}")
     candidates, refused = _load(_choose(store, backbone, references), backbone, store, task.digest)
     rows = sample_rows(task, settings.num_rows)
     part = task.train.take(rows)
-    whole = Reading("classify", min(settings.max_length, backbone.max_length))
+    whole = Reading(WHOLE_ROW, min(settings.max_length, backbone.max_length))
     encoded = encode_cached(backbone.tokenizer, part, whole)
     everyone = [_Candidate("", None, {}), *candidates]
     assert part.targets is not None
@@ -109,8 +112,9 @@ def suggest(
             if not np.isfinite(vectors).all():
                 refused[candidate.reference] = "its vectors are not finite numbers"
                 continue
-            predictions, fit = predict_left_out(vectors, _TARGETS[task.kind](part.targets, len(task.labels)))
-            scored.append((candidate, score(task.metric, _outputs(task.kind, predictions), part.targets), fit))
+            predictions, fit = predict_left_out(vectors, kind.output_targets(part.targets, len(task.labels)))
+            value = score(task.metric, predictions - kind.output_cut, part.targets)
+            scored.append((candidate, value, fit))
     sign = 1 if METRICS[task.metric].higher_is_better else -1
     plain, *others = [_phrase(*item, sign * (item[1] - scored[0][1])) for item in scored]
     # By how much of the targets' variance is explained, not by the metric: few rows often tie on a metric, and on real
@@ -121,7 +125,7 @@ def suggest(
 
 @dataclass(frozen=True)
 class SuggestSettings:
-    """How much of the data is looked at."""
+    """The limits of what is looked at."""
 
     num_rows: int = NUM_ROWS
     """rows of the sample at most"""
@@ -142,7 +146,7 @@ def sample_rows(task: Task, num_rows: int) -> np.ndarray:
     order = np.random.default_rng(0).permutation(np.sort(firsts))
     if len(order) <= num_rows:
         return np.sort(order)
-    strata = np.asarray(find_strata(task.kind, targets))[order]
+    strata = np.asarray(KINDS[task.kind].targets.find_strata(targets))[order]
     # Each row's place within its stratum, as a share of it: the smallest shares are an even sample of all strata.
     places = np.empty(len(order))
     for stratum in np.unique(strata):
@@ -211,7 +215,7 @@ def _pooling_of(spec: SlotSpec | None, backbone: Backbone) -> str:
 
 
 def predict_left_out(vectors: Vectors, targets: np.ndarray) -> tuple[np.ndarray, float]:
-    """What a ridge regression predicts for each row without it [n, outputs], and the share of variance explained.
+    """Predict each row by a ridge regression without it [n, outputs]; also return the share of variance explained.
 
     The penalty is the one with the least squared error over the rows left out.
     """
@@ -230,18 +234,6 @@ def predict_left_out(vectors: Vectors, targets: np.ndarray) -> tuple[np.ndarray,
             best, least = targets - errors, float((errors**2).sum())
     spread = float(((targets - means) ** 2).sum())
     return best, 1 - least / spread if spread else 0.0
-
-
-_TARGETS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "classify": lambda targets, num_labels: np.eye(num_labels)[targets],
-    "multilabel": lambda targets, num_labels: targets.astype(np.float64),
-    "regress": lambda targets, num_labels: targets.astype(np.float64)[:, None],
-}
-
-
-def _outputs(kind: str, predictions: np.ndarray) -> np.ndarray:
-    """Predictions as the metrics take them; of a set of labels those count that are predicted above one half."""
-    return predictions - 0.5 if kind == "multilabel" else predictions
 
 
 def _choose(store: Store, backbone: Backbone, references: Sequence[str] | None) -> list[Version]:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inlay.data.kinds import KINDS
 from inlay.data.tasks import Split
 from inlay.data.windows import encode_split
 from inlay.errors import InlayError
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import make_rows
-from inlay.model.heads.heads import collect_outputs
+from inlay.model.heads.heads import collect_outputs, find_head
 from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
 from inlay.serving.answers import Request
 from inlay.serving.engine import Engine, check_backbone, find_reading
@@ -117,7 +118,7 @@ class _Prover:
         is_exact = (self._store.sidecar(version) or {}).get("environment") == self._environment
         canonical = _difference(expected, alone)
         through = _difference(expected, mixed)
-        if manifest.kind == "text" and self._tolerance > CANONICAL_TOLERANCE:
+        if find_head(manifest.kind).reads == "nothing" and self._tolerance > CANONICAL_TOLERANCE:
             through = 0.0  # in bf16 a near tie may be decided otherwise, and the text goes on from there
         # 3. the first problem, if there is one
         problem = ""
@@ -127,7 +128,7 @@ class _Prover:
             problem = f"a probe's canonical answer is off by {canonical:.2g} of its size"
         elif not through <= self._tolerance:
             problem = f"a probe's answer in a mixed batch is off by {through:.2g} of its size"
-        elif manifest.kind == "classify" and any(
+        elif KINDS[manifest.kind].is_classifier and any(
             int(a.argmax()) != int(b.argmax()) and float(a.max() - a[int(b.argmax())]) > self._tolerance
             for a, b in zip(expected, mixed, strict=True)
         ):

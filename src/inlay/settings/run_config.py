@@ -320,6 +320,10 @@ class JointConfig:
         return found
 
 
+KIND_NAMES = ("classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
+"""The kinds of task, as `inlay.data.kinds.KINDS` has them; a test holds them equal."""
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """The place of a task's rows and the way they are read.
@@ -340,9 +344,9 @@ class DataConfig:
     label: str | None = setting(None, "column of the label")
     kind: str = setting(
         "auto",
-        "kind of task: classify, multilabel, regress, tag (words), span (answers in a context), text (generated); auto "
-        "infers it",
-        choices=("auto", "classify", "multilabel", "regress", "tag", "span", "text"),
+        "kind of task: classify, multilabel, regress, ordinal (levels), tag (words), span (answers in a context), text "
+        "(generated); auto infers it",
+        choices=("auto", *KIND_NAMES),
     )
     labels: tuple[str, ...] = setting((), "label names in order; default: those found, sorted")
     merge_labels: bool = setting(

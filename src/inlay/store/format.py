@@ -61,7 +61,7 @@ class Probe:
 class Manifest:
     """Everything of a version but its tensors. The digest covers all of it, so it has no times, hosts or paths."""
 
-    kind: str  # of task: classify, multilabel, regress, tag, span, text
+    kind: str  # of task: a key of `inlay.data.kinds.KINDS`
     labels: tuple[str, ...]
     metric: str  # the one that picked the best epoch, and picks `NAME@best`
     method: dict[str, Any]  # method settings, `name` and `size` among them

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from inlay.data import Split, Task, load_task
+from inlay.data.kinds import WHOLE_ROW
 from inlay.errors import Diverged, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.model import Backbone
 from inlay.serving import Engine, verify
@@ -120,7 +121,7 @@ def watch_folder(
 def _check_settings(config: RunConfig, backbone: Backbone, store: Store) -> None:
     """Refuse settings that no file could be trained with, before the first file is called bad for them."""
     rows = Split(["a", "b"], None, np.array([0, 1]), [1, 2])
-    make_run(Task("any", "classify", ("a", "b"), "accuracy", rows, rows, None, (), "", ""), config, backbone, store)
+    make_run(Task("any", WHOLE_ROW, ("a", "b"), "accuracy", rows, rows, None, (), "", ""), config, backbone, store)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from inlay.data.encode import Encoded
+from inlay.data.kinds import KINDS
 from inlay.data.metrics import resolve_metric, score_all
 from inlay.data.tags import entity_types
 from inlay.data.tasks import Task
@@ -65,7 +66,7 @@ def score_spans(
 
 def _choose_metric(task: Task, metric: str | None) -> str:
     if metric is None:
-        return "accuracy" if task.kind == "classify" else task.metric
+        return "accuracy" if KINDS[task.kind].is_classifier else task.metric
     return resolve_metric(metric, task.kind, len(task.labels), has_entities=bool(entity_types(task.labels)))
 
 

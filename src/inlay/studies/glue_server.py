@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from inlay.data.kinds import KINDS
 from inlay.data.metrics import decide
 from inlay.data.sets.glue import open_glue
 from inlay.data.sources import Source
@@ -65,7 +66,7 @@ def answer_test(backbone: Backbone, run_folder: Path, task: Task, config: DataCo
     bank = Bank(backbone, 1)
     bank.put(0, trained.spec, trained.result.tensors)
     found = decide(task.kind, answer_slot(bank, 0, split, trained.run.reading, task.labels))
-    return [float(value) if task.kind == "regress" else task.labels[int(value)] for value in found]
+    return [float(value) if KINDS[task.kind].is_number else task.labels[int(value)] for value in found]
 
 
 def read_test(task: str, config: DataConfig) -> Split:

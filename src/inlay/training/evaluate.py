@@ -18,19 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.data.calibration import calibration_error, fit_temperature
+from inlay.data.calibration import calibration_error, fit_temperature, tune_thresholds
 from inlay.data.encode import Encoded
+from inlay.data.kinds import KINDS, WHOLE_ROW
 from inlay.data.metrics import decide, score_all
 from inlay.data.squad import tune_threshold
+from inlay.data.targets import IGNORED
 from inlay.data.tasks import Split
-from inlay.data.thresholds import tune_thresholds
 from inlay.data.token_cache import encode_cached
-from inlay.data.windows import IGNORED, Reading, align_targets
+from inlay.data.windows import Reading, align_targets
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row, make_rows
-from inlay.model.heads.heads import HeadSpec, Output, collect_outputs, find_head, find_output_passages
+from inlay.model.heads.heads import WRITTEN, HeadSpec, Output, collect_outputs, find_head, find_output_passages
 from inlay.model.heads.inference import infer
 from inlay.training.run.run import Result, Run
 
@@ -53,7 +54,7 @@ class Targets:
         """the targets of whole rows"""
         tokens = [] if aligned is None else [np.asarray(target, dtype=np.int64) for target in aligned]
         self._tokens = [torch.from_numpy(target) for target in tokens]
-        weigh = find_head("text" if written is not None else head.kind).weight
+        weigh = find_head(WRITTEN if written is not None else head.kind).weight
         weights = [weigh(target) for target in self._tokens] if aligned is not None else np.ones(len(encoded))
         self.weights = torch.as_tensor(weights, dtype=torch.float32)
         """how much each window counts in a mean: labelled or written tokens, where there are such"""
@@ -75,24 +76,21 @@ class Targets:
 
 
 def find_texts(targets: np.ndarray, head: HeadSpec) -> np.ndarray:
-    """Which of a head's texts is nearest to each target: its class, or the number it stands for."""
-    if head.kind == "regress":
-        numbers = np.array([float(text) for text in head.texts])
-        return np.abs(numbers[None, :] - targets[:, None]).argmin(1)
-    return targets
+    """Return the number of each target's text among those that a head scores."""
+    return KINDS[head.kind].match_answers(targets, head.texts)
 
 
 def _as_numbers(targets: np.ndarray, head: HeadSpec) -> Tensor:
     if head.texts:
         return torch.as_tensor(find_texts(targets, head))
-    if head.kind == "regress":
+    if find_head(head.kind).is_scaled:
         return torch.as_tensor(((targets - head.target_mean) / head.target_std).astype(np.float32))
     return torch.as_tensor(targets)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What dev rows say about a run: every metric of its kind, the mean loss, and what of its head they fitted.
+class DevScores:
+    """The scores of a run on its dev rows: every metric of its kind, the mean loss, and what of its head they fitted.
 
     If the outputs of some rows are not finite, scores and loss are NaN, which no epoch is chosen by, and the run has
     diverged.
@@ -110,19 +108,19 @@ class Verdict:
 
     @property
     def findings(self) -> dict[str, Any]:
-        """What a history keeps of it only where there is something to keep."""
+        """The fields that a history has only where there is something to keep."""
         found = {"unpredicted": list(self.unpredicted), "dev_untuned": self.untuned}
         return {name: value for name, value in found.items() if value}
 
 
-def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
+def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores:
     """The verdict of the dev rows, from the logits of their windows."""
     split, head = run.task.dev, run.spec.head
     outputs = _collect(split, encoded, logits)
     num_lost = sum(not output.is_finite for output in outputs)
     if num_lost:
         scores = _score(run.task.kind, run.task.labels, outputs, split, head)
-        return Verdict(scores, math.nan, {}, num_lost)
+        return DevScores(scores, math.nan, {}, num_lost)
     decisions = _decisions(head.kind, outputs, split, encoded)
     fitted = _fit_head(head, outputs, split, decisions)
     calibrated = dataclasses.replace(head, **fitted)
@@ -135,39 +133,24 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> Verdict:
     scores = score_all(run.task.kind, run.task.labels, split.targets, predictions, split.unseen)
     scores |= _score_calibration(head, calibrated, decisions)
     unpredicted = _find_unpredicted(run.task.kind, run.task.labels, split.targets, predictions)
-    if head.kind == "text":  # what was written is right or wrong: there are no logits to be surer by
-        return Verdict(scores, 1.0 - scores["exact_match"], fitted)
-    known = dataclasses.replace(split, targets=_without_unseen(split, head))
+    if head.is_free_text:  # what was written is right or wrong: there are no logits to be surer by
+        return DevScores(scores, 1.0 - scores["exact_match"], fitted)
+    known = split
+    if split.unseen:  # labels that training never saw have no output, and count nothing in a loss
+        form = KINDS[run.task.kind].targets
+        known = dataclasses.replace(split, targets=form.ignore_unseen(split.targets, len(run.task.labels)))
     loss = _mean_loss(head, Targets(known, encoded, head), logits)
-    return Verdict(scores, loss, fitted, unpredicted=unpredicted, untuned=untuned)
+    return DevScores(scores, loss, fitted, unpredicted=unpredicted, untuned=untuned)
 
 
 def _find_unpredicted(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any) -> tuple[str, ...]:
-    """The labels that some rows have and none is predicted with, of classes and sets of labels."""
-    if kind not in ("classify", "multilabel"):
+    """Return the labels that some rows have and none is predicted with."""
+    form = KINDS[kind].targets
+    true = form.find_present(targets)
+    if not true:
         return ()
-    predictions = decide(kind, outputs)
-    if kind == "classify":
-        true, predicted = set(targets.tolist()), set(predictions.tolist())
-    else:
-        true, predicted = (set(np.flatnonzero(part.sum(axis=0)).tolist()) for part in (targets, predictions))
+    predicted = form.find_present(decide(kind, outputs))
     return tuple(name for label, name in enumerate(labels) if label in true and label not in predicted)
-
-
-def _without_unseen(split: Split, head: HeadSpec) -> np.ndarray:
-    """The targets that a loss can be computed of: labels that training never saw have no output, and are ignored."""
-    targets, num_labels = split.targets, head.num_outputs
-    assert targets is not None
-    if not split.unseen:
-        return targets
-    if head.kind == "multilabel":
-        return targets[:, :num_labels]
-    if head.kind == "classify":
-        return np.where(targets < num_labels, targets, IGNORED)
-    known = np.empty(len(targets), dtype=object)
-    for row, words in enumerate(targets):
-        known[row] = tuple((start, end, tag if tag < num_labels else IGNORED) for start, end, tag in words)
-    return known
 
 
 def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> float:
@@ -175,7 +158,7 @@ def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> fl
     if logits[0].dim() == 1:
         taken = targets.take(range(len(logits)), 0)
         lost = row_losses(torch.stack(list(logits)), taken)
-        if head.kind == "classify" and bool((taken == IGNORED).any()):  # a row of a class that training never saw
+        if taken.dim() == 1 and not taken.is_floating_point():  # without rows of a class that training never saw
             lost = lost[taken != IGNORED]
         return float(lost.mean()) if len(lost) else 0.0
     losses = [row_losses(row.unsqueeze(0), targets.take([window], len(row))) for window, row in enumerate(logits)]
@@ -186,7 +169,7 @@ Decisions = tuple[np.ndarray, np.ndarray]
 
 
 def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions: Decisions | None) -> dict[str, Any]:
-    """What of a head is fitted on dev rows: its temperature where it has probabilities, its margin of silence."""
+    """Fit a head on dev rows: its temperature where it has probabilities, its margin of silence."""
     fitted: dict[str, Any] = {}
     if decisions is not None:
         fitted["temperature"] = fit_temperature(*_take_known(head, decisions))
@@ -201,7 +184,7 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions
 
 def _tune_cuts(metric: str, head: HeadSpec, decisions: Decisions | None) -> tuple[float, ...] | None:
     """Thresholds that gain on dev rows, also on those they were not chosen on; None where none do."""
-    if decisions is None or head.kind not in ("classify", "multilabel"):
+    if decisions is None or not KINDS[head.kind].has_cuts(head.num_outputs):
         return None
     return tune_thresholds(metric, *_take_known(head, decisions))
 
@@ -256,7 +239,7 @@ def score_probe(run: Run, head: Mapping[str, Tensor], backbone: Backbone, split:
 
 
 @dataclass(frozen=True)
-class Judged:
+class SplitOutputs:
     """A head's outputs on labelled rows."""
 
     head: HeadSpec
@@ -271,7 +254,7 @@ class Judged:
         """The outputs as the metrics take them."""
         return read_outputs(self.head, labels, self.outputs)
 
-    def take(self, rows: Sequence[int]) -> Judged:
+    def take(self, rows: Sequence[int]) -> SplitOutputs:
         """The outputs of some rows."""
         return dataclasses.replace(self, outputs=[self.outputs[row] for row in rows])
 
@@ -283,12 +266,12 @@ def judge_split(
     split: Split,
     reading: Reading,
     on_batch: Callable[[int], None] | None = None,
-) -> Judged:
+) -> SplitOutputs:
     """The outputs of every labelled row, and how honest their probabilities are."""
     encoded = encode_cached(backbone.tokenizer, split, reading)
     outputs = _collect(split, encoded, _infer(spec, tensors, backbone, encoded, on_batch))
     ece = _measure_calibration(spec.head, outputs, split, encoded)
-    return Judged(spec.head, outputs, ece, encoded.num_lost, int(encoded.lengths.sum()))
+    return SplitOutputs(spec.head, outputs, ece, encoded.num_lost, int(encoded.lengths.sum()))
 
 
 def _measure_calibration(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: Encoded) -> float | None:
@@ -332,7 +315,7 @@ def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[O
 
 
 def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: Sequence[str]) -> Any:
-    """What a slot of a bank answers to the rows of a split, labelled or not, as the metrics take it."""
+    """Answer the rows of a split by a slot of a bank, labelled or not, as the metrics take it."""
     spec = bank.specs[slot]
     assert spec is not None
     encoded = encode_cached(bank.backbone.tokenizer, split, reading)
@@ -342,7 +325,7 @@ def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: S
 
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
     """A split's rows for slot 0, ready for `infer`, each text or pair whole."""
-    encoded = encode_cached(backbone.tokenizer, split, Reading("classify", max_length))
+    encoded = encode_cached(backbone.tokenizer, split, Reading(WHOLE_ROW, max_length))
     return make_rows(encoded)
 
 

@@ -61,7 +61,7 @@ def rebuild_qnli(squad: Path) -> Table:
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
-    """Where each sentence begins and ends."""
+    """Return where each sentence begins and ends."""
     places, start = [], 0
     for match in _END.finditer(text):
         if not _ABBREVIATION.search(text[max(0, match.start() - 11) : match.start() + 1]):

@@ -1,4 +1,6 @@
-"""The heads: what a task's outputs mean, as one table of entries: how many, what they read, which loss, which answer.
+"""The heads: `HEADS` has one entry for each kind of task: how many outputs, what they read, which loss, which answer.
+
+`inlay.data.kinds.KINDS` has the other half, which needs no torch.
 
 A head is a linear layer, on the pooled vector of a row or on every token. Its kind says how logits become a loss in
 training and an answer in use. On a backbone that writes, a head has no layer: its kind says which texts are scored, or
@@ -11,6 +13,7 @@ What always holds: outputs that are NaN or infinite are no answer. The argmax of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,17 +21,31 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.errors import NotFinite, UnknownName, Unsupported
+from inlay.model.batch.route import IGNORED
+from inlay.model.heads.head_losses import (
+    batched_class_losses,
+    batched_level_losses,
+    batched_number_losses,
+    batched_passage_losses,
+    batched_set_losses,
+    batched_tag_losses,
+    class_losses,
+    level_losses,
+    number_losses,
+    passage_losses,
+    set_losses,
+    tag_losses,
+    text_losses,
+)
 from inlay.model.heads.spans import Entity, Passage, Passages, Word, find_passages, join_entities
 
 WRITTEN = "text"
 """The pooling of a head whose answers the backbone writes."""
 JOINED, TOWERS = "joined", "towers"
 """How a pair of texts is read: as one text, or each by itself."""
-_IGNORED = -100  # the target of a token that says nothing
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,11 @@ class HeadSpec:
         return find_head(self.kind).reads == "pooled"
 
     @property
+    def is_free_text(self) -> bool:
+        """Whether the answer is any text that the backbone writes."""
+        return find_head(self.kind).reads == "nothing"
+
+    @property
     def has_towers(self) -> bool:
         """Whether it reads the two texts of a pair apart: u, v, |u − v|, u · v and their cosine."""
         return self.pairs == TOWERS
@@ -156,7 +178,7 @@ def collect_outputs(encoded: Windows, logits: Sequence[Tensor], texts: Sequence[
 
 @dataclass(frozen=True)
 class Outcome:
-    """What logits say: `label`, `labels`, `value`, `entities` or `answer`, with probabilities where there are any.
+    """An answer read from logits: `label`, `labels`, `value`, `entities` or `answer`, with probabilities if any.
 
     An outcome that is too unsure to be given is `abstained`, and keeps its probabilities.
     """
@@ -176,6 +198,11 @@ class Outcome:
     abstained: str = ""
     """the field that would have been given, if it were surer"""
 
+    def entities_of(self, tags: Sequence[str], text: str) -> tuple[Entity, ...]:
+        """Return the entities that the words would make with these tags."""
+        words = [replace(word, tag=tag) for word, tag in zip(self.words or (), tags, strict=True)]
+        return join_entities(words, text)
+
     def to_json(self) -> dict[str, Any]:
         """Only the fields that this kind of task has."""
         found: dict[str, Any] = {}
@@ -190,7 +217,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Head:
-    """One row of the table."""
+    """An entry of the table."""
 
     num_outputs: Callable[[int], int]
     """of the number of labels"""
@@ -210,15 +237,22 @@ class Head:
     """tokens of a row or window where nobody asks for a number"""
     weight: Callable[[Tensor], float] = lambda target: 1.0
     """how much a window counts in a mean, from its tokens' targets"""
+    fit_targets: Callable[[np.ndarray], dict[str, Any]] = lambda targets: {}
+    """training targets -> what of the head's specification they decide"""
+    is_scaled: bool = False
+    """whether targets are standardised by `target_mean` and `target_std` while training"""
+    batched_losses: Callable[..., Tensor] | None = None
+    """the same losses in a compiled step, of rows of any mix of heads; None: there such a head is stepped eagerly.
+    Of `RowBatch` for heads that read pooled vectors, of `TokenBatch` for heads that read tokens"""
 
     def answer(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-        """What a row's outputs say; refuses outputs that are not finite."""
+        """Return what a row's outputs say; refuses outputs that are not finite."""
         if not output.is_finite:
             raise NotFinite("the outputs of a row are not finite", "train the task again with a smaller `--lr`")
         return self.read_answer(output, spec, labels)
 
     def predict(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Any:
-        """What the metrics compare with a target; None where the outputs are not finite."""
+        """Return what the metrics compare with a target; None where the outputs are not finite."""
         return self.read_prediction(output, spec, labels) if output.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:
@@ -243,11 +277,24 @@ def _answer_class(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outc
     return Outcome(label=labels[best], probabilities=dict(zip(labels, probabilities, strict=True)))
 
 
+def _answer_level(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
+    """P(level > k) is the sigmoid of logit k, which is lowered to the smallest before it, so that none rises."""
+    logits_L = torch.cummin(output.logits[0].double(), -1).values
+    exceeded = [1.0, *torch.sigmoid(logits_L / spec.temperature).tolist(), 0.0]
+    probabilities = [above - below for above, below in itertools.pairwise(exceeded)]
+    level = int((logits_L > 0).sum())
+    return Outcome(label=labels[level], probabilities=dict(zip(labels, probabilities, strict=True)))
+
+
 def _answer_labels(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
     logits_L = output.logits[0]
     probabilities = torch.sigmoid(logits_L.double() / spec.temperature).tolist()
     chosen = tuple(label for label, logit in zip(labels, spec.shift(logits_L).tolist(), strict=True) if logit >= 0)
     return Outcome(labels=chosen, probabilities=dict(zip(labels, probabilities, strict=True)))
+
+
+def _confidence_of_label(outcome: Outcome) -> float:
+    return (outcome.probabilities or {})[outcome.label or ""]
 
 
 def _confidence_of_set(outcome: Outcome) -> float:
@@ -314,74 +361,67 @@ def _answer_text(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outco
     return Outcome(answer=_predict_text(output, spec, labels))
 
 
-def text_losses(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Tensor:
-    """The mean cross-entropy of each answer's tokens, `smoothing` of every target spread over the vocabulary."""
-    # Not as [n, V, T]: torch sums over a vocabulary that is not last several times slower, and less exactly.
-    losses = F.cross_entropy(
-        logits_nTV.float().flatten(0, 1),
-        targets_nT.flatten(),
-        reduction="none",
-        ignore_index=_IGNORED,
-        label_smoothing=smoothing,
-    )
-    losses_nT = losses.view_as(targets_nT)
-    return losses_nT.sum(-1) / (targets_nT != _IGNORED).sum(-1).clamp(min=1)
-
-
-def _lose_tags(logits_nTL: Tensor, targets_nT: Tensor) -> Tensor:
-    losses_nT = F.cross_entropy(logits_nTL.transpose(1, 2), targets_nT, reduction="none", ignore_index=_IGNORED)
-    return losses_nT.sum(-1) / (targets_nT != _IGNORED).sum(-1).clamp(min=1)
-
-
-def _lose_passages(logits_nT2: Tensor, targets_nT2: Tensor) -> Tensor:
-    """The mean of the start's and the end's cross-entropy over the tokens that can be one."""
-    shares_nT2 = logits_nT2.masked_fill(targets_nT2 == _IGNORED, -torch.inf).log_softmax(1)
-    return -shares_nT2.masked_fill(targets_nT2 != 1, 0.0).sum(1).mean(-1)
+def _fit_scale(targets: np.ndarray) -> dict[str, Any]:
+    return {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0}
 
 
 HEADS: dict[str, Head] = {
     "classify": Head(
         num_outputs=lambda num_labels: num_labels,
-        row_losses=lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"),
+        row_losses=class_losses,
         read_answer=_answer_class,
         read_prediction=_predict_logits,
-        confidence=lambda outcome: (outcome.probabilities or {})[outcome.label or ""],
+        confidence=_confidence_of_label,
         calibrates=True,
+        batched_losses=batched_class_losses,
     ),
     "multilabel": Head(
         num_outputs=lambda num_labels: num_labels,
-        row_losses=lambda logits, targets: F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(
-            -1
-        ),
+        row_losses=set_losses,
         read_answer=_answer_labels,
         read_prediction=_predict_logits,
         confidence=_confidence_of_set,
         calibrates=True,
+        batched_losses=batched_set_losses,
     ),
     "regress": Head(
         num_outputs=lambda num_labels: 1,
-        row_losses=lambda logits, targets: F.mse_loss(logits[:, 0], targets, reduction="none"),
+        row_losses=number_losses,
         read_answer=_answer_number,
         read_prediction=_predict_number,
+        fit_targets=_fit_scale,
+        is_scaled=True,
+        batched_losses=batched_number_losses,
+    ),
+    "ordinal": Head(
+        num_outputs=lambda num_labels: num_labels - 1,
+        row_losses=level_losses,
+        read_answer=_answer_level,
+        read_prediction=_predict_logits,
+        confidence=_confidence_of_label,
+        batched_losses=batched_level_losses,
     ),
     "tag": Head(
         num_outputs=lambda num_labels: num_labels,
-        row_losses=_lose_tags,
+        row_losses=tag_losses,
         read_answer=_answer_words,
         read_prediction=_predict_tags,
         confidence=lambda outcome: min((entity.probability for entity in outcome.entities or ()), default=1.0),
         reads="tokens",
         calibrates=True,
-        weight=lambda target: float((target != _IGNORED).sum()),
+        weight=lambda target: float((target != IGNORED).sum()),
+        batched_losses=batched_tag_losses,
     ),
     "span": Head(
         num_outputs=lambda num_labels: 2,
-        row_losses=_lose_passages,
+        row_losses=passage_losses,
         read_answer=_answer_passage,
         read_prediction=_predict_answer,
         confidence=lambda outcome: outcome.probability or 0.0,
         reads="tokens",
         max_length=384,
+        fit_targets=lambda targets: {"null_threshold": None if all(targets) else 0.0},
+        batched_losses=batched_passage_losses,
     ),
     "text": Head(
         num_outputs=lambda num_labels: 0,

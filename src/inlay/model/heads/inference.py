@@ -85,7 +85,7 @@ def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:
     """A row's logits without the padding."""
     if logits.dim() > 1:
         return logits[: len(row.ids)].clone()
-    return logits[~(logits < 0)] if bank.head_of(row.slot).kind == "text" else logits  # NaN: no text was written
+    return logits[~(logits < 0)] if bank.head_of(row.slot).is_free_text else logits  # NaN: no text was written
 
 
 def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]]:

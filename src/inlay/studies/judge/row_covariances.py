@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from inlay.data.kinds import KINDS
 from inlay.model import Backbone
 from inlay.store import write_atomically
 from inlay.studies.judge.row_sampling import Floats, covariances, influence
@@ -31,15 +32,16 @@ DIGITS = 6
 def keep_influences(folder: Path, run: Run, result: Result, backbone: Backbone) -> None:
     """Answer a run's dev rows with its best weights, and keep how each row moves its metrics."""
     task = run.task
-    if (folder / FILE).is_file() or task.kind not in ("classify", "regress") or task.dev.targets is None:
+    kind = KINDS[task.kind]
+    if (folder / FILE).is_file() or not (kind.is_classifier or kind.is_number) or task.dev.targets is None:
         return
     judged = judge_split(result.spec(run), result.tensors, backbone, task.dev, run.reading)
     gold = np.asarray(task.dev.targets, dtype=np.float64)
     answers = np.asarray(judged.predictions(task.labels), dtype=np.float64)
-    if task.kind == "classify":
+    if kind.is_classifier:
         answers = answers.argmax(1).astype(np.float64)
-    is_binary = task.kind == "classify" and len(task.labels) == 2 and not task.dev.unseen
-    names = ("spearman", "pearson") if task.kind == "regress" else METRICS[:3] if is_binary else METRICS[:1]
+    is_binary = kind.is_classifier and len(task.labels) == 2 and not task.dev.unseen
+    names = ("spearman", "pearson") if kind.is_number else METRICS[:3] if is_binary else METRICS[:1]
     found = {name: values for name in names if (values := influence(name, gold, answers)) is not None}
     content = io.BytesIO()
     np.savez_compressed(content, digest=np.frombuffer(_digest(gold), dtype=np.uint8), **found)  # type: ignore[arg-type]

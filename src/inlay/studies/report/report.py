@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inlay.data.kinds import KINDS
 from inlay.errors import UnknownName
 from inlay.settings.trees import read_tree
 from inlay.store import write_atomically
@@ -321,7 +322,7 @@ def _list_poolings(records: Sequence[Record]) -> list[str]:
     arms: dict[str, dict[str, None]] = {}
     for record in records:
         kind = record.config.get("data", {}).get("kind")
-        if record.pooling in POOLED and kind in ("classify", "regress", "multilabel"):
+        if record.pooling in POOLED and kind in KINDS and KINDS[kind].layout == "whole":
             arms.setdefault(POOLED[record.pooling], {})[record.arm] = None
     if len(arms) == 1:
         return list(arms)

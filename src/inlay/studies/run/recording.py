@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from inlay.data.kinds import KINDS
 from inlay.data.tasks import Task
 from inlay.errors import Diverged, InlayError
 from inlay.model.parts.part import draw_tensor
@@ -186,7 +187,7 @@ def count_rows(task: Task) -> dict[str, int]:
 
 def find_majority(task: Task) -> float | None:
     """Return the accuracy on dev of the most frequent class of the training rows; None where there are no classes."""
-    if task.kind != "classify" or task.train.targets is None or task.dev.targets is None:
+    if not KINDS[task.kind].is_classifier or task.train.targets is None or task.dev.targets is None:
         return None
     most = np.bincount(task.train.targets, minlength=len(task.labels)).argmax()
     return float(np.mean(task.dev.targets == most))

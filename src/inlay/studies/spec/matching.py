@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inlay.data.kinds import PASSAGES, WHOLE_ROW
 from inlay.model.bank.methods import find_method, resolve_method
 from inlay.model.heads.heads import WRITTEN, find_head
 from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, settled
@@ -138,7 +139,7 @@ def _plan(study: Study, arm: Arm, tasks: tuple[str, ...], config: RunConfig, see
         lr = train.lr or find_lr(is_seq2seq=facts.is_seq2seq, is_alone=joint.trained == "task")
         method, train = resolve_method(method).as_config(), dataclasses.replace(train, lr=lr, bucket=train.bucket or 1)
     if kind.is_trained and not kind.is_joint:  # of several tasks each resolves these for itself
-        longest = find_head("span" if "squad" in tasks[0] else "classify").max_length
+        longest = find_head(PASSAGES if "squad" in tasks[0] else WHOLE_ROW).max_length
         train = dataclasses.replace(train, pooling=pooling, max_length=train.max_length or longest)
     return _Asked(kind, tasks, method, train, joint, data, arm.sample, start).make_key(facts, pooling)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.columns import Scheme
+from inlay.data.kinds import KINDS, PASSAGES, WHOLE_ROW, Scheme
 from inlay.data.metrics import resolve_metric
 from inlay.data.sets.glue import GLUE
 from inlay.data.tasks import Split, Task
@@ -28,25 +28,25 @@ def make_toy_task(name: str, config: DataConfig) -> Task:
     """
     entry = GLUE.get(name.removeprefix("glue/")) if name.startswith("glue/") else None
     labels: tuple[str, ...]
-    if "squad" in name.lower() or config.kind == "span":
-        kind, labels, has_pairs, metric = "span", (), True, "auto"
+    if "squad" in name.lower() or config.kind == PASSAGES:
+        kind, labels, has_pairs, metric = PASSAGES, (), True, "auto"
     elif entry is not None:
         num_classes = 3 if name.startswith("glue/mnli") else 2
         kind, has_pairs, metric = entry.kind, entry.columns[1] is not None, entry.metric
-        labels = () if kind == "regress" else tuple(f"class-{index}" for index in range(num_classes))
+        labels = () if not KINDS[kind].targets.has_labels else tuple(f"class-{index}" for index in range(num_classes))
     else:
-        kind, has_pairs, metric = "classify", False, "auto"
+        kind, has_pairs, metric = WHOLE_ROW, False, "auto"
         labels = ("class-0", "class-1", "class-2")
     metric = resolve_metric(metric if config.metric == "auto" else config.metric, kind, len(labels), has_entities=False)
     generator = np.random.default_rng(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16))
     sides = {side: _make_split(generator, size, kind, len(labels), has_pairs) for side, size in _NUM_ROWS.items()}
-    test = sides["test"] if entry is None and kind == "classify" else None
+    test = sides["test"] if entry is None and KINDS[kind].is_classifier else None
     content = digest([name, kind, metric, [side.texts for side in sides.values()]])
     return Task(name, kind, labels, metric, sides["train"], sides["dev"], test, ("toy rows",), content, content[:32])
 
 
 def _make_split(generator: np.random.Generator, size: int, kind: str, num_labels: int, has_pairs: bool) -> Split:
-    if kind == "span":
+    if kind == PASSAGES:
         return _make_answers(generator, size)
     num_groups = num_labels or 4
     chosen = np.arange(size) % num_groups  # every class in every side, however few the rows
@@ -72,5 +72,5 @@ def _make_answers(generator: np.random.Generator, size: int) -> Split:
         words[place:place] = ["prize", number]
         contexts.append(" ".join(words))
         targets.append(((len(before), number),))
-    scheme = Scheme("span", ())
+    scheme = Scheme(PASSAGES, ())
     return Split(["what prize ?"] * size, contexts, scheme.collect(targets), list(range(1, size + 1)))

@@ -32,7 +32,7 @@ from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember, Encoder, JointMember, Member, Progress
 from inlay.training.cohort.memory import first_line, release_memory
 from inlay.training.cohort.parallel import World
-from inlay.training.evaluate import Verdict, score_dev
+from inlay.training.evaluate import DevScores, score_dev
 from inlay.training.events import Emit, ignore
 from inlay.training.recipe.head_start import fit_head, keep_part
 from inlay.training.recipe.recipe import choose_blend
@@ -462,7 +462,7 @@ class Cohort:
         bank.initialise(0, member.run.spec, member.run.config.train.seed)
         return bank.read(0) | member.run.start.of(member.run.name)
 
-    def _close_epoch(self, member: AnyMember, verdict: Verdict) -> dict[str, Any]:
+    def _close_epoch(self, member: AnyMember, verdict: DevScores) -> dict[str, Any]:
         record, is_kept = close_epoch(member, verdict, self.seconds)
         if is_kept:
             member.best_tensors = member.read(self.bank)

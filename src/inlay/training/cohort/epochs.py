@@ -7,7 +7,7 @@ from typing import Any
 
 from inlay.data.metrics import is_better
 from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember
-from inlay.training.evaluate import Verdict
+from inlay.training.evaluate import DevScores
 from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY
 from inlay.training.step.optimizer import learning_rate
 from inlay.training.step.updates import StepStats
@@ -15,7 +15,7 @@ from inlay.training.step.updates import StepStats
 _EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
 
 
-def close_epoch(member: AnyMember, verdict: Verdict, seconds: float) -> tuple[dict[str, Any], bool]:
+def close_epoch(member: AnyMember, verdict: DevScores, seconds: float) -> tuple[dict[str, Any], bool]:
     """Record an epoch, or a stage, that was just scored, `seconds` after its cohort began; and whether it is kept."""
     progress, metric, train = member.progress, member.run.metric, member.run.config.train
     stage, num_steps = progress.stage, progress.cursor  # fewer than the epoch's where time was up

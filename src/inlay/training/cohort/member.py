@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from inlay.data.encode import Encoded, epoch_batches
+from inlay.data.kinds import WRITTEN_TEXT
 from inlay.data.metrics import MEAN, METRICS
 from inlay.data.sampling import TaskSampler, draw_by_label
 from inlay.data.tasks import Split
@@ -22,8 +23,9 @@ from inlay.data.token_cache import encode_cached
 from inlay.data.windows import Reading
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.batch.route import CacheDepth, CachedStates, Row
-from inlay.model.heads.heads import find_head, text_losses
-from inlay.training.evaluate import Targets, Verdict, find_texts
+from inlay.model.heads.head_losses import text_losses
+from inlay.model.heads.heads import find_head
+from inlay.training.evaluate import DevScores, Targets, find_texts
 from inlay.training.events import Emit, RowsEncoded
 from inlay.training.recipe.head_start import contrast_losses
 from inlay.training.run.joint import JointRun, count_joint_steps
@@ -223,7 +225,7 @@ class Member:
         """Return all tensors that it has trained."""
         return bank.read(self.slot)
 
-    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
+    def judge(self, verdicts: Sequence[DevScores]) -> DevScores:
         """Return the scores of its one task."""
         return verdicts[0]
 
@@ -405,7 +407,7 @@ class JointMember:
                 found[name if name in shared else f"{part.run.name}/{name}"] = tensor
         return found
 
-    def judge(self, verdicts: Sequence[Verdict]) -> Verdict:
+    def judge(self, verdicts: Sequence[DevScores]) -> DevScores:
         """The mean over the tasks, each once by its own metric, and every score of each as `task/metric`."""
         names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
         mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
@@ -419,7 +421,7 @@ class JointMember:
             for name, verdict in zip(names, verdicts, strict=True)
             for metric, value in verdict.untuned.items()
         }
-        return Verdict(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
+        return DevScores(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
 
     def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
         """Compute all up to `reach` once and keep it."""
@@ -461,7 +463,7 @@ class Encoder:
         assert targets is not None
         chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
         max_length = max(head.max_answer, *(len(self._backbone.tokenizer(text)["input_ids"]) for text in head.texts), 1)
-        return encode_cached(self._backbone.tokenizer, Split(chosen, None, None, []), Reading("text", max_length))
+        return encode_cached(self._backbone.tokenizer, Split(chosen, None, None, []), Reading(WRITTEN_TEXT, max_length))
 
     def _count_unwritable(self, written: Encoded | None) -> int:
         """Answers with a token that stands for whatever has none."""

@@ -137,7 +137,7 @@ class ProcessGroup(World):
         check_stop: Callable[[], None] | None = None,
     ) -> list[Tensor]:
         shapes = [_logits_shape(bank, row) for row in rows]
-        free = [index for index, row in enumerate(rows) if bank.head_of(row.slot).kind == "text"]
+        free = [index for index, row in enumerate(rows) if bank.head_of(row.slot).is_free_text]
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.zeros(sum(sizes))
         answers = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from inlay.data.folds import Folds, make_folds
+from inlay.data.kinds import KINDS
 from inlay.data.label_errors import as_probabilities
 from inlay.data.metrics import Report, evaluate_report, score_all
 from inlay.errors import Diverged
@@ -119,7 +120,7 @@ def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone
         sizes = (len(task.train), len(task.dev), len(left))
         scores.append(FoldScore(run.id, *sizes, result.best_epoch, metrics))
         outputs.append(answers)
-        if task.kind in ("classify", "multilabel"):
+        if KINDS[task.kind].finds_label_errors:
             probabilities.append(as_probabilities(answers, left.targets))
     task, positions = planned.runs[0].task, np.concatenate(planned.folds.left_out)
     targets = planned.folds.rows.targets
@@ -167,7 +168,7 @@ def _read_answers(path: Path, run: Run) -> Any:
         raise damaged(path, "not what a fold writes") from None
     if not is_own:
         raise damaged(path, "it is about other rows")
-    is_numbers = run.task.kind in ("classify", "multilabel", "regress")
+    is_numbers = KINDS[run.task.kind].decide is not None
     return np.asarray(outputs, dtype=np.float64) if is_numbers else outputs
 
 

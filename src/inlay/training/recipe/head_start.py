@@ -27,13 +27,15 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from inlay.data.calibration import likeliest_temperature
+from inlay.data.kinds import KINDS
 from inlay.data.label_errors import as_probabilities, find_label_errors
 from inlay.data.metrics import is_better
 from inlay.data.tasks import Task
 from inlay.model.bank.bank import Bank
+from inlay.model.heads.heads import find_head
 from inlay.model.heads.inference import infer_vectors
 from inlay.model.parts import head as head_part
-from inlay.training.recipe.linear import Linear, Validated, choose_strength, cross_validate, fit_raw
+from inlay.training.recipe.linear import Linear, Validated, choose_strength, cross_validate, decision_targets, fit_raw
 
 if TYPE_CHECKING:
     from inlay.training.cohort.member import Member
@@ -71,7 +73,7 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
     task = dataclasses.replace(run.task, train=run.task.train.take(rows))
     honest = fit_honest(task, vectors, has_towers=head.has_towers)
     weights, bias = honest.model.weights, honest.model.bias
-    if run.task.kind == "regress":  # heads give numbers on the scale of their targets
+    if find_head(head.kind).is_scaled:  # heads give numbers on the scale of their targets
         weights, bias = weights / head.target_std, (bias - head.target_mean) / head.target_std
     width = bank.backbone.hidden_size
     found = {head_part.WEIGHT: weights[:, :width], head_part.BIAS: bias}
@@ -83,7 +85,7 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
 
 def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
     """Training rows that may be labelled wrongly, by the folds that chose the strength of the linear model."""
-    if task.kind == "regress":
+    if not KINDS[task.kind].finds_label_errors:
         return {}
     rows = task.train.take(honest.rows)
     assert rows.targets is not None
@@ -126,7 +128,9 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
     """The linear model of a task's training rows, no surer than it is right about rows it was not fitted to."""
     targets = task.train.targets
     assert targets is not None
-    most = _MOST_VALIDATED if task.kind != "multilabel" else max(500, 20 * _MOST_VALIDATED // len(task.labels))
+    most = _MOST_VALIDATED
+    if KINDS[task.kind].linear == "labels":  # a model for each label
+        most = max(500, 20 * _MOST_VALIDATED // len(task.labels))
     some = draw_rows(len(vectors), min(most, _MOST_VALIDATED))
     with threadpool_limits(torch.get_num_threads()):
         best = choose_strength(
@@ -135,9 +139,10 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
         # Strength weighs the sum of the rows' losses: of more rows than it was chosen by it must count less.
         strength = best.strength * len(some) / len(vectors)
         model = fit_raw(task.kind, vectors, targets, strength, len(task.labels))
-    if task.kind == "regress":
+    if KINDS[task.kind].is_number:
         return Honest(_or_cosine(task, vectors, best, model) if has_towers else model, best, some)
-    temperature = _find_temperature(best.outputs, targets[some])
+    decided = decision_targets(task.kind, targets[some], len(task.labels))
+    temperature = _find_temperature(best.outputs, decided)
     cooler = Linear(model.weights / temperature, model.bias / temperature, model.has_converged)
     return Honest(cooler, best, some)
 

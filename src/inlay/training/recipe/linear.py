@@ -17,6 +17,7 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from inlay.data.kinds import KINDS
 from inlay.data.metrics import is_better, score
 
 MAX_STEPS = 1000
@@ -57,7 +58,7 @@ def _fit_classes(rows: Any, targets: np.ndarray, strength: float, num_labels: in
 
 def _fit_labels(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
     """One against the rest, for every label by itself."""
-    found = [_fit_label(rows, targets[:, label] > 0, strength) for label in range(num_labels)]
+    found = [_fit_label(rows, applies, strength) for applies in targets.T > 0]
     weights, bias = np.concatenate([item[0] for item in found]), np.concatenate([item[1] for item in found])
     return Linear(weights, bias, all(item[2] for item in found))
 
@@ -82,22 +83,37 @@ def _fit_number(rows: Any, targets: np.ndarray, strength: float, num_labels: int
     return Linear(np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_))
 
 
-_FITTERS: dict[str, Callable[[Any, np.ndarray, float, int], Linear]] = {
-    "classify": _fit_classes,
-    "multilabel": _fit_labels,
-    "regress": _fit_number,
+FITTERS: dict[str, Callable[[Any, np.ndarray, float, int], Linear]] = {
+    "classes": _fit_classes,
+    "labels": _fit_labels,
+    "number": _fit_number,
 }
+"""`Kind.linear` -> rows, targets, strength, number of outputs -> the model."""
 
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """inverse regularisation, on standardised rows"""
 FOLDS = 5
-KINDS = tuple(_FITTERS)
-"""kinds of tasks that have a linear model"""
 
 
 def fit_linear(kind: str, rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
     """The linear model of a task's kind; `strength` is inverse regularisation: C, or 1/alpha of a ridge regression."""
-    return _FITTERS[kind](rows, targets, strength, num_labels)
+    linear = KINDS[kind].linear
+    assert linear is not None, "checked before"
+    return FITTERS[linear](rows, decision_targets(kind, targets, num_labels), strength, num_labels)
+
+
+def decision_targets(kind: str, targets: np.ndarray, num_labels: int) -> np.ndarray:
+    """Return targets as a model decides on them: 0 or 1 for every output that is a decision of its own."""
+    entry = KINDS[kind]
+    if entry.linear != "labels":
+        return targets
+    assert entry.output_targets is not None
+    return entry.output_targets(targets, num_labels)
+
+
+def linear_kinds() -> str:
+    """List the kinds of task that have a linear model, for a message."""
+    return ", ".join(name for name, kind in KINDS.items() if kind.linear is not None)
 
 
 @dataclass(frozen=True)
@@ -136,7 +152,10 @@ def cross_validate(
 ) -> dict[float, Validated]:
     """Strength -> what predictions are worth for rows that were left out, each in one of a few folds."""
     folds = np.random.default_rng(0).permutation(len(rows)) % min(FOLDS, len(rows))
-    outputs = {strength: np.zeros((len(rows), max(num_labels, 1))) for strength in STRENGTHS}
+    make_outputs = KINDS[kind].output_targets
+    assert make_outputs is not None
+    num_outputs = make_outputs(targets[:1], num_labels).shape[1]
+    outputs = {strength: np.zeros((len(rows), num_outputs)) for strength in STRENGTHS}
     for fold in np.unique(folds):
         kept, left = folds != fold, folds == fold
         scale = Scale.of(rows[kept])

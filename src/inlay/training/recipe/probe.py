@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from inlay.data.kinds import KINDS, WHOLE_ROW
 from inlay.data.label_errors import LabelErrors, as_probabilities, find_label_errors
 from inlay.data.metrics import is_better, list_metrics, score
 from inlay.data.tasks import Split, Task
@@ -28,7 +29,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
 from inlay.model.batch.route import Row, make_rows
 from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
-from inlay.training.recipe.linear import KINDS, Validated, choose_strength, cross_validate, fit_raw
+from inlay.training.recipe.linear import Validated, choose_strength, cross_validate, fit_raw, linear_kinds
 
 _MOST_COMPARED = 1000  # rows that tell how pairs are best read
 _SINGLE, _JOINED, _TOWERS = "single", "joined", "towers"
@@ -67,8 +68,8 @@ def fit_probe(
     task: Task, backbone: Backbone, *, max_length: int | None = None, on_rows: Callable[[int], object] = lambda _: None
 ) -> ProbeResult:
     """Fit the probe of a task, and score it on dev and test. `on_rows` hears how many texts have just been read."""
-    if task.kind not in KINDS:
-        raise Unsupported(f"a linear probe for a `{task.kind}` task", f"it knows: {', '.join(KINDS)}")
+    if KINDS[task.kind].linear is None:
+        raise Unsupported(f"a linear probe for a `{task.kind}` task", f"it knows: {linear_kinds()}")
     began = time.perf_counter()
     # 1. every text through the frozen backbone, once for each reading
     reader = _Reader(backbone, min(max_length or 128, backbone.max_length), on_rows)
@@ -109,12 +110,14 @@ def fit_probe(
         num_features=chosen["train"].shape[1],
         num_train=len(task.train),
         seconds=time.perf_counter() - began,
-        label_errors=None if task.kind == "regress" else _find_label_errors(task, best[reading], outputs["dev"]),
+        label_errors=_find_label_errors(task, best[reading], outputs["dev"]),
     )  # fmt: skip
 
 
-def _find_label_errors(task: Task, left_out: Validated, dev_outputs: np.ndarray) -> LabelErrors:
-    """Rows that may be labelled wrongly: training rows by the folds that left them out, dev rows by the probe."""
+def _find_label_errors(task: Task, left_out: Validated, dev_outputs: np.ndarray) -> LabelErrors | None:
+    """Find rows that may be labelled wrongly: training rows by the folds that left them out, dev rows by the probe."""
+    if not KINDS[task.kind].finds_label_errors:
+        return None
     targets, logits, rows = _targets(task.train), left_out.outputs, task.train
     paths = [task.train.path] * len(task.train)
     if not task.dev.unseen:  # a label without an output cannot be judged
@@ -162,7 +165,7 @@ class _Reader:
         return np.concatenate([u, v, np.abs(u - v), u * v, _cosine(u, v)[:, None]], axis=1)
 
     def _vectors(self, split: Split) -> np.ndarray:
-        encoded = encode_cached(self._backbone.tokenizer, split, Reading("classify", self._max_length))
+        encoded = encode_cached(self._backbone.tokenizer, split, Reading(WHOLE_ROW, self._max_length))
         rows = make_rows(encoded)
         bank = Bank(self._backbone, 1)  # an empty slot: the backbone as it is
         found = np.zeros((len(rows), self._backbone.hidden_size))
@@ -194,7 +197,7 @@ def _cosine(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 def _score_cosine(task: Task, towers: Mapping[str, np.ndarray], splits: Mapping[str, Split]) -> dict[str, Any] | None:
     """Return the correlation of the untrained cosine with the target, where that is a number."""
-    if task.kind != "regress":
+    if not KINDS[task.kind].is_number:
         return None
     names = [name for name in ("spearman", "pearson") if name in list_metrics(task.kind, 0)]
     return {

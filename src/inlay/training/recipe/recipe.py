@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from inlay.data.kinds import KINDS
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.methods import find_method
 from inlay.model.heads.heads import find_head
 from inlay.settings.run_config import RunConfig, TrainConfig
-from inlay.training.recipe.linear import KINDS
 
 MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
 """training rows up to which a contrastive start is all that is trained, and up to which there is one"""
@@ -51,7 +51,7 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     head_start = _find_head_start(task, config, backbone, is_open=is_open and not has_sources)
     has_probe = head_start == "probe"
     contrast = _find_contrast(task, config, is_open=is_open, has_probe=has_probe)
-    is_cut = task.kind == "multilabel" or (task.kind == "classify" and len(task.labels) == 2)
+    is_cut = KINDS[task.kind].has_cuts(len(task.labels))
     known: dict[str, Any] = {
         "head_start": head_start,
         "contrast": contrast,
@@ -78,7 +78,7 @@ def _find_factor(kind: str, num_rows: int, *, has_probe: bool) -> float:
     """The rate in those of the method, whose own suit thousands of rows and a fresh head."""
     if has_probe:
         return FACTOR if num_rows <= MOST_FOR_FACTOR else 1.0
-    return FRESH_FACTOR if kind == "tag" and num_rows <= MOST_FOR_FRESH else 1.0
+    return FRESH_FACTOR if KINDS[kind].raises_fresh_rate and num_rows <= MOST_FOR_FRESH else 1.0
 
 
 def count_epochs(num_steps: int, num_rows: int, batch_size: int) -> int:
@@ -99,7 +99,7 @@ def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
         return f"`{backbone.name}` writes its answers: there is no head"
     if find_method(config.method.name).is_joint:
         return f"`{config.method.name}` trains several tasks as one run"
-    if task.kind not in KINDS or find_head(task.kind).reads != "pooled":
+    if KINDS[task.kind].linear is None or find_head(task.kind).reads != "pooled":
         return f"the head of a `{task.kind}` task is not a linear model of whole rows"
     if config.train.hidden != "none" or config.train.features != "last":
         return "its head reads more than one vector of the last layer"
@@ -110,7 +110,7 @@ def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: b
     """Steps of a contrastive start: as asked, or where rows are few."""
     asked = config.train.contrast
     if asked:
-        if task.kind != "classify":
+        if not KINDS[task.kind].is_classifier:
             raise BadConfig(
                 f"`train.contrast` is `{asked}` for the `{task.kind}` task `{task.name}`", "it is for `classify` tasks"
             )
@@ -121,7 +121,7 @@ def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: b
             )
     if asked is not None:
         return asked
-    is_single_class = task.kind == "classify" and task.train.pairs is None
+    is_single_class = KINDS[task.kind].is_classifier and task.train.pairs is None
     has_slot = config.method.name != "head" and not find_method(config.method.name).is_finetuned
     if not (is_open and has_probe and is_single_class and has_slot):
         return 0

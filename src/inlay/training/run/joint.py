@@ -23,6 +23,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import JOINT_METHODS, find_method
 from inlay.model.bank.slots import SlotSpec
+from inlay.model.heads.heads import find_head
 from inlay.model.parts.part import TensorSpec
 from inlay.settings.run_config import DataConfig, JointConfig, RunConfig, TrainConfig, digest, settled
 from inlay.training.run.run import Run, make_part
@@ -129,9 +130,13 @@ def make_joint_run(
 
 def _train_of(task: Task, tasks: Sequence[Task], train: TrainConfig) -> TrainConfig:
     """The settings of one task: how free texts are written is of those tasks alone whose answers are, if there are."""
-    if task.kind == "text" or all(each.kind != "text" for each in tasks):
+    if _is_free_text(task) or not any(map(_is_free_text, tasks)):
         return train
     return dataclasses.replace(train, beams=None, max_answer=None)
+
+
+def _is_free_text(task: Task) -> bool:
+    return find_head(task.kind).reads == "nothing"
 
 
 _BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")

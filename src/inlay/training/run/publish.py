@@ -13,7 +13,7 @@ import numpy as np
 
 from inlay.data.metrics import METRICS
 from inlay.data.tasks import Split
-from inlay.data.windows import LAYOUTS, encode_split
+from inlay.data.windows import encode_split, find_layout
 from inlay.errors import Diverged
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.batch.route import make_rows
@@ -123,7 +123,7 @@ def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
 
 def _windows(run: Run) -> dict[str, int]:
     """Return the stride, for layouts whose windows overlap."""
-    return {"stride": run.reading.stride} if LAYOUTS[run.reading.kind].overlaps else {}
+    return {"stride": run.reading.stride} if find_layout(run.reading.kind).overlaps else {}
 
 
 def _sidecar(result: Result) -> dict[str, Any]:

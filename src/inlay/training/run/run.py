@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
+from inlay.data.findings import describe_unknown
+from inlay.data.kinds import KINDS
 from inlay.data.metrics import is_better
-from inlay.data.scripts import describe_unknown
 from inlay.data.tasks import Task
 from inlay.data.windows import Reading
 from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBackbone
@@ -198,7 +197,7 @@ def make_part(
             f"`train.max_length` is `{max_length}`, but `{backbone.name}` reads at most {backbone.max_length} tokens",
             f"use `--max-length {backbone.max_length}` or less",
         )
-    if config.train.class_weights == "balanced" and task.kind != "classify":
+    if config.train.class_weights == "balanced" and not KINDS[task.kind].is_classifier:
         raise BadConfig(
             f"`train.class_weights` is `balanced` for the `{task.kind}` task `{task.name}`",
             "it is for `classify` tasks",
@@ -285,48 +284,15 @@ def _make_head(task: Task, train: TrainConfig, pairs: str) -> HeadSpec:
     num_outputs = entry.num_outputs(len(task.labels))
     assert task.train.targets is not None
     if train.pooling == WRITTEN:
-        texts = _TEXTS[task.kind](task)
+        spell_answers = KINDS[task.kind].spell_answers
+        assert spell_answers is not None, "checked before"
+        texts = spell_answers(task)
         beams, longest = train.beams or HeadSpec.beams, train.max_answer or HeadSpec.max_answer
         written: dict[str, Any] = {"texts": texts, "beams": beams, "max_answer": longest, "prompt": train.prompt or ""}
         return HeadSpec(task.kind, len(texts), WRITTEN, **written)
     pooling = train.pooling if entry.reads == "pooled" else entry.reads
-    known = _FROM_TARGETS[task.kind](task.train.targets) if task.kind in _FROM_TARGETS else {}
+    known = entry.fit_targets(task.train.targets)
     return HeadSpec(task.kind, num_outputs, pooling, hidden=train.hidden, features=train.features, pairs=pairs, **known)
-
-
-# Kind -> what of its head the training targets decide: a number's scale, whether there may be no answer.
-_FROM_TARGETS: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
-    "regress": lambda targets: {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0},
-    "span": lambda targets: {"null_threshold": None if all(targets) else 0.0},
-}
-
-
-_STEP = 0.2  # numbers are written rounded to it, as published for STS-B
-_FEWEST_STEPS = 10  # that targets span; of those that span fewer, a tenth of the step is taken
-_MOST_DECIMALS = 6
-_MOST_NUMBERS = 500
-
-
-def _spell_numbers(task: Task) -> tuple[str, ...]:
-    """The texts that stand for numbers, in steps: those of the task's range, where it is known, and of its rows.
-
-    Steps are of 0.2, or of 0.02 and so on where all targets lie within a few.
-    """
-    assert task.train.targets is not None
-    targets = np.append(task.train.targets, task.bounds or ())
-    span = float(targets.max() - targets.min())
-    decimals = 1
-    while 0 < span < _FEWEST_STEPS * _STEP * 10.0 ** (1 - decimals) and decimals < _MOST_DECIMALS:
-        decimals += 1
-    step = _STEP * 10.0 ** (1 - decimals)
-    first, last = math.floor(targets.min() / step + 1e-9), math.ceil(targets.max() / step - 1e-9)
-    if last - first >= _MOST_NUMBERS:
-        raise BadConfig(
-            f"task `{task.name}`: targets from {targets.min():g} to {targets.max():g} are {last - first + 1:,} texts "
-            f"in steps of {step:g}",
-            f"scale them to a range of at most {_MOST_NUMBERS * _STEP:g}, or use a backbone that does not write",
-        )
-    return tuple(f"{number * step:.{decimals}f}" for number in range(first, last + 1))
 
 
 def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
@@ -344,27 +310,21 @@ def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
         known[tokens] = text
 
 
-# Kind -> the texts that are scored where answers are written; none: they are free.
-_TEXTS: dict[str, Callable[[Task], tuple[str, ...]]] = {
-    "classify": lambda task: task.written,
-    "regress": _spell_numbers,
-    "text": lambda task: (),
-}
-
-
 def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dict[str, Any]:
     """The settings of answers that are written; refuses them, and tasks, where they do not go with the backbone."""
-    if backbone.is_seq2seq and task.kind not in _TEXTS:
+    is_free_text = find_head(task.kind).reads == "nothing"
+    if backbone.is_seq2seq and KINDS[task.kind].spell_answers is None:
+        known = ", ".join(name for name, kind in KINDS.items() if kind.spell_answers is not None)
         raise Unsupported(
             f"the `{task.kind}` task `{task.name}` on the backbone `{backbone.name}`, which writes its answers",
-            f"it takes {', '.join(_TEXTS)}; write the answers as texts, or use another backbone",
+            f"it takes {known}; write the answers as texts, or use another backbone",
         )
-    if not backbone.is_seq2seq and task.kind == "text":
+    if not backbone.is_seq2seq and is_free_text:
         raise Unsupported(
-            f"the `text` task `{task.name}` on the backbone `{backbone.name}`, which writes no texts",
+            f"the `{task.kind}` task `{task.name}` on the backbone `{backbone.name}`, which writes no texts",
             "use a T5, or `--kind classify`",
         )
-    used = ("label_smoothing", "beams", "max_answer") if task.kind == "text" else ("label_smoothing",)
+    used = ("label_smoothing", "beams", "max_answer") if is_free_text else ("label_smoothing",)
     for name in ("label_smoothing", "beams", "max_answer", "prompt"):
         if getattr(config, name) is not None and not (backbone.is_seq2seq and name in (*used, "prompt")):
             raise BadConfig(

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from inlay.data.kinds import KINDS
 from inlay.data.tasks import Task
 from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.bank.slots import SlotSpec
-from inlay.model.heads.heads import HeadSpec
+from inlay.model.heads.heads import HeadSpec, find_head
 from inlay.model.parts import head as head_part
 from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.store import Manifest, Store, Version
@@ -148,7 +149,7 @@ def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[st
     known = [
         answer.removeprefix(f"{label}=") for label, answer in zip(its.labels, its.answers or its.labels, strict=True)
     ]
-    is_known = task.kind == its.kind == "classify" and set(task.written) <= set(known)
+    is_known = task.kind == its.kind and KINDS[task.kind].is_classifier and set(task.written) <= set(known)
     if not is_known or head_part.WEIGHT not in own:
         return {}
     rows = [known.index(text) for text in task.written]
@@ -230,7 +231,7 @@ def _why_fresh_head(source: StartSource, head: HeadSpec, task: Task) -> str | No
 def _rescaled(source: StartSource, head: HeadSpec) -> dict[str, Tensor]:
     """The source's tensors, its head giving numbers on this task's scale: the same answers as before."""
     own, tensors = source.spec.head, dict(source.tensors)
-    if own.kind == "regress" and head.kind == "regress" and not head.is_written:
+    if own.kind == head.kind and find_head(head.kind).is_scaled and not head.is_written:
         for name in _OUTPUTS & tensors.keys():
             tensors[name] = tensors[name] * (own.target_std / head.target_std)
         shift = own.target_mean - head.target_mean

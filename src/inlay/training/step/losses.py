@@ -9,29 +9,27 @@ Shape letters: B rows, N packed tokens, L labels; R rows, T tokens of their answ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.data.windows import IGNORED
+from inlay.data.targets import IGNORED
+from inlay.model.heads.head_losses import RowBatch, TokenBatch
 from inlay.model.heads.heads import HEADS, HeadSpec
 from inlay.model.kernels.select import pick_numbered
 
-OF_ROWS = tuple(kind for kind, head in HEADS.items() if head.reads == "pooled")
+OF_ROWS = tuple(kind for kind, head in HEADS.items() if head.reads == "pooled" and head.batched_losses)
 """kinds of heads that read one vector of a row"""
-OF_TOKENS = tuple(kind for kind, head in HEADS.items() if head.reads == "tokens")
+OF_TOKENS = tuple(kind for kind, head in HEADS.items() if head.reads == "tokens" and head.batched_losses)
 """kinds that read every token"""
 KINDS = (*OF_ROWS, *OF_TOKENS)
 POOLINGS = ("cls", "mean", "pooler")
 NO_TARGET = float(IGNORED)
 """the mark of a token that says nothing"""
-
-_NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
 
 
 def has_batched_loss(head: HeadSpec) -> bool:
@@ -73,60 +71,29 @@ class Mix:
 def batched_row_losses(
     logits_BL: Tensor, targets_B: Tensor, labels_BL: Tensor, num_outputs_B: Tensor, choose: Choice
 ) -> Tensor:
-    """The loss of each row from its logits; those beyond its slot's own count nothing.
+    """Return the loss of each row from its logits; those beyond its slot's own count nothing.
 
     `targets_B` are classes or numbers, `labels_BL` which labels apply.
     """
-    num_labels = logits_BL.shape[1]
-    own_BL = torch.arange(num_labels, device=logits_BL.device) < num_outputs_B.unsqueeze(1)
-
-    def classify() -> Tensor:
-        classes_B = targets_B.long().clamp(0, num_labels - 1)  # other kinds' numbers are no classes
-        return F.cross_entropy(logits_BL.masked_fill(~own_BL, -math.inf), classes_B, reduction="none")
-
-    def multilabel() -> Tensor:
-        losses_BL = F.binary_cross_entropy_with_logits(logits_BL, labels_BL, reduction="none")
-        return torch.where(own_BL, losses_BL, 0.0).sum(1) / own_BL.sum(1)
-
-    def regress() -> Tensor:
-        return (logits_BL[:, 0] - targets_B).square()
-
-    return choose.among({"classify": classify, "multilabel": multilabel, "regress": regress})
+    own_BL = torch.arange(logits_BL.shape[1], device=logits_BL.device) < num_outputs_B.unsqueeze(1)
+    return _choose_losses(OF_ROWS, RowBatch(logits_BL, targets_B, labels_BL, own_BL), choose)
 
 
 def batched_token_losses(
     logits_NL: Tensor, marks_N2: Tensor, rows_N: Tensor, num_outputs_B: Tensor, choose: Choice
 ) -> Tensor:
-    """The loss of each row from the logits of its tokens.
+    """Return the loss of each row from the logits of its tokens.
 
     `marks_N2` has a token's class first, for tags; for passages whether it is the start and the end, 0 or 1. A mark of
     `NO_TARGET` says nothing.
     """
-    num_rows, num_labels = len(num_outputs_B), logits_NL.shape[1]
+    return _choose_losses(OF_TOKENS, TokenBatch(logits_NL, marks_N2, rows_N, num_outputs_B), choose)
 
-    def add_up(values_N: Tensor) -> Tensor:
-        return values_N.new_zeros(num_rows, *values_N.shape[1:]).index_add(0, rows_N, values_N)
 
-    def tag() -> Tensor:
-        own_NL = torch.arange(num_labels, device=logits_NL.device) < num_outputs_B[rows_N].unsqueeze(1)
-        marks_N = marks_N2[:, 0]
-        classes_N = marks_N.long().clamp(0, num_labels - 1)
-        losses_N = F.cross_entropy(logits_NL.masked_fill(~own_NL, _NEVER), classes_N, reduction="none")
-        is_said_N = marks_N != NO_TARGET
-        return add_up(torch.where(is_said_N, losses_N, 0.0)) / add_up(is_said_N.float()).clamp(min=1)
-
-    def span() -> Tensor:
-        scores_N2 = logits_NL[:, :2].masked_fill(marks_N2 == NO_TARGET, _NEVER)
-        rows_N2 = rows_N.long().unsqueeze(1).expand(-1, 2)
-        largest_B2 = scores_N2.new_full((num_rows, 2), _NEVER)
-        largest_B2.scatter_reduce_(0, rows_N2, scores_N2.detach(), "amax")
-        away_N2 = scores_N2 - largest_B2.index_select(0, rows_N)
-        # A row without tokens, which nobody reads, has no sum to take a logarithm of.
-        logs_B2 = add_up(away_N2.exp()).clamp(min=1e-30).log()
-        shares_N2 = away_N2 - logs_B2.index_select(0, rows_N)
-        return -add_up(torch.where(marks_N2 == 1, shares_N2, 0.0)).mean(-1)
-
-    return choose.among({"tag": tag, "span": span})
+def _choose_losses(kinds: Sequence[str], batch: RowBatch | TokenBatch, choose: Choice) -> Tensor:
+    """Return for each row the loss of its own kind of head."""
+    losses = {kind: HEADS[kind].batched_losses for kind in kinds}
+    return choose.among({kind: partial(function, batch) for kind, function in losses.items() if function is not None})
 
 
 def lose_answers(logits_RTV: Tensor, written_RT: Tensor, smoothing_R: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class MethodConfig:
 
     name: str = setting(
         "houlsby",
-        "method: houlsby, mahabadi, pfeiffer, parallel, lora, dora, ia3, bitfit, pal, norms, head, full, top, pal-full; "
-        "of several tasks: hyperformer, hyperformer++, mahabadi-multi, full-multi, pal-published",
+        "method: houlsby, mahabadi, pfeiffer, parallel, lora, dora, ia3, bitfit, pal, norms, head, full, top, "
+        "pal-full; of several tasks: hyperformer, hyperformer++, mahabadi-multi, full-multi, pal-published",
     )
     size: int | None = setting(None, "bottleneck size m (64), rank r of LoRA (8)")
     init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")

@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "inlay"
 
 # room -> rooms it may import (DESIGN.md, "Arrows"); a room may always import itself
-LEAVES = {"errors", "settings", "processes", "caches", "threads"}
+LEAVES = {"errors", "settings", "processes", "caches", "threads", "lazy"}
 ROOMS = {"model", "data", "store"}
 ARROWS = {
     "errors": set(),
@@ -22,6 +22,7 @@ ARROWS = {
     "settings": {"errors", "processes"},
     "caches": {"errors"},
     "threads": set(),
+    "lazy": set(),
     "model": LEAVES,
     "data": LEAVES,
     "store": LEAVES,
@@ -69,6 +70,19 @@ def test_imports_follow_the_arrows(path):
     allowed = ARROWS[room] | {room}
     against = [f"{path}:{line} imports {name}" for name, line in imports_of(path) if name not in allowed]
     assert not against
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_is_entered_through_its_init(path):
+    """Other rooms import only what a room's `__init__.py` lists."""
+    past = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for parts in (name.split(".") for name in names):
+            if parts[0] == "inlay" and len(parts) > 2 and parts[1] != room_of(path):
+                past.append(f"{path}:{node.lineno} reaches past inlay.{parts[1]} to {'.'.join(parts)}")
+    assert not past
 
 
 def test_every_room_is_in_the_arrow_table():

@@ -14,8 +14,9 @@ Names are imported when they are first used, so that `import inlay` costs nothin
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from inlay.lazy import import_lazily
 
 if TYPE_CHECKING:
     from inlay.api import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
@@ -41,7 +42,7 @@ _HOMES = {
     "inlay.training.run.joint": ("JointRun",),
     "inlay.training.run.run": ("Trained",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
     "Answer",
@@ -70,14 +71,6 @@ __all__ = [
     "publish",
     "verify",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'inlay' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -17,21 +17,26 @@ from inlay.model import Backbone
 from inlay.serving import Check
 from inlay.serving import Engine as _Engine
 from inlay.serving import verify as _verify
-from inlay.settings.presets import apply_preset
-from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, overlay
-from inlay.settings.trees import from_tree
+from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, apply_preset, from_tree, overlay
 from inlay.store import Store, Version
-from inlay.training import FitSettings, Result, Run
+from inlay.training import (
+    Emit,
+    FitSettings,
+    JointRun,
+    Result,
+    Run,
+    Start,
+    Trained,
+    ignore,
+    inherit,
+    read_method,
+    start_from,
+)
 from inlay.training import fit as _fit
+from inlay.training import make_joint_run as _make_joint_run
 from inlay.training import make_run as _make_run
+from inlay.training import materialize as _materialize
 from inlay.training import publish as _publish
-from inlay.training.events import Emit, ignore
-from inlay.training.run.joint import JointRun
-from inlay.training.run.joint import make_joint_run as _make_joint_run
-from inlay.training.run.materialize import materialize as _materialize
-from inlay.training.run.materialize import read_method, start_from
-from inlay.training.run.run import Trained
-from inlay.training.run.start import Start, inherit
 
 if TYPE_CHECKING:
     import pandas

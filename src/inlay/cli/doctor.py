@@ -100,7 +100,7 @@ def _check_machine() -> list[Diagnosis]:
 
 def _check_backbones() -> list[Diagnosis]:
     try:
-        from inlay.model.backbone.folders import BUILT_IN
+        from inlay.model import BUILT_IN
     except (ImportError, OSError) as error:
         return [Diagnosis("backbones", "missing", f"the model room cannot be imported: {error}")]
     findings = []
@@ -130,7 +130,7 @@ def _check_store(store: Store) -> Diagnosis:
 
 def _check_cache() -> Diagnosis:
     try:
-        from inlay.data.token_cache import open_tokens
+        from inlay.data import open_tokens
 
         cache = open_tokens()
     except ImportError as error:

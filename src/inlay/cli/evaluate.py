@@ -28,16 +28,14 @@ from inlay.cli.flags import (
 from inlay.cli.output import open_rows
 from inlay.cli.screen import Column, Rate
 from inlay.errors import BadConfig, BadData, NotFinite
-from inlay.serving.answers import check_confidence
-from inlay.settings.run_config import DataConfig
+from inlay.serving import check_confidence
+from inlay.settings import DataConfig
 
 if TYPE_CHECKING:
-    from inlay.data import Split
-    from inlay.data.metrics import Report
-    from inlay.model import Backbone
-    from inlay.model.heads.heads import Outcome
+    from inlay.data import Report, Split
+    from inlay.model import Backbone, Outcome
     from inlay.store import Manifest, Store, Version
-    from inlay.training.evaluate import SplitOutputs as Found
+    from inlay.training import SplitOutputs as Found
 
 _MOST_LABELS = 20  # of a confusion matrix on the screen
 
@@ -118,7 +116,7 @@ def evaluate(
     screen.log(found.rate.describe())
     change = None
     if precision == "int8":
-        from inlay.model.backbone.int8 import quantize
+        from inlay.model import quantize
 
         plain, found = found, _evaluate(kept, version, manifest, rows, quantize(frozen))
         screen.log(f"int8: {found.rate.describe()}")
@@ -139,8 +137,7 @@ def evaluate(
 
 def _check_int8_task(manifest: Manifest) -> None:
     """Refuse a task that int8 cannot answer, before its rows are read."""
-    from inlay.model import SlotSpec
-    from inlay.model.backbone.int8 import check_spec
+    from inlay.model import SlotSpec, check_spec
 
     check_spec(SlotSpec.from_stored(manifest.method, manifest.head))
 
@@ -162,11 +159,9 @@ def _read_rows(data: str, config: DataConfig, version: Version, manifest: Manife
 
 def _evaluate(store: Store, version: Version, manifest: Manifest, rows: Split, frozen: Backbone) -> Evaluation:
     """Score a version on rows, on a backbone of any precision."""
-    from inlay.model import SlotSpec
-    from inlay.model.backbone.int8 import check_slot
-    from inlay.model.heads.heads import find_head
-    from inlay.serving.engine import check_backbone, find_reading
-    from inlay.training.evaluate import judge_split
+    from inlay.model import SlotSpec, check_slot, find_head
+    from inlay.serving import check_backbone, find_reading
+    from inlay.training import judge_split
 
     check_backbone(version, manifest, frozen)
     tensors = store.load(version, manifest=manifest).tensors
@@ -202,7 +197,7 @@ def _check_finite(version: Version, found: Found, rows: Split) -> None:
 
 
 def _report(manifest: Manifest, rows: Split, predictions: Any) -> Report:
-    from inlay.data.metrics import evaluate_report
+    from inlay.data import evaluate_report
 
     assert rows.targets is not None
     return evaluate_report(manifest.kind, manifest.labels, rows.targets, predictions, unseen=rows.unseen)
@@ -210,7 +205,7 @@ def _report(manifest: Manifest, rows: Split, predictions: Any) -> Report:
 
 def _leave_out_unsure(found: Evaluation, min_confidence: float) -> Evaluation:
     """Return the evaluation of the rows that are sure enough to be answered, with their share."""
-    from inlay.model.heads.heads import find_head
+    from inlay.model import find_head
 
     head = find_head(found.manifest.kind)
     outcomes = [head.abstain(outcome, min_confidence) for outcome in found.outcomes]
@@ -227,7 +222,7 @@ def _leave_out_unsure(found: Evaluation, min_confidence: float) -> Evaluation:
 
 def _compare(plain: Evaluation, int8: Evaluation) -> dict[str, Any]:
     """Return what int8 changed: every metric before and after, the number of changed answers, the seconds."""
-    from inlay.serving.precision import is_changed
+    from inlay.serving import is_changed
 
     metrics = {}
     for name, before in plain.report.metrics.items():
@@ -305,7 +300,7 @@ def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: 
 
 def _write_mistakes(judged: Evaluation, path: Path) -> int:
     """Write the rows the version got wrong, in their order; for numbers every row, the worst first."""
-    from inlay.data.kinds import KINDS
+    from inlay.data import KINDS
 
     rows = judged.split
     labels = (*judged.manifest.labels, *rows.unseen)

@@ -22,10 +22,7 @@ import typer
 
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName, Unsupported
 from inlay.processes import check_shared
-from inlay.settings.fit_settings import FitSettings
-from inlay.settings.presets import PRESETS, apply_preset
-from inlay.settings.run_config import RunConfig, overlay
-from inlay.settings.trees import read_tree, split_list
+from inlay.settings import PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list
 from inlay.store import Store
 
 # Panel of `--help` -> the config keys that have a flag of their own there. All others are reached with `--set`.
@@ -177,7 +174,7 @@ class RunOptions:
         """
         config = self._lay(base)
         if config.train.start and store is not None:
-            from inlay.training.run.start import check_method, inherit
+            from inlay.training import check_method, inherit
 
             inherited = inherit(config.train.start, store)
             config = self._lay(inherited)
@@ -359,7 +356,7 @@ def check_precision(precision: str, device: str) -> str:
         return device
     if device.startswith("cuda"):
         raise Unsupported("int8 on a GPU", "int8 is for answering on a CPU: use `--device cpu`, or leave it out")
-    from inlay.model.backbone.int8 import check_int8
+    from inlay.model import check_int8
 
     check_int8("cpu")
     return "cpu"

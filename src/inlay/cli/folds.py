@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from inlay.cli import screen
 from inlay.cli.label_errors import LABEL_ERRORS, put_label_errors, write_label_errors
 from inlay.cli.train import fit_runs
-from inlay.settings.fit_settings import FitSettings
+from inlay.settings import FitSettings
 
 if TYPE_CHECKING:
-    from inlay.data import Task
-    from inlay.data.label_errors import LabelErrors
-    from inlay.training.recipe.cross_validation import FoldRuns, FoldScores
-    from inlay.training.run.pipeline import PreparedRun
+    from inlay.data import LabelErrors, Task
+    from inlay.training import FoldRuns, FoldScores, PreparedRun
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class CrossValidated:
 
 def cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> CrossValidated | None:
     """Train a run for every fold, together, and score what each left out; None in all processes but the first."""
-    from inlay.training.recipe.cross_validation import judge_folds, make_fold_runs
+    from inlay.training import judge_folds, make_fold_runs
 
     planned = make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
     for text in planned.folds.notes:
@@ -68,7 +66,7 @@ def cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) ->
 
 
 def _find_label_errors(planned: FoldRuns, scores: FoldScores) -> LabelErrors | None:
-    from inlay.data.label_errors import find_label_errors
+    from inlay.data import find_label_errors
 
     if scores.probabilities is None:
         return None

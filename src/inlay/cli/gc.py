@@ -12,7 +12,7 @@ from inlay.cli.flags import JsonOption, StoreOption, open_store
 
 if TYPE_CHECKING:
     from inlay.caches import CompiledCache
-    from inlay.data.token_cache import ArrayCache
+    from inlay.data import ArrayCache
 
 
 def gc(
@@ -30,7 +30,7 @@ def gc(
     except for programs used within the hour: a process may still be writing them.
     """
     from inlay.caches import open_compiled
-    from inlay.data.token_cache import open_tokens
+    from inlay.data import open_tokens
 
     caches: dict[str, ArrayCache | CompiledCache]
     caches = {"tokenised texts": open_tokens(), "compiled programs": open_compiled()}

@@ -11,7 +11,7 @@ from inlay.cli import screen
 from inlay.cli.backbone import open_backbone
 from inlay.cli.flags import JsonOption, StoreOption, open_store
 from inlay.errors import BadConfig
-from inlay.settings.trees import split_list
+from inlay.settings import split_list
 
 
 def import_(

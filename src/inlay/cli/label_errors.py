@@ -11,7 +11,7 @@ from inlay.cli.output import open_rows
 from inlay.cli.screen import Column
 
 if TYPE_CHECKING:
-    from inlay.data.label_errors import LabelErrors
+    from inlay.data import LabelErrors
 
 LABEL_ERRORS = "label_errors.csv"
 """The file in a run's folder that has all of them."""

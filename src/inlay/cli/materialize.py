@@ -14,12 +14,12 @@ from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOptio
 from inlay.cli.multitask import finish_task, put_report
 from inlay.cli.train import load_task
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
-from inlay.settings.run_config import RunConfig
+from inlay.settings import RunConfig
 
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.training.run.run import Run, Trained
+    from inlay.training import Run, Trained
 
 _RUN = typer.Argument(metavar="RUN", help="id of a run that `inlay multitask` trained, or its task (`cola`, `cola@1`)")
 _PARTS = typer.Argument(
@@ -43,7 +43,7 @@ def materialize(
     """
     check_device_name(device)
     opened = open_store(store)
-    from inlay.training.run.materialize import find_run, read_materialized, read_parts
+    from inlay.training import find_run, read_materialized, read_parts
 
     folder = find_run(run, opened)
     chosen = _choose_parts(read_parts(folder), tasks or ())

@@ -27,17 +27,13 @@ from inlay.cli.plan import describe_times, describe_totals
 from inlay.cli.screen import Column
 from inlay.cli.train import PublishOption, ResumeOption, fit_runs, load_task
 from inlay.errors import BadConfig, Diverged, InlayError, Unsupported
-from inlay.settings.fit_settings import FitSettings
-from inlay.settings.presets import find_preset
-from inlay.settings.run_config import MethodConfig, RunConfig
+from inlay.settings import FitSettings, MethodConfig, RunConfig, find_preset
 from inlay.store import Store
 
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.training.run.joint import JointRun
-    from inlay.training.run.plan import JointPlan
-    from inlay.training.run.run import Result, Trained
+    from inlay.training import JointPlan, JointRun, Result, Trained
 
 _METHOD = "hyperformer++"
 _TASKS = typer.Argument(metavar="DATA…", help="data of every task, as `inlay train` takes it, or NAME=DATA")
@@ -114,13 +110,13 @@ class _Ready:
 
 def _find_config(run: RunOptions, store: Store) -> RunConfig:
     """The settings, over the method and the backbone of the run that this one starts from, if it starts from one."""
-    from inlay.settings.run_config import read_toml
+    from inlay.settings import read_toml
 
     named = dataclasses.replace(run, task="multitask")
     config = named.resolve(base=RunConfig(method=MethodConfig(_METHOD)))
     if config.joint.start is None:
         return config
-    from inlay.training.run.materialize import find_run
+    from inlay.training import find_run
 
     folder = find_run(config.joint.start, store)
     source = read_toml(folder / "config.toml")
@@ -146,9 +142,7 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
         for name, source in named
     ]
     tasks = [_load_part(each) for each in configs]
-    from inlay.training.run.joint import make_joint_run
-    from inlay.training.run.materialize import find_run, start_from
-    from inlay.training.run.start import Start
+    from inlay.training import Start, find_run, make_joint_run, start_from
 
     backbone = open_backbone(config.backbone, device)
     _check_preset(run, config, backbone)
@@ -231,7 +225,7 @@ def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
 
 def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bool) -> None:
     """Put what a run would take: its tasks, how often each is drawn and parameters first; then time and memory."""
-    from inlay.training.run.plan import count_joint, plan_joint
+    from inlay.training import count_joint, plan_joint
 
     made, num_seeds = count_joint(ready.runs[0], ready.backbone), len(ready.runs)
     if not as_json:
@@ -284,7 +278,7 @@ def _put_counts(made: JointPlan) -> None:
 
 def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) -> dict[str, Any]:
     """Every task made an ordinary one and published, as data."""
-    from inlay.training.run.materialize import materialize
+    from inlay.training import materialize
 
     trained = materialize(run, result, ready.backbone)
     tasks = [finish_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
@@ -311,7 +305,7 @@ def _average_test(tasks: Sequence[dict[str, Any]]) -> float | None:
 
 def finish_task(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
     """Publish one task of a trained run, if that is asked for, and return what it came to as data."""
-    from inlay.training.run.pipeline import report_task
+    from inlay.training import report_task
 
     rows = item.run.task.test
     has_test = rows is not None and rows.targets is not None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from inlay.errors import BadConfig, InlayError
-from inlay.serving.answers import Answer, answer_cell, describe_answer
+from inlay.serving import Answer, answer_cell, describe_answer
 
 Record = Mapping[str, Any]
 _ADDED = ("label", "probability", "error")

@@ -10,12 +10,10 @@ from inlay.cli import screen
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
 from inlay.cli.screen import Column
 from inlay.cli.train import describe_run, prepare
-from inlay.settings.fit_settings import FitSettings
+from inlay.settings import FitSettings
 
 if TYPE_CHECKING:
-    from inlay.training import Run
-    from inlay.training.run.counts import Totals
-    from inlay.training.run.plan import Cost, RunPlan
+    from inlay.training import Cost, Run, RunPlan, Totals
 
 MeasureOption = Annotated[
     bool, typer.Option("--measure/--no-measure", help="time a few steps, or only count, which takes a moment")
@@ -39,7 +37,7 @@ def plan(
     Parameters by part, as the papers count them, and bytes on disk come first, from the shapes; then time and memory,
     from a few measured steps.
     """
-    from inlay.training.run.plan import count_plan, make_plan
+    from inlay.training import count_plan, make_plan
 
     kept = open_store(store)
     ready = prepare(run.resolve(kept), kept, device)
@@ -61,7 +59,7 @@ def plan(
 
 def _put_counts(made: RunPlan, run: Run, num_tasks: int) -> None:
     """Print what is known from the shapes alone."""
-    from inlay.data.windows import find_layout
+    from inlay.data import find_layout
 
     screen.log()
     parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())

@@ -28,13 +28,12 @@ from inlay.cli.flags import (
 )
 from inlay.cli.screen import Rate
 from inlay.errors import BadConfig, BadData, InlayError
-from inlay.serving.answers import Answer, answer_words, check_confidence, describe_answer
-from inlay.serving.pool import EnginePool
+from inlay.serving import Answer, EnginePool, answer_words, check_confidence, describe_answer
 
 if TYPE_CHECKING:
     from inlay.cli.output import Writer
     from inlay.data import InputRow
-    from inlay.serving.precision import Drift
+    from inlay.serving import Drift
 
 CHUNK_ROWS = 512
 WINDOW_ROWS = 4096
@@ -159,7 +158,7 @@ class PredictInput:
         """Read the rows a window at a time. `has_pairs`: a line of stdin is two texts with a tab between them."""
         if self.is_file:
             from inlay.data import stream_rows
-            from inlay.settings.run_config import DataConfig
+            from inlay.settings import DataConfig
 
             columns = DataConfig(text=self.text_column, pair=self.pairs[0] if self.pairs else None)
             chunks = stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True)
@@ -274,7 +273,7 @@ def _write_answers(windows: Windows, pool: EnginePool, target: AbstractContextMa
 
 def _log_drift(drifts: Mapping[str, Drift]) -> None:
     """Log what int8 changed, measured on the probes that every version keeps."""
-    from inlay.serving.precision import Drift
+    from inlay.serving import Drift
 
     found = Drift.total(drifts.values())
     if not found.num_probes:

@@ -10,7 +10,7 @@ import typer
 from inlay.cli import screen
 from inlay.cli.flags import JsonOption
 from inlay.cli.screen import Column
-from inlay.settings.presets import PRESETS, find_preset
+from inlay.settings import PRESETS, find_preset
 
 
 def presets(

@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.cli import screen
-from inlay.training.cohort.cohort import Cohort
-from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember, Member
-from inlay.training.events import (
+from inlay.training import (
+    CONTRAST,
+    DIVERGED,
+    PROBE,
+    STOPPED_EARLY,
+    AnyMember,
     CacheFull,
+    Cohort,
     CohortStarted,
     CompileEnded,
     CompileStarted,
     EpochEnded,
     Event,
+    Member,
     MemoryRanOut,
     Notice,
     RowsEncoded,
@@ -27,7 +32,6 @@ from inlay.training.events import (
     StatesCached,
     StepTaken,
 )
-from inlay.training.run.run import DIVERGED, STOPPED_EARLY
 
 _STAGES = {PROBE: "linear probe", CONTRAST: " of the contrastive start"}
 _MANY_TEXTS = 500  # fewer go through the backbone's lower layers before a bar could be read

@@ -11,11 +11,11 @@ import typer
 from inlay.cli import screen
 from inlay.cli.flags import JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
-from inlay.settings.run_config import MethodConfig
+from inlay.settings import MethodConfig
 from inlay.store import Manifest, Version
 
 if TYPE_CHECKING:
-    from inlay.store.format import VersionInfo
+    from inlay.store import VersionInfo
 
 # Settings of a head that change its answers -> their usual values.
 _USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
@@ -93,7 +93,7 @@ def _describe_origin(manifest: Manifest) -> dict[str, str]:
 
 
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
-    from inlay.data.kinds import find_kind
+    from inlay.data import find_kind
 
     backbone, config, head = manifest.backbone, manifest.config, manifest.head
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}

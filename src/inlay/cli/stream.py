@@ -22,7 +22,7 @@ from inlay.cli.flags import (
     open_store,
 )
 from inlay.errors import BadConfig, Missing
-from inlay.settings.fit_settings import FitSettings
+from inlay.settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.stream import StreamEvent

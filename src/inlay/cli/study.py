@@ -20,16 +20,12 @@ from inlay.cli.flags import REUSE, DeviceOption, JsonOption, StoreOption, change
 from inlay.cli.screen import Column
 from inlay.cli.study_dry_run import describe, describe_others, forecast
 from inlay.errors import BadConfig, Missing, UnknownName
-from inlay.settings.fit_settings import FitSettings
+from inlay.settings import FitSettings
 
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.studies.glue_entries import Entry
-    from inlay.studies.run.records import StudyDirs
-    from inlay.studies.run.session import SessionResult
-    from inlay.studies.spec.planning import StudyPlan
-    from inlay.studies.spec.study import Study
+    from inlay.studies import Entry, SessionResult, Study, StudyDirs, StudyPlan
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -133,7 +129,7 @@ def study(
     report.md. `inlay study report` draws them anew, of all studies or of those named after it, on all backbones or on
     that of `--backbone`, and trains nothing.
     """
-    from inlay.studies.spec.study import find_study, list_studies, study_folders
+    from inlay.studies import find_study, list_studies, study_folders
 
     began = time.monotonic()
     folders = study_folders()
@@ -205,7 +201,7 @@ def _put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, a
 
 def _draw(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
     """Draw the report of these studies, of one backbone or of all that have results; return its page."""
-    from inlay.studies.report.report import draw_report
+    from inlay.studies import draw_report
 
     with screen.working("drawing tables and figures"):
         return draw_report(paths, results, backbone)
@@ -228,14 +224,14 @@ def parse_budget(text: str) -> float:
 
 
 def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
-    from inlay.studies.spec.study import read_study
+    from inlay.studies import read_study
 
     return read_study(path, profile, backbone)
 
 
 def _having(paths: Iterable[Path], profile: str) -> list[Path]:
     """List the studies that have a profile; all of them, to be refused by name, where none has."""
-    from inlay.studies.spec.study import has_profile
+    from inlay.studies import has_profile
 
     all_paths = list(paths)
     return [path for path in all_paths if has_profile(path, profile)] or all_paths
@@ -284,13 +280,13 @@ class _StudyCommand:
 
     @property
     def dirs(self) -> StudyDirs:
-        from inlay.studies.run.records import StudyDirs
+        from inlay.studies import StudyDirs
 
         return StudyDirs(self.results, self.kept / "runs")
 
     def prepare(self, study: Study) -> StudyPlan:
         """Read a study's data and make its runs, saying what is left out."""
-        from inlay.studies.spec.planning import load_tasks, plan_study
+        from inlay.studies import load_tasks, plan_study
 
         screen.log(f"study {study.name}: {study.title}", "bold")
         with screen.working(f"reading {screen.count(len(study.tasks), 'data set')}"):
@@ -313,8 +309,8 @@ class _StudyCommand:
         return self._backbones[name]
 
     def _find_tiny(self) -> str:
-        from inlay.model.backbone.tiny import make_tiny_folder
-        from inlay.studies.spec.toy import WORDS
+        from inlay.model import make_tiny_folder
+        from inlay.studies import WORDS
 
         return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
@@ -323,9 +319,8 @@ class _StudyCommand:
     ) -> SessionResult:
         """Train what is missing, in this process or in several."""
         from inlay.cli.study_progress import CrewStage, ScreenStage
-        from inlay.studies.run.session import conduct
-        from inlay.studies.run.worker_processes import JobSettings, conduct_in_jobs
-        from inlay.training.cohort.memory import take_share
+        from inlay.studies import JobSettings, conduct, conduct_in_jobs
+        from inlay.training import take_share
 
         for plan in plans:
             take_share(plan.backbone.device, memory_share)
@@ -340,7 +335,7 @@ class _StudyCommand:
         """Answer the test sets of a study that has a server for them, and put into its report where."""
         if not plan.study.submission or plan.study.is_toy:
             return
-        from inlay.studies.glue_entries import choose_entries, list_gone, write_entries
+        from inlay.studies import choose_entries, list_gone, write_entries
 
         own = [record for record in result.records if record.study == plan.study.name]
         entries = choose_entries(plan, own, self.dirs, self.data_root)
@@ -352,7 +347,7 @@ class _StudyCommand:
 
     def _train_again(self, plan: StudyPlan, gone: Sequence[Entry]) -> None:
         from inlay.cli.progress import TrainingProgress
-        from inlay.studies.glue_entries import train_again
+        from inlay.studies import train_again
 
         screen.log(f"training again, to answer the test sets: {screen.count(len(gone), 'run')} without weights")
         with _resumable(), screen.Meter("training") as meter:
@@ -360,7 +355,7 @@ class _StudyCommand:
 
 
 def _describe_result(plan: StudyPlan, result: SessionResult, dirs: StudyDirs) -> dict[str, Any]:
-    from inlay.studies.run.records import results_file
+    from inlay.studies import results_file
 
     study = plan.study
     missing: dict[str, list[str]] = {}

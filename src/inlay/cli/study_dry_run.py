@@ -9,17 +9,12 @@ from inlay.cli import screen
 from inlay.cli.screen import Column
 
 if TYPE_CHECKING:
-    from inlay.studies.run.estimate import Estimate
-    from inlay.studies.run.records import StudyDirs
-    from inlay.studies.run.units import Unit
-    from inlay.studies.spec.planning import StudyPlan
+    from inlay.studies import Estimate, StudyDirs, StudyPlan, Unit
 
 
 def forecast(plans: Sequence[StudyPlan], dirs: StudyDirs, *, measured: bool, as_json: bool) -> None:
     """Put the work that is left of several studies, each run once, and the rows of every arm."""
-    from inlay.studies.run.estimate import estimate_units
-    from inlay.studies.run.records import StudyRecords, count_other_poolings
-    from inlay.studies.run.session import make_agenda
+    from inlay.studies import StudyRecords, count_other_poolings, estimate_units, make_agenda
 
     known = StudyRecords(plans, dirs)
     units = make_agenda(plans, known, dirs.runs)
@@ -68,7 +63,7 @@ def describe(plan: StudyPlan) -> dict[str, Any]:
 
 def describe_others(plan: StudyPlan, dirs: StudyDirs) -> list[str]:
     """Say that there are records of the same study on the same backbone with another pooling."""
-    from inlay.studies.run.records import count_other_poolings
+    from inlay.studies import count_other_poolings
 
     return [
         f"{screen.count(number, 'run')} of {plan.study.name} in {dirs.results} with the pooling `{pooling}`, and all "

@@ -7,9 +7,8 @@ from typing import Self
 
 from inlay.cli import screen
 from inlay.cli.progress import TrainingProgress
-from inlay.studies.run.session import Stage
-from inlay.studies.run.units import Unit
-from inlay.training.events import Emit
+from inlay.studies import Stage, Unit
+from inlay.training import Emit
 
 _SMOOTHED_SECONDS = 10.0  # the rate shown is that of about so long
 

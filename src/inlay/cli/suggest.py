@@ -14,10 +14,10 @@ from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, Stor
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task
 from inlay.errors import Missing
-from inlay.settings.trees import split_list
+from inlay.settings import split_list
 
 if TYPE_CHECKING:
-    from inlay.explore.suggest import Suggestion, Suggestions
+    from inlay.explore import Suggestion, Suggestions
 
 _FEW_ROWS = 50
 """with fewer rows than this, the score is mostly chance"""
@@ -45,8 +45,8 @@ def suggest(
         raise Missing(f"no tasks in {kept.root} yet", "train some first: `inlay train mail.csv --task mail`")
     task = load_task(config)
     backbone = open_backbone(config.backbone, device)
-    from inlay.explore.suggest import SuggestSettings
-    from inlay.explore.suggest import suggest as rank
+    from inlay.explore import SuggestSettings
+    from inlay.explore import suggest as rank
 
     done = 0
     with screen.Meter("looking") as meter:

@@ -31,10 +31,10 @@ from inlay.cli.train import (
     prepare,
     put_report,
 )
-from inlay.settings.fit_settings import FitSettings
+from inlay.settings import FitSettings
 
 if TYPE_CHECKING:
-    from inlay.explore.sweep import Ranking
+    from inlay.explore import Ranking
 
 _AXES = ("method", "size", "lr", "epochs", "batch_size")
 
@@ -70,7 +70,7 @@ def sweep(
     Options that take A,B,… take one value or several; every combination is trained, with every seed, all together or,
     where memory is small, as many at a time as fit.
     """
-    from inlay.explore.sweep import make_grid, parse_axes, rank
+    from inlay.explore import make_grid, parse_axes, rank
     from inlay.training import make_run
 
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}

@@ -10,7 +10,7 @@ from inlay.cli.flags import JsonOption, StoreOption, open_store
 from inlay.cli.screen import Column
 
 if TYPE_CHECKING:
-    from inlay.store.store import TaskInfo
+    from inlay.store import TaskInfo
 
 
 def tasks(store: StoreOption = None, json: JsonOption = False) -> None:

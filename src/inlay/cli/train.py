@@ -23,19 +23,15 @@ from inlay.cli.flags import (
     command_options,
     open_store,
 )
-from inlay.settings.fit_settings import FitSettings
+from inlay.settings import FitSettings
 from inlay.store import Store
 
 if TYPE_CHECKING:
     from inlay.cli.folds import CrossValidated
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.settings.run_config import RunConfig
-    from inlay.training import Result, Run
-    from inlay.training.recipe.cross_validation import FoldScores
-    from inlay.training.recipe.halving import Referee
-    from inlay.training.run.pipeline import PreparedRun
-    from inlay.training.run.run import AnyRun
+    from inlay.settings import RunConfig
+    from inlay.training import AnyRun, FoldScores, PreparedRun, Referee, Result, Run
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
@@ -122,8 +118,8 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     store.check_name(name or config.task)
     check_device_name(device)
     task = load_task(config)
-    from inlay.model.bank.methods import find_method, resolve_method
-    from inlay.training.run.pipeline import prepare_run
+    from inlay.model import find_method, resolve_method
+    from inlay.training import prepare_run
 
     resolve_method(config.method)  # a name that is in no table is refused before the backbone is loaded
     backbone = open_backbone(config.backbone, device)
@@ -146,8 +142,8 @@ def load_task(config: RunConfig) -> Task:
 
 def describe_run(run: Run, backbone: Backbone) -> None:
     """Say which parameters a run adds, and how it is trained."""
-    from inlay.model.bank.methods import resolve_method
-    from inlay.settings.run_config import MethodConfig
+    from inlay.model import resolve_method
+    from inlay.settings import MethodConfig
 
     added = run.spec.count_parameters(backbone.anatomy)
     train, method, head = run.config.train, run.config.method, run.spec.head
@@ -178,7 +174,7 @@ def _cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -
 
 def _describe_result(run: Run, result: Result) -> list[str]:
     """Return notes on what is odd about a run's result."""
-    from inlay.data.findings import describe_unpredicted
+    from inlay.data import describe_unpredicted
 
     is_balanced = run.config.train.class_weights == "balanced"
     return describe_unpredicted(run.task, result.unpredicted, is_balanced=is_balanced)
@@ -186,7 +182,7 @@ def _describe_result(run: Run, result: Result) -> list[str]:
 
 def _describe_suspects(result: Result, given: RunOptions) -> list[str]:
     """Return a note that some rows may be labelled wrongly, with the command that lists them."""
-    from inlay.data.findings import describe_suspects
+    from inlay.data import describe_suspects
 
     flags = {key: value for key, value in given.flags.items() if key.startswith("data.")}
     words = dataclasses.replace(given, preset=None, flags=flags).words()
@@ -198,8 +194,7 @@ def _show_examples(ready: PreparedRun, num_rows: int, *, as_json: bool) -> list[
     """The first encoded training rows, as people check their data."""
     if num_rows <= 0:
         return []
-    from inlay.data.encode import describe
-    from inlay.data.windows import encode_split
+    from inlay.data import describe, encode_split
 
     task, tokenizer = ready.run.task, ready.backbone.tokenizer
     rows = task.train.take(range(min(num_rows, len(task.train))))
@@ -219,9 +214,7 @@ def fit_runs(
 ) -> list[Result]:
     """Train the runs that are not finished yet, with progress on the screen; returns the results of all."""
     from inlay.cli.progress import TrainingProgress
-    from inlay.training import fit
-    from inlay.training.events import ignore
-    from inlay.training.run.run import is_finished
+    from inlay.training import fit, ignore, is_finished
 
     if all(is_finished(folder / run.id) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
@@ -245,7 +238,7 @@ def finish_run(
     ready: PreparedRun, result: Result, name: str | None, *, publish: bool, folds: FoldScores | None = None
 ) -> dict[str, Any]:
     """Publish a trained run, if that is asked for, and return what it came to as data."""
-    from inlay.training.run.pipeline import PublishedRun, check_trained, publish_result, report_run
+    from inlay.training import PublishedRun, check_trained, publish_result, report_run
 
     check_trained(result)
     version = None

@@ -7,7 +7,103 @@ their own names.
 
 from __future__ import annotations
 
-from inlay.data.sources import InputRow, stream_rows
-from inlay.data.tasks import Split, Task, load_task, make_task, read_split
+from inlay.data.calibration import calibration_error, fit_temperature, likeliest_temperature, tune_thresholds
+from inlay.data.encode import Encoded, describe, epoch_batches
+from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
+from inlay.data.folds import Folds, make_folds
+from inlay.data.kinds import (
+    CLASSIFICATION,
+    KINDS,
+    PASSAGES,
+    WHOLE_ROW,
+    WRITTEN_TEXT,
+    Scheme,
+    find_kind,
+    find_kind_of_head,
+)
+from inlay.data.label_errors import LabelErrors, as_probabilities, find_label_errors
+from inlay.data.metrics import (
+    MEAN,
+    METRICS,
+    Report,
+    decide,
+    evaluate_report,
+    is_better,
+    list_metrics,
+    resolve_metric,
+    score,
+    score_all,
+)
+from inlay.data.sampling import TaskSampler, draw_by_label, task_shares
+from inlay.data.sets.glue import GLUE, open_glue
+from inlay.data.sources import InputRow, Source, keep_places, stream_rows
+from inlay.data.splits import group_keys
+from inlay.data.squad import tune_threshold
+from inlay.data.tags import entity_types
+from inlay.data.targets import IGNORED
+from inlay.data.tasks import Split, Task, cut_task, load_task, make_task, read_split, take_sample
+from inlay.data.token_cache import ArrayCache, encode_cached, open_tokens
+from inlay.data.windows import Reading, align_targets, encode_split, find_layout
 
-__all__ = ["InputRow", "Split", "Task", "load_task", "make_task", "read_split", "stream_rows"]
+__all__ = [
+    "CLASSIFICATION",
+    "GLUE",
+    "IGNORED",
+    "KINDS",
+    "MEAN",
+    "METRICS",
+    "PASSAGES",
+    "WHOLE_ROW",
+    "WRITTEN_TEXT",
+    "ArrayCache",
+    "Encoded",
+    "Folds",
+    "InputRow",
+    "LabelErrors",
+    "Reading",
+    "Report",
+    "Scheme",
+    "Source",
+    "Split",
+    "Task",
+    "TaskSampler",
+    "align_targets",
+    "as_probabilities",
+    "calibration_error",
+    "cut_task",
+    "decide",
+    "describe",
+    "describe_suspects",
+    "describe_unknown",
+    "describe_unpredicted",
+    "draw_by_label",
+    "encode_cached",
+    "encode_split",
+    "entity_types",
+    "epoch_batches",
+    "evaluate_report",
+    "find_kind",
+    "find_kind_of_head",
+    "find_label_errors",
+    "find_layout",
+    "fit_temperature",
+    "group_keys",
+    "is_better",
+    "keep_places",
+    "likeliest_temperature",
+    "list_metrics",
+    "load_task",
+    "make_folds",
+    "make_task",
+    "open_glue",
+    "open_tokens",
+    "read_split",
+    "resolve_metric",
+    "score",
+    "score_all",
+    "stream_rows",
+    "take_sample",
+    "task_shares",
+    "tune_threshold",
+    "tune_thresholds",
+]

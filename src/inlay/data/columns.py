@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inlay.errors import BadData
-from inlay.settings.run_config import DataConfig
+from inlay.settings import DataConfig
 
 # Names are compared in lower case; earlier ones are preferred. Where both columns of a pair are there, the pair wins
 # over a single text: reading only one half of a pair would be silently wrong.

@@ -23,7 +23,7 @@ from inlay.data.kinds import KINDS, Scheme
 from inlay.data.near_duplicates import Near, find_near
 from inlay.data.rows import Rows
 from inlay.data.splits import find_repeats, group_keys
-from inlay.settings.run_config import DataConfig
+from inlay.settings import DataConfig
 
 if TYPE_CHECKING:
     from inlay.data.rows import Rows

@@ -29,7 +29,7 @@ from inlay.data.targets import (
     TextTargets,
 )
 from inlay.errors import BadConfig, UnknownName
-from inlay.settings.run_config import DataConfig
+from inlay.settings import DataConfig
 
 if TYPE_CHECKING:
     from inlay.data.tasks import Task

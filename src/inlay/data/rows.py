@@ -31,7 +31,7 @@ from inlay.data.sources import Table
 from inlay.data.squad import read_answers
 from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
-from inlay.settings.run_config import DataConfig
+from inlay.settings import DataConfig
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inlay.settings.run_config import JointConfig
+from inlay.settings import JointConfig
 
 _ROWS_OF_A_LABEL = 4  # of a batch that contrasts labels, at least
 _ANNEALED = 0.8  # how far PALs' exponent falls from 1 over the epochs

@@ -12,7 +12,7 @@ from typing import Any
 from inlay.data.columns import SIDES, Columns, Fault, Header, find_columns, read_text
 from inlay.data.readers import READERS, SKIP_HINT, Names, open_file
 from inlay.errors import BadData, InlayError, Missing
-from inlay.settings.run_config import DataConfig
+from inlay.settings import DataConfig
 
 TASK_COLUMN = "task"
 WAYS_IN = "a file, a folder, glue/NAME, extra/NAME or hub:NAME"

@@ -42,7 +42,7 @@ from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, row_keys
 from inlay.data.tags import entity_types
 from inlay.data.targets import find_separator, sort_labels
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
-from inlay.settings.run_config import DataConfig
+from inlay.settings import DataConfig
 
 if TYPE_CHECKING:
     import pandas

@@ -1,5 +1,8 @@
 """The exchange room: tasks that come from other libraries and go to them."""
 
-from inlay.exchange.carry import FORMATS, Imported, Wishes, export_folder, import_folder, named_backbone
+from __future__ import annotations
 
-__all__ = ["FORMATS", "Imported", "Wishes", "export_folder", "import_folder", "named_backbone"]
+from inlay.exchange.carry import FORMATS, Imported, Wishes, export_folder, import_folder, named_backbone
+from inlay.exchange.onnx import export_onnx
+
+__all__ = ["FORMATS", "Imported", "Wishes", "export_folder", "export_onnx", "import_folder", "named_backbone"]

@@ -20,15 +20,17 @@ from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
 from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
 from inlay.exchange.parts import ForeignAdapter, LowRank, join_bottlenecks, join_low_ranks, name_layers
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.backbone.families import find_family
-from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.methods import resolve_method
-from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts.ia3 import FACTORS
-from inlay.model.parts.part import adapted_linears
-from inlay.settings.run_config import MethodConfig
+from inlay.model import (
+    FACTORS,
+    Anatomy,
+    Backbone,
+    HeadSpec,
+    ResolvedMethod,
+    adapted_linears,
+    find_family,
+    resolve_method,
+)
+from inlay.settings import MethodConfig
 
 CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")

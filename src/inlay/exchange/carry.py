@@ -20,23 +20,23 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.data.kinds import KINDS
-from inlay.data.metrics import METRICS, resolve_metric
-from inlay.data.tasks import Split
+from inlay.data import KINDS, METRICS, Split, resolve_metric
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_json, read_json
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.backbone.folders import BUILT_IN
-from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.heads.heads import find_head
-from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
-from inlay.serving.engine import check_backbone
-from inlay.store import Manifest, Probe, Store, Version
-from inlay.store.format import legal_name
-from inlay.training.evaluate import encode_rows
-from inlay.training.run.publish import current_commit, describe_backbone
+from inlay.model import (
+    BUILT_IN,
+    Anatomy,
+    Backbone,
+    SlotSpec,
+    canonical_backbone,
+    canonical_environment,
+    find_head,
+    infer_canonically,
+)
+from inlay.serving import check_backbone
+from inlay.store import Manifest, Probe, Store, Version, legal_name
+from inlay.training import current_commit, describe_backbone, encode_rows
 
 OWN = "inlay.json"
 """what a folder says about the task that the other library has no word for"""

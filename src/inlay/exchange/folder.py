@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import BadData, Unsupported, WrongBackbone
-from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.heads.heads import HeadSpec
+from inlay.model import HeadSpec, ResolvedMethod
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.forward import BankForward
-from inlay.model.bank.views import build_views
-from inlay.model.batch.route import Batch, Route
-from inlay.model.heads.readout import pair_features
-from inlay.model.kernels.select import Gather
-from inlay.model.parts import head as head_part
+from inlay.model import Bank, BankForward, Batch, Gather, Route, build_views, pair_features
+from inlay.model import head as head_part
 
 
 class TaskGraph(nn.Module):

@@ -7,13 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.data.kinds import CLASSIFICATION, KINDS, find_kind_of_head
+from inlay.data import CLASSIFICATION, KINDS, find_kind_of_head
 from inlay.errors import BadData, Unsupported
 from inlay.exchange.folder import Leaving, Weights
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.backbone.families import CLASSIFIERS, find_family
-from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts import head as head_part
+from inlay.model import CLASSIFIERS, Backbone, HeadSpec, find_family
+from inlay.model import head as head_part
 
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inlay.errors import Unsupported
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model import ResolvedMethod
 
 
 @dataclass(frozen=True)

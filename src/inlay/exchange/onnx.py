@@ -26,20 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.data.kinds import KINDS
-from inlay.data.tasks import Split
-from inlay.data.windows import encode_split
+from inlay.data import KINDS, Split, encode_split
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
 from inlay.exchange.gathered import TaskGraph
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import find_method
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.batch.route import Row, collate, make_rows
-from inlay.model.heads.inference import canonical_backbone
-from inlay.serving.engine import check_backbone, find_reading
-from inlay.store import Manifest, Store, Version
-from inlay.store.files import DRAFT_PREFIX, sync_directory
+from inlay.model import Backbone, Bank, Row, SlotSpec, canonical_backbone, collate, find_method, make_rows
+from inlay.serving import check_backbone, find_reading
+from inlay.store import DRAFT_PREFIX, Manifest, Store, Version, sync_directory
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """What the extra `[onnx]` installs."""

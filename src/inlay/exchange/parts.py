@@ -13,11 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import layout
-from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.parts.bottleneck import BOTTLENECK
-from inlay.model.parts.lora import LORA, LoraPart
+from inlay.model import BOTTLENECK, LORA, Backbone, LoraPart, ResolvedMethod, layout
 
 
 @dataclass(frozen=True)

@@ -16,26 +16,32 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.data.kinds import KINDS
+from inlay.data import KINDS
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_number, read_weights
 from inlay.exchange.heads import check_classifier, describe_decisions, fold_targets, take_classifier
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.backbone.families import CLASSIFIERS, find_family
-from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.bank.methods import resolve_method
-from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts import head as head_part
-from inlay.model.parts.dora import DORA
-from inlay.model.parts.ia3 import FACTORS, scales_input
-from inlay.model.parts.lora import LORA
-from inlay.model.parts.norms import NORMS, trained_norms
-from inlay.model.parts.part import adapted_linears
-from inlay.settings.run_config import MethodConfig
+from inlay.model import (
+    CLASSIFIERS,
+    DORA,
+    FACTORS,
+    LORA,
+    NORMS,
+    Anatomy,
+    Backbone,
+    HeadSpec,
+    LinearSite,
+    ResolvedMethod,
+    adapted_linears,
+    find_family,
+    resolve_method,
+    scales_input,
+    trained_norms,
+)
+from inlay.model import head as head_part
+from inlay.settings import MethodConfig
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

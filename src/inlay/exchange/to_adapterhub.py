@@ -13,20 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.data.kinds import KINDS
+from inlay.data import KINDS
 from inlay.exchange import adapterhub
 from inlay.exchange.folder import Folder, Leaving, dump_json
 from inlay.exchange.heads import describe_decisions, fold_targets
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
-from inlay.model.backbone.families import find_family
-from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.heads.heads import HeadSpec
-from inlay.model.parts import head as head_part
-from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, adapter_groups
-from inlay.model.parts.ia3 import FACTORS
-from inlay.model.parts.lora import LORA
-from inlay.model.parts.part import adapted_layers, adapted_linears
+from inlay.model import (
+    BLOCK,
+    BOTTLENECK,
+    FACTORS,
+    LORA,
+    Anatomy,
+    HeadSpec,
+    ResolvedMethod,
+    adapted_layers,
+    adapted_linears,
+    adapter_groups,
+    find_family,
+)
+from inlay.model import head as head_part
 
 _BOTTLENECK: dict[str, Any] = {
     "mh_adapter": False,

@@ -17,11 +17,9 @@ import numpy as np
 from scipy import sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from inlay.data.kinds import KINDS
-from inlay.data.metrics import is_better, list_metrics, score
-from inlay.data.tasks import Split, Task
+from inlay.data import KINDS, Split, Task, is_better, list_metrics, score
 from inlay.errors import BadData, Unsupported
-from inlay.training.recipe.linear import MAX_STEPS, Linear, fit_linear, linear_kinds
+from inlay.training import MAX_STEPS, Linear, fit_linear, linear_kinds
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 """inverse regularisation: C of a logistic regression, 1/alpha of a ridge regression"""

@@ -21,22 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.data.encode import Encoded
-from inlay.data.kinds import KINDS, WHOLE_ROW
-from inlay.data.metrics import METRICS, score
-from inlay.data.splits import group_keys
-from inlay.data.tasks import Task
-from inlay.data.token_cache import encode_cached
-from inlay.data.windows import Reading
+from inlay.data import KINDS, METRICS, WHOLE_ROW, Encoded, Reading, Task, encode_cached, group_keys, score
 from inlay.errors import InlayError, Unsupported
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.batch.route import Row, collate, make_rows
-from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
-from inlay.model.parts.own_weights import OWN_WEIGHTS
+from inlay.model import OWN_WEIGHTS, TOKEN_BUDGET, Backbone, Bank, Row, SlotSpec, batches_by_length, collate, make_rows
 from inlay.store import Store, Version
-from inlay.training.recipe.linear import linear_kinds
+from inlay.training import linear_kinds
 
 NUM_ROWS = 256
 _SLOTS = 16  # candidates in one bank

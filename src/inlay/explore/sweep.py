@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import BadConfig, Diverged
-from inlay.settings.run_config import RunConfig
+from inlay.settings import RunConfig
 
 if TYPE_CHECKING:
     from inlay.training import Result, Run
@@ -90,7 +90,7 @@ def make_grid(config: RunConfig, axes: Mapping[str, Sequence[Any]], num_seeds: i
 
 def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) -> Ranking:
     """Runs by dev score and settings by the mean of theirs; of equals the first. Refuses a sweep that all diverged."""
-    from inlay.data.metrics import METRICS
+    from inlay.data import METRICS
 
     task = runs[0].task
     sign = 1 if METRICS[task.metric].higher_is_better else -1

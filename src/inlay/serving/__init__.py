@@ -5,29 +5,48 @@ Names are imported when they are first used: requests, answers and the pool need
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from inlay.lazy import import_lazily
 
 if TYPE_CHECKING:
-    from inlay.serving.answers import Answer, Request
-    from inlay.serving.engine import Engine
+    from inlay.serving.answers import Answer, Request, answer_cell, answer_words, check_confidence, describe_answer
+    from inlay.serving.engine import Engine, check_backbone, find_reading
     from inlay.serving.pool import EnginePool
+    from inlay.serving.precision import Drift, is_changed
     from inlay.serving.verification import Check, verify
 
-_HOMES = {"answers": ("Answer", "Request"), "engine": ("Engine",), "pool": ("EnginePool",)}
-_HOMES |= {"verification": ("Check", "verify")}
-_HOME_OF = {name: f"inlay.serving.{home}" for home, names in _HOMES.items() for name in names}
+__getattr__ = import_lazily(
+    __name__,
+    {
+        "inlay.serving.answers": (
+            "Answer",
+            "Request",
+            "answer_cell",
+            "answer_words",
+            "check_confidence",
+            "describe_answer",
+        ),
+        "inlay.serving.engine": ("Engine", "check_backbone", "find_reading"),
+        "inlay.serving.pool": ("EnginePool",),
+        "inlay.serving.precision": ("Drift", "is_changed"),
+        "inlay.serving.verification": ("Check", "verify"),
+    },
+)
 
-__all__ = ["Answer", "Check", "Engine", "EnginePool", "Request", "verify"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'inlay.serving' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = [
+    "Answer",
+    "Check",
+    "Drift",
+    "Engine",
+    "EnginePool",
+    "Request",
+    "answer_cell",
+    "answer_words",
+    "check_backbone",
+    "check_confidence",
+    "describe_answer",
+    "find_reading",
+    "is_changed",
+    "verify",
+]

@@ -15,7 +15,7 @@ from inlay.errors import BadConfig, InlayError, Unsupported
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inlay.model.heads.heads import Outcome
+    from inlay.model import Outcome
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def check_confidence(min_confidence: float | None, kind: str | None = None) -> N
     if not 0 <= min_confidence <= 1:
         raise BadConfig(f"`--min-confidence` is `{min_confidence:g}`", "give a probability from 0 to 1")
     if kind is not None:
-        from inlay.model.heads.heads import find_head
+        from inlay.model import find_head
 
         if find_head(kind).confidence is None:
             raise Unsupported(f"a `{kind}` task has no confidence to abstain by", "leave out `--min-confidence`")

@@ -13,16 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from inlay.data.encode import Encoded
-from inlay.data.tasks import Split
-from inlay.data.windows import Reading, encode_split
+from inlay.data import Encoded, Reading, Split, encode_split
 from inlay.errors import BadData, InlayError, NotFinite, WrongBackbone
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.backbone.int8 import check_slot, find_precision
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.batch.route import Row, make_rows
-from inlay.model.heads.heads import HeadSpec, Output, collect_outputs, find_head
+from inlay.model import (
+    Backbone,
+    Bank,
+    HeadSpec,
+    Output,
+    Row,
+    SlotSpec,
+    check_slot,
+    collect_outputs,
+    find_head,
+    find_precision,
+    make_rows,
+)
 from inlay.serving.answers import Answer, Request, check_confidence
 from inlay.serving.lookup import Resolved, VersionLookup
 from inlay.serving.passes import Passes

@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from inlay.errors import Unsupported
-from inlay.model.bank.bank import Bank
-from inlay.model.batch.route import Row
-from inlay.model.heads.captured import MOST_TOKENS, GraphedForward, find_obstacle
-from inlay.model.heads.inference import batches_by_length, infer
-from inlay.model.kernels.cuda_graphs import is_out_of_memory
+from inlay.model import (
+    MOST_TOKENS,
+    Bank,
+    GraphedForward,
+    Row,
+    batches_by_length,
+    find_obstacle,
+    infer,
+    is_out_of_memory,
+)
 
 PATIENCE_S = 5.0
 """Seconds of launched passes after which an engine that may choose begins to capture: about what compiling takes. (On

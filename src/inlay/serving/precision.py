@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inlay.model.heads.heads import HeadSpec, Outcome, Output, find_head
+from inlay.model import HeadSpec, Outcome, Output, find_head
 from inlay.store import Probe
 
 

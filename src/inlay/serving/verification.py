@@ -13,15 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inlay.data.kinds import KINDS
-from inlay.data.tasks import Split
-from inlay.data.windows import encode_split
+from inlay.data import KINDS, Split, encode_split
 from inlay.errors import InlayError
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.batch.route import make_rows
-from inlay.model.heads.heads import collect_outputs, find_head
-from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
+from inlay.model import (
+    Backbone,
+    SlotSpec,
+    canonical_backbone,
+    canonical_environment,
+    collect_outputs,
+    find_head,
+    infer_canonically,
+    make_rows,
+)
 from inlay.serving.answers import Request
 from inlay.serving.engine import Engine, check_backbone, find_reading
 from inlay.store import Manifest, Store, Version

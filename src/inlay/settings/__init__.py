@@ -1,1 +1,40 @@
 """The settings of a run and of `fit`: every default, the presets, and trees in and out."""
+
+from __future__ import annotations
+
+from inlay.settings.fit_settings import FitSettings
+from inlay.settings.presets import PRESETS, apply_preset, find_preset
+from inlay.settings.run_config import (
+    DataConfig,
+    JointConfig,
+    MethodConfig,
+    RunConfig,
+    TrainConfig,
+    digest,
+    leave_out_later,
+    overlay,
+    read_toml,
+    settled,
+)
+from inlay.settings.trees import from_tree, read_tree, split_list, write_toml
+
+__all__ = [
+    "PRESETS",
+    "DataConfig",
+    "FitSettings",
+    "JointConfig",
+    "MethodConfig",
+    "RunConfig",
+    "TrainConfig",
+    "apply_preset",
+    "digest",
+    "find_preset",
+    "from_tree",
+    "leave_out_later",
+    "overlay",
+    "read_toml",
+    "read_tree",
+    "settled",
+    "split_list",
+    "write_toml",
+]

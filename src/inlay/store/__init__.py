@@ -3,8 +3,24 @@
 Importing this room, and listing what is in a store, imports neither torch nor numpy.
 """
 
-from inlay.store.files import write_atomically, write_once
-from inlay.store.format import Manifest, Probe, Version
-from inlay.store.store import Store
+from __future__ import annotations
 
-__all__ = ["Manifest", "Probe", "Store", "Version", "write_atomically", "write_once"]
+from inlay.store.files import DRAFT_PREFIX, locked, make_directory, sync_directory, write_atomically, write_once
+from inlay.store.format import Manifest, Probe, Version, VersionInfo, legal_name
+from inlay.store.store import Store, TaskInfo
+
+__all__ = [
+    "DRAFT_PREFIX",
+    "Manifest",
+    "Probe",
+    "Store",
+    "TaskInfo",
+    "Version",
+    "VersionInfo",
+    "legal_name",
+    "locked",
+    "make_directory",
+    "sync_directory",
+    "write_atomically",
+    "write_once",
+]

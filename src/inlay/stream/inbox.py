@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import BadConfig, BadData, InlayError, Missing
-from inlay.settings.run_config import RunConfig, digest
-from inlay.settings.trees import from_tree
+from inlay.settings import RunConfig, digest, from_tree
 from inlay.store import Store, Version, write_atomically
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")

@@ -25,20 +25,29 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from inlay.data import Split, Task, load_task
-from inlay.data.kinds import WHOLE_ROW
+from inlay.data import WHOLE_ROW, Split, Task, load_task
 from inlay.errors import Diverged, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.model import Backbone
 from inlay.serving import Engine, verify
-from inlay.settings.run_config import RunConfig, digest
-from inlay.settings.trees import from_tree, write_toml
+from inlay.settings import RunConfig, digest, from_tree, write_toml
 from inlay.store import Store, Version
 from inlay.stream.inbox import SUFFIXES, DataFile, Inbox, Journal, Stamp, describe_error, identify, open_journal
-from inlay.training import FitSettings, Result, Run, fit, make_run
-from inlay.training.cohort.memory import MAX_COHORT
-from inlay.training.events import EpochEnded, Event, ignore
-from inlay.training.run.pipeline import PreparedRun, prepare_run, publish_result
-from inlay.training.run.run import DIVERGED, is_finished
+from inlay.training import (
+    DIVERGED,
+    MAX_COHORT,
+    EpochEnded,
+    Event,
+    FitSettings,
+    PreparedRun,
+    Result,
+    Run,
+    fit,
+    ignore,
+    is_finished,
+    make_run,
+    prepare_run,
+    publish_result,
+)
 
 T = TypeVar("T")
 

@@ -12,22 +12,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from inlay.data.encode import Encoded
-from inlay.data.kinds import KINDS
-from inlay.data.metrics import resolve_metric, score_all
-from inlay.data.tags import entity_types
-from inlay.data.tasks import Task
-from inlay.data.token_cache import encode_cached
+from inlay.data import KINDS, Encoded, Task, encode_cached, entity_types, resolve_metric, score_all
 from inlay.errors import Unsupported
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.bank.views import site_shapes
-from inlay.model.batch.route import make_rows
-from inlay.model.heads.heads import collect_outputs
-from inlay.model.heads.inference import TOKEN_BUDGET, infer
-from inlay.training.evaluate import read_outputs
-from inlay.training.run.run import read_trained
+from inlay.model import TOKEN_BUDGET, Backbone, Bank, SlotSpec, collect_outputs, infer, make_rows, site_shapes
+from inlay.training import read_outputs, read_trained
 
 Span = tuple[int, int]
 """The first and the last layer of a span, both in it."""

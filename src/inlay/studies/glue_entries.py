@@ -18,9 +18,7 @@ from inlay.store import write_atomically
 from inlay.studies.glue_server import SUBMISSION, answer_test, glue_name, has_test, pack_submission, write_submission
 from inlay.studies.run.records import FINISHED, Record, StudyDirs
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
-from inlay.training import FitSettings, Run, fit
-from inlay.training.events import Emit
-from inlay.training.run.run import read_result
+from inlay.training import Emit, FitSettings, Run, fit, read_result
 
 _NOTED = "runs.json"
 

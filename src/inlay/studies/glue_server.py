@@ -14,18 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from inlay.data.kinds import KINDS
-from inlay.data.metrics import decide
-from inlay.data.sets.glue import open_glue
-from inlay.data.sources import Source
-from inlay.data.tasks import Split, Task
+from inlay.data import KINDS, Source, Split, Task, decide, open_glue
 from inlay.errors import BadData, Missing, UnknownName
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.settings.run_config import DataConfig
+from inlay.model import Backbone, Bank
+from inlay.settings import DataConfig
 from inlay.store import write_atomically
-from inlay.training.evaluate import answer_slot
-from inlay.training.run.run import read_trained
+from inlay.training import answer_slot, read_trained
 
 _SIGNS = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")

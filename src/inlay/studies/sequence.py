@@ -22,22 +22,27 @@ import torch
 from safetensors.torch import load as decode_tensors
 from torch import Tensor
 
-from inlay.data.metrics import score_all
-from inlay.data.tasks import Task
-from inlay.data.token_cache import encode_cached
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.batch.route import make_rows
-from inlay.model.heads.inference import canonical_backbone, infer_canonically
-from inlay.model.parts import head as head_part
-from inlay.settings.run_config import RunConfig, digest
+from inlay.data import Task, encode_cached, score_all
+from inlay.model import Backbone, Bank, SlotSpec, canonical_backbone, infer_canonically, make_rows
+from inlay.model import head as head_part
+from inlay.settings import RunConfig, digest
 from inlay.store import write_atomically
-from inlay.training import FitSettings, fit
-from inlay.training.evaluate import answer_slot, score_split
-from inlay.training.events import Emit, ignore
-from inlay.training.run.run import DIVERGED, Result, Run, is_finished, make_run, read_result, write_tensors
-from inlay.training.run.start import Start
+from inlay.training import (
+    DIVERGED,
+    Emit,
+    FitSettings,
+    Result,
+    Run,
+    Start,
+    answer_slot,
+    fit,
+    ignore,
+    is_finished,
+    make_run,
+    read_result,
+    score_split,
+    write_tensors,
+)
 
 NUM_PROBES = 4
 """dev rows of a task that are answered on the canonical path after every step"""

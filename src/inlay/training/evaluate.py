@@ -18,21 +18,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.data.calibration import calibration_error, fit_temperature, tune_thresholds
-from inlay.data.encode import Encoded
-from inlay.data.kinds import KINDS, WHOLE_ROW
-from inlay.data.metrics import decide, score_all
-from inlay.data.squad import tune_threshold
-from inlay.data.targets import IGNORED
-from inlay.data.tasks import Split
-from inlay.data.token_cache import encode_cached
-from inlay.data.windows import Reading, align_targets
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.batch.route import Row, make_rows
-from inlay.model.heads.heads import WRITTEN, HeadSpec, Output, collect_outputs, find_head, find_output_passages
-from inlay.model.heads.inference import infer
+from inlay.data import (
+    IGNORED,
+    KINDS,
+    WHOLE_ROW,
+    Encoded,
+    Reading,
+    Split,
+    align_targets,
+    calibration_error,
+    decide,
+    encode_cached,
+    fit_temperature,
+    score_all,
+    tune_threshold,
+    tune_thresholds,
+)
+from inlay.model import (
+    WRITTEN,
+    Backbone,
+    Bank,
+    HeadSpec,
+    Output,
+    Row,
+    SlotSpec,
+    collect_outputs,
+    find_head,
+    find_output_passages,
+    infer,
+    make_rows,
+)
 from inlay.training.run.run import Result, Run
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from inlay.data.sets.qnli import rebuild_qnli
 from inlay.data.sources import Source, Table, read_table
 from inlay.errors import BadConfig, Missing, UnknownName
-from inlay.settings.run_config import DataConfig
+from inlay.settings import DataConfig
 
 _NLI = ("sentence1", "sentence2", "label")
 _COLA_COLUMNS = ("source", "label", "mark", "sentence")  # of the files without a header

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from inlay.data.sources import Source, Table, read_table
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
-from inlay.settings.run_config import DataConfig
+from inlay.settings import DataConfig
 
 SHARE = 0.1  # of the rows, for dev and for test
 _STANCES = {"AGAINST:.*": "against", "FOR:.*": "for", "NEUTRAL:.*": "neutral", "NONE OF THE ABOVE:.*": "none"}

@@ -40,7 +40,7 @@ from inlay.model.parts.norms import NORMS, NormPart
 from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.pal import PALS
 from inlay.model.parts.part import Part, TensorSpec, adapted_layers
-from inlay.settings.run_config import MethodConfig
+from inlay.settings import MethodConfig
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from inlay.settings.run_config import MethodConfig
+from inlay.settings import MethodConfig
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from inlay.model.bank.methods import find_method, layout, resolve_method
 from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts.part import TensorSpec
-from inlay.settings.run_config import MethodConfig
+from inlay.settings import MethodConfig
 
 
 @dataclass(frozen=True)

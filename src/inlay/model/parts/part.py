@@ -167,7 +167,7 @@ class Part:
         return ""
 
     def neutral(self, name: str, backbone: Backbone) -> Tensor | float:
-        """What an empty slot has."""
+        """Return what an empty slot has."""
         return 0.0
 
     def own(self, name: str, backbone: Backbone) -> Tensor:
@@ -175,7 +175,7 @@ class Part:
         raise AssertionError(f"`{name}` is nothing that the backbone has")
 
     def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
-        """What a slot of this method is at each site, where slots of one bank may differ in more than size."""
+        """Return what a slot of this method is at each site, where slots of one bank may differ in more than size."""
         return {}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterable[Placed]:
@@ -185,7 +185,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Occupants:
-    """What the slots of a bank are."""
+    """The slots of a bank, as the parts see them."""
 
     methods: tuple[ResolvedMethod, ...]
     """each once"""
@@ -204,19 +204,19 @@ class Operation:
     """it stands beside a whole block, also one with weights of its own"""
 
     def on_input(self, site: LinearSite, x: Tensor, at: BankForward) -> Tensor:
-        """What a linear layer reads."""
+        """Return what a linear layer reads."""
         return x
 
     def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: BankForward) -> Tensor:
-        """What a linear layer gives; x is what it reads."""
+        """Return what a linear layer gives; x is what it reads."""
         return y
 
     def on_output(self, place: str, y: Tensor, at: BankForward) -> Tensor:
-        """What a sublayer gives."""
+        """Return what a sublayer gives."""
         return y
 
     def on_norm(self, x: Tensor, inner: Any, at: BankForward) -> Tensor:
-        """What a layer norm gives, of what it reads."""
+        """Return what a layer norm gives for what it reads."""
         return inner(x)
 
     def drops(self, at: BankForward) -> bool:

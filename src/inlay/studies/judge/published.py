@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import BadConfig, UnknownName
-from inlay.settings.trees import from_tree
+from inlay.settings import from_tree
 
 _MEND = "see studies/published/glue.toml for an example"
 

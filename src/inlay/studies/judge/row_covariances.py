@@ -15,13 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from inlay.data.kinds import KINDS
+from inlay.data import KINDS
 from inlay.model import Backbone
 from inlay.store import write_atomically
 from inlay.studies.judge.row_sampling import Floats, covariances, influence
 from inlay.studies.run.records import FINISHED, Record
-from inlay.training import Result, Run
-from inlay.training.evaluate import judge_split
+from inlay.training import Result, Run, judge_split
 
 FILE = "dev_rows.npz"
 METRICS = ("accuracy", "f1", "matthews", "spearman", "pearson")

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inlay.model.bank.methods import JOINT_METHODS, METHODS
-from inlay.settings.run_config import TrainConfig, leave_out_later
+from inlay.model import JOINT_METHODS, METHODS
+from inlay.settings import TrainConfig, leave_out_later
 from inlay.studies.judge.bounds import MeanWithError, average, estimate
 from inlay.studies.judge.row_sampling import num_rows, score_error
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inlay.data.kinds import KINDS
+from inlay.data import KINDS
 from inlay.errors import UnknownName
-from inlay.settings.trees import read_tree
+from inlay.settings import read_tree
 from inlay.store import write_atomically
 from inlay.studies.judge.claims import JudgedClaim, describe_agreement, judge_claims
 from inlay.studies.judge.coverage import Coverage, list_missing, split_planned

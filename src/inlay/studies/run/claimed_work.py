@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from inlay.store.files import locked, make_directory
+from inlay.store import locked, make_directory
 
 
 class HeldRuns:

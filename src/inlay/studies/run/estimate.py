@@ -11,11 +11,17 @@ import numpy as np
 
 from inlay.studies.run.units import Unit
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
-from inlay.training import make_run
-from inlay.training.cohort.memory import MAX_COHORT, available_bytes, choose_slots, count_slot_bytes
-from inlay.training.run.joint import JointRun
-from inlay.training.run.plan import StepCost, measure_step_cost
-from inlay.training.run.run import AnyRun
+from inlay.training import (
+    MAX_COHORT,
+    AnyRun,
+    JointRun,
+    StepCost,
+    available_bytes,
+    choose_slots,
+    count_slot_bytes,
+    make_run,
+    measure_step_cost,
+)
 
 # Runs together -> times the rows per second of one run alone, as measured on an H200 (DESIGN.md); a CPU gains nothing.
 _GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}

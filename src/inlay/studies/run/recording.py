@@ -13,23 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from inlay.data.kinds import KINDS
-from inlay.data.tasks import Task
+from inlay.data import KINDS, Task
 from inlay.errors import Diverged, InlayError
-from inlay.model.parts.part import draw_tensor
+from inlay.model import draw_tensor
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record, short_name
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
-from inlay.training import Result, Run
-from inlay.training.evaluate import score_split
-from inlay.training.run.joint import JointRun
-from inlay.training.run.materialize import materialize
-from inlay.training.run.publish import current_commit
-from inlay.training.run.run import DIVERGED as RUN_DIVERGED
+from inlay.training import DIVERGED as RUN_DIVERGED
+from inlay.training import JointRun, Result, Run, current_commit, materialize, score_split
 
 if TYPE_CHECKING:
-    from inlay.model import Backbone
-    from inlay.model.backbone.sites import Anatomy
+    from inlay.model import Anatomy, Backbone
 
 
 @dataclass(frozen=True)
@@ -201,7 +195,7 @@ def _name_hardware(backbone: Backbone) -> str:
 
 def name_processor() -> str:
     """Name the processor, which computes where no GPU does."""
-    from inlay.model.heads.inference import canonical_environment
+    from inlay.model import canonical_environment
 
     return canonical_environment()["processor"] or platform.machine()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from inlay.errors import BadData
-from inlay.store.files import locked, make_directory, sync_directory
+from inlay.store import locked, make_directory, sync_directory
 
 if TYPE_CHECKING:
     from inlay.studies.spec.planning import PlannedRun, StudyPlan

@@ -27,12 +27,20 @@ from inlay.studies.run.claimed_work import Claims
 from inlay.studies.run.records import Record, StudyDirs, StudyRecords
 from inlay.studies.run.units import Unit, UnitRunner
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
-from inlay.training.cohort.fit import structure_of, trains_apart
-from inlay.training.cohort.loop import Interrupted
-from inlay.training.cohort.memory import MAX_COHORT
-from inlay.training.cohort.resume import list_stopped
-from inlay.training.events import Emit, Event, RowsAnswered, StepTaken, emit_to, ignore
-from inlay.training.run.run import is_finished
+from inlay.training import (
+    MAX_COHORT,
+    Emit,
+    Event,
+    Interrupted,
+    RowsAnswered,
+    StepTaken,
+    emit_to,
+    ignore,
+    is_finished,
+    list_stopped,
+    structure_of,
+    trains_apart,
+)
 
 # Stacks are as wide as the widest slot: above this size a cohort of its own is cheaper than padding the others to it.
 _PADDED_TO = 64

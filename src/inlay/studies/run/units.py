@@ -11,23 +11,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay.data.tasks import Task
+from inlay.data import Task
 from inlay.errors import InlayError
-from inlay.model.kernels.cuda_graphs import is_out_of_memory
+from inlay.model import is_out_of_memory
 from inlay.studies.judge.row_covariances import keep_influences
 from inlay.studies.run.recording import Origin, Recorder, has_diverged, list_notes, name_processor
 from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
-from inlay.training import FitSettings, Result, fit
-from inlay.training.cohort.fit import has_known_heads, structure_of
-from inlay.training.cohort.loop import Interrupted
-from inlay.training.cohort.member import AnyMember
-from inlay.training.cohort.resume import drop_rows
-from inlay.training.events import Emit, Event, RunEnded, emit_to
-from inlay.training.run.joint import JointRun
-from inlay.training.run.materialize import start_from
-from inlay.training.run.run import AnyRun, is_finished, read_result
+from inlay.training import (
+    AnyMember,
+    AnyRun,
+    Emit,
+    Event,
+    FitSettings,
+    Interrupted,
+    JointRun,
+    Result,
+    RunEnded,
+    drop_rows,
+    emit_to,
+    fit,
+    has_known_heads,
+    is_finished,
+    read_result,
+    start_from,
+    structure_of,
+)
 
 _SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each epoch's end it costs more than the epoch
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from inlay.data.tasks import Task
+from inlay.data import Task
 from inlay.errors import LostProcess
 from inlay.model import Backbone, load_backbone
 from inlay.processes import JOBS
@@ -36,8 +36,7 @@ from inlay.studies.run.session import Deadline, Session, SessionResult, Stage
 from inlay.studies.run.units import Unit
 from inlay.studies.spec.planning import PlannedRun, StudyPlan, load_tasks, plan_study
 from inlay.studies.spec.study import Study
-from inlay.training.cohort.memory import take_share
-from inlay.training.events import CohortStarted, Emit, Event, MemoryRanOut, RowsAnswered, RunEntered, StepTaken
+from inlay.training import CohortStarted, Emit, Event, MemoryRanOut, RowsAnswered, RunEntered, StepTaken, take_share
 
 PROCESSES = multiprocessing.get_context("spawn")
 """how processes are started: anew, since a GPU cannot be shared with a copy of this one"""

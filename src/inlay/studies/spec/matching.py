@@ -14,11 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.data.kinds import PASSAGES, WHOLE_ROW
-from inlay.model.bank.methods import find_method, resolve_method
-from inlay.model.heads.heads import WRITTEN, find_head
-from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, settled
-from inlay.settings.trees import from_tree
+from inlay.data import PASSAGES, WHOLE_ROW
+from inlay.model import WRITTEN, find_head, find_method, resolve_method
+from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, from_tree, settled
 from inlay.studies.run.records import FAILED, Record
 from inlay.studies.spec.arms import ARM_KINDS, ArmKind
 from inlay.studies.spec.study import Arm, Study, has_profile, list_studies, read_study, shorten, study_folders

@@ -14,20 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from inlay.data import Task, load_task
-from inlay.data.sampling import task_shares
-from inlay.data.tasks import Split, cut_task, take_sample
+from inlay.data import Split, Task, cut_task, load_task, take_sample, task_shares
 from inlay.errors import Missing, OutOfMemory, UnknownName
-from inlay.model.bank.methods import find_method
-from inlay.settings.run_config import DataConfig, RunConfig, digest
+from inlay.model import find_method
+from inlay.settings import DataConfig, RunConfig, digest
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.study import Arm, Point, Study, shorten
 from inlay.studies.spec.toy import make_toy_task
-from inlay.training import make_run
-from inlay.training.run.joint import JointRun, make_joint_run
-from inlay.training.run.plan import ANSWERED
-from inlay.training.run.run import AnyRun
-from inlay.training.run.start import Start
+from inlay.training import ANSWERED, AnyRun, JointRun, Start, make_joint_run, make_run
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
@@ -293,7 +287,7 @@ class _Maker:
 
 def _refuse_too_large(items: Sequence[PlannedRun], backbone: Backbone) -> None:
     """Refuse a run whose parameters alone, in training, are more than the memory that is free."""
-    from inlay.training.cohort.memory import available_bytes, count_slot_bytes, describe_bytes
+    from inlay.training import available_bytes, count_slot_bytes, describe_bytes
 
     free = available_bytes(backbone.device)
     if free is None:

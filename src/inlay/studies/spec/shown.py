@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.errors import BadConfig, UnknownName
-from inlay.settings.run_config import JointConfig, MethodConfig, TrainConfig
-from inlay.settings.trees import from_tree
+from inlay.settings import JointConfig, MethodConfig, TrainConfig, from_tree
 
 CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
 # Section of a run's config -> its settings with their defaults; of a name that two have, the first one's is meant.

@@ -23,10 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import BadConfig, InlayError, UnknownName
-from inlay.settings.fit_settings import FitSettings
-from inlay.settings.presets import apply_preset
-from inlay.settings.run_config import DataConfig, RunConfig, overlay
-from inlay.settings.trees import from_tree, read_tree
+from inlay.settings import DataConfig, FitSettings, RunConfig, apply_preset, from_tree, overlay, read_tree
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.shown import SETTINGS, Claim, ReportSpec, read_claims, read_report
 

@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.kinds import KINDS, PASSAGES, WHOLE_ROW, Scheme
-from inlay.data.metrics import resolve_metric
-from inlay.data.sets.glue import GLUE
-from inlay.data.tasks import Split, Task
-from inlay.settings.run_config import DataConfig, digest
+from inlay.data import GLUE, KINDS, PASSAGES, WHOLE_ROW, Scheme, Split, Task, resolve_metric
+from inlay.settings import DataConfig, digest
 
 WORDS = (
     "the a it is was good bad fine awful great movie film plot story of and very not so free win prize call now text "

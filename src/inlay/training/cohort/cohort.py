@@ -19,14 +19,17 @@ import torch
 from torch import Tensor
 
 from inlay.errors import BadConfig, OutOfMemory
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.backbone.families import find_family
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import first_layer, has_frozen_attention
-from inlay.model.batch.route import CacheDepth
-from inlay.model.heads.inference import TOKEN_BUDGET
-from inlay.model.kernels.cuda_graphs import is_out_of_memory
-from inlay.settings.run_config import digest
+from inlay.model import (
+    TOKEN_BUDGET,
+    Backbone,
+    Bank,
+    CacheDepth,
+    find_family,
+    first_layer,
+    has_frozen_attention,
+    is_out_of_memory,
+)
+from inlay.settings import digest
 from inlay.training.cohort.epochs import close_epoch, has_diverged, loss_limit, rate_of
 from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember, Encoder, JointMember, Member, Progress

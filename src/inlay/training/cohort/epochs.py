@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from inlay.data.metrics import is_better
+from inlay.data import is_better
 from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember
 from inlay.training.evaluate import DevScores
 from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY

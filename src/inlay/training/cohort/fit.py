@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from inlay.errors import Missing, OutOfMemory
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import first_layer
-from inlay.settings.fit_settings import FitSettings
+from inlay.model import Backbone, first_layer
+from inlay.settings import FitSettings
 from inlay.threads import Threads, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, longest_first, seed_for
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits

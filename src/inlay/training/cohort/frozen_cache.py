@@ -26,11 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.data.encode import Encoded
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.model.batch.route import Batch, CacheDepth, CachedStates, Row, make_rows
-from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
+from inlay.data import Encoded
+from inlay.model import TOKEN_BUDGET, Backbone, Bank, Batch, CacheDepth, CachedStates, Row, batches_by_length, make_rows
 from inlay.training.cohort.memory import available_bytes
 from inlay.training.events import CacheFull, Emit, StatesCached, ignore
 

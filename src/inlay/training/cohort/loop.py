@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from inlay.errors import OutOfMemory
-from inlay.model.parts import head as head_part
-from inlay.settings.fit_settings import FitSettings
+from inlay.model import head as head_part
+from inlay.settings import FitSettings
 from inlay.threads import Threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache

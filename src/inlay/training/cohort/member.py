@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from inlay.data.encode import Encoded, epoch_batches
-from inlay.data.kinds import WRITTEN_TEXT
-from inlay.data.metrics import MEAN, METRICS
-from inlay.data.sampling import TaskSampler, draw_by_label
-from inlay.data.tasks import Split
-from inlay.data.token_cache import encode_cached
-from inlay.data.windows import Reading
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.batch.route import CacheDepth, CachedStates, Row
-from inlay.model.heads.head_losses import text_losses
-from inlay.model.heads.heads import find_head
+from inlay.data import (
+    MEAN,
+    METRICS,
+    WRITTEN_TEXT,
+    Encoded,
+    Reading,
+    Split,
+    TaskSampler,
+    draw_by_label,
+    encode_cached,
+    epoch_batches,
+)
+from inlay.model import Backbone, CacheDepth, CachedStates, Row, find_head, text_losses
 from inlay.training.evaluate import DevScores, Targets, find_texts
 from inlay.training.events import Emit, RowsEncoded
 from inlay.training.recipe.head_start import contrast_losses
@@ -32,7 +34,7 @@ from inlay.training.run.joint import JointRun, count_joint_steps
 from inlay.training.run.run import Run, count_steps
 
 if TYPE_CHECKING:
-    from inlay.model.bank.bank import Bank
+    from inlay.model import Bank
     from inlay.training.cohort.frozen_cache import CachedTexts, FrozenCache
 
 

@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import OutOfMemory
-from inlay.model.backbone import folders
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.kernels.cuda_graphs import is_out_of_memory
+from inlay.model import Backbone, folders, is_out_of_memory
 from inlay.processes import count_sharers
 from inlay.training.run.run import AnyRun
 from inlay.training.step.eager import Stepper

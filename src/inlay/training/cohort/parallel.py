@@ -25,12 +25,9 @@ import torch
 from torch import Tensor
 
 from inlay.errors import BadConfig, InlayError, LostProcess
-from inlay.model.bank.bank import Bank
-from inlay.model.batch.route import Row
-from inlay.model.heads.heads import find_head
-from inlay.model.heads.inference import infer
+from inlay.model import Bank, Row, find_head, infer
 from inlay.processes import Process, current_process
-from inlay.settings.run_config import digest
+from inlay.settings import digest
 
 if TYPE_CHECKING:
     from inlay.training.run.run import AnyRun

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from inlay.errors import StoreDamaged
-from inlay.settings.run_config import digest
+from inlay.settings import digest
 from inlay.store import write_atomically
 from inlay.training.cohort.cohort import Cohort, CohortSettings, Parked
 from inlay.training.cohort.member import AnyMember, Progress

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.data.tasks import Task
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import find_method
-from inlay.settings.run_config import RunConfig
+from inlay.data import Task
+from inlay.model import Backbone, find_method
+from inlay.settings import RunConfig
 from inlay.store import Store
 from inlay.training.recipe.halving import Contest, Rung, make_rungs
 from inlay.training.recipe.recipe import STEPS_AFTER_CONTRAST, count_epochs, find_recipe

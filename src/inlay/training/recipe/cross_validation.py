@@ -17,12 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.folds import Folds, make_folds
-from inlay.data.kinds import KINDS
-from inlay.data.label_errors import as_probabilities
-from inlay.data.metrics import Report, evaluate_report, score_all
+from inlay.data import KINDS, Folds, Report, as_probabilities, evaluate_report, make_folds, score_all
 from inlay.errors import Diverged
-from inlay.model.backbone.backbone import Backbone
+from inlay.model import Backbone
 from inlay.store import Store, write_atomically
 from inlay.training.evaluate import judge_split
 from inlay.training.run.run import PROBE_HEAD, WEIGHTS, Result, Run, damaged, make_run

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.data.metrics import METRICS
+from inlay.data import METRICS
 from inlay.errors import BadConfig
 from inlay.processes import current_process
 from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY, read_result

@@ -26,15 +26,9 @@ import torch.nn.functional as F
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from inlay.data.calibration import likeliest_temperature
-from inlay.data.kinds import KINDS
-from inlay.data.label_errors import as_probabilities, find_label_errors
-from inlay.data.metrics import is_better
-from inlay.data.tasks import Task
-from inlay.model.bank.bank import Bank
-from inlay.model.heads.heads import find_head
-from inlay.model.heads.inference import infer_vectors
-from inlay.model.parts import head as head_part
+from inlay.data import KINDS, Task, as_probabilities, find_label_errors, is_better, likeliest_temperature
+from inlay.model import Bank, find_head, infer_vectors
+from inlay.model import head as head_part
 from inlay.training.recipe.linear import Linear, Validated, choose_strength, cross_validate, decision_targets, fit_raw
 
 if TYPE_CHECKING:

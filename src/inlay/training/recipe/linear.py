@@ -17,8 +17,7 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from inlay.data.kinds import KINDS
-from inlay.data.metrics import is_better, score
+from inlay.data import KINDS, is_better, score
 
 MAX_STEPS = 1000
 _NARROWEST = 1e-3  # of the middle feature's deviation

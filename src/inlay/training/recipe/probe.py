@@ -18,17 +18,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from inlay.data.kinds import KINDS, WHOLE_ROW
-from inlay.data.label_errors import LabelErrors, as_probabilities, find_label_errors
-from inlay.data.metrics import is_better, list_metrics, score
-from inlay.data.tasks import Split, Task
-from inlay.data.token_cache import encode_cached
-from inlay.data.windows import Reading
+from inlay.data import (
+    KINDS,
+    WHOLE_ROW,
+    LabelErrors,
+    Reading,
+    Split,
+    Task,
+    as_probabilities,
+    encode_cached,
+    find_label_errors,
+    is_better,
+    list_metrics,
+    score,
+)
 from inlay.errors import Unsupported
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.model.batch.route import Row, make_rows
-from inlay.model.heads.inference import TOKEN_BUDGET, batches_by_length
+from inlay.model import TOKEN_BUDGET, Backbone, Bank, Row, batches_by_length, make_rows
 from inlay.training.recipe.linear import Validated, choose_strength, cross_validate, fit_raw, linear_kinds
 
 _MOST_COMPARED = 1000  # rows that tell how pairs are best read

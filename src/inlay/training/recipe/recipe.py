@@ -19,13 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.kinds import KINDS
-from inlay.data.tasks import Task
+from inlay.data import KINDS, Task
 from inlay.errors import BadConfig
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import find_method
-from inlay.model.heads.heads import find_head
-from inlay.settings.run_config import RunConfig, TrainConfig
+from inlay.model import Backbone, find_head, find_method
+from inlay.settings import RunConfig, TrainConfig
 
 MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
 """training rows up to which a contrastive start is all that is trained, and up to which there is one"""

@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.model.backbone.sites import Anatomy
-from inlay.model.parts import head as head_part
-from inlay.model.parts.own_weights import OWN_WEIGHTS
-from inlay.model.parts.part import TensorSpec
+from inlay.model import OWN_WEIGHTS, Anatomy, TensorSpec
+from inlay.model import head as head_part
 
 _LAST_LAYER = (head_part.WEIGHT, head_part.BIAS)
 

@@ -15,17 +15,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from inlay.data.metrics import MEAN, METRICS
-from inlay.data.sources import keep_places
-from inlay.data.tasks import Task
+from inlay.data import MEAN, METRICS, Task, keep_places
 from inlay.errors import BadConfig, WrongBackbone
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.methods import JOINT_METHODS, find_method
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.heads.heads import find_head
-from inlay.model.parts.part import TensorSpec
-from inlay.settings.run_config import DataConfig, JointConfig, RunConfig, TrainConfig, digest, settled
+from inlay.model import JOINT_METHODS, Anatomy, Backbone, SlotSpec, TensorSpec, find_head, find_method
+from inlay.settings import DataConfig, JointConfig, RunConfig, TrainConfig, digest, settled
 from inlay.training.run.run import Run, make_part
 from inlay.training.run.start import Start
 

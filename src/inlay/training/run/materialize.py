@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.data.tasks import Task
+from inlay.data import Task
 from inlay.errors import BadConfig, BadData, Diverged, Missing, UnknownName, WrongBackbone
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.methods import make_expander, materialized_method, resolve_method
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.parts import head as head_part
-from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, read_toml
+from inlay.model import Backbone, SlotSpec, make_expander, materialized_method, resolve_method
+from inlay.model import head as head_part
+from inlay.settings import JointConfig, MethodConfig, RunConfig, read_toml
 from inlay.store import Manifest, Store
 from inlay.training.run.joint import JointRun, identify_joint
 from inlay.training.run.run import (

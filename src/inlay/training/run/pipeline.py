@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay.data.metrics import METRICS
-from inlay.data.tasks import Task, load_task
+from inlay.data import METRICS, Task, load_task
 from inlay.errors import Diverged, UnknownName
-from inlay.model.backbone.backbone import Backbone
-from inlay.settings.run_config import RunConfig
+from inlay.model import Backbone
+from inlay.settings import RunConfig
 from inlay.store import Store, Version
 from inlay.training.cohort.fit import FitSettings, fit
 from inlay.training.cohort.member import PROBE

@@ -16,11 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from inlay.data.encode import epoch_batches
-from inlay.data.sampling import task_shares
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.batch.route import collate, make_rows
-from inlay.model.heads.inference import infer
+from inlay.data import epoch_batches, task_shares
+from inlay.model import Backbone, collate, infer, make_rows
 from inlay.threads import Threads, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits

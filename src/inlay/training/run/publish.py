@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.metrics import METRICS
-from inlay.data.tasks import Split
-from inlay.data.windows import encode_split, find_layout
+from inlay.data import METRICS, Split, encode_split, find_layout
 from inlay.errors import Diverged
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.batch.route import make_rows
-from inlay.model.heads.heads import collect_outputs
-from inlay.model.heads.inference import canonical_backbone, canonical_environment, infer_canonically
+from inlay.model import (
+    Backbone,
+    canonical_backbone,
+    canonical_environment,
+    collect_outputs,
+    infer_canonically,
+    make_rows,
+)
 from inlay.store import Manifest, Probe, Store, Version
 from inlay.training.evaluate import score_split
 from inlay.training.recipe.cross_validation import FoldScores

@@ -22,19 +22,22 @@ from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
-from inlay.data.findings import describe_unknown
-from inlay.data.kinds import KINDS
-from inlay.data.metrics import is_better
-from inlay.data.tasks import Task
-from inlay.data.windows import Reading
+from inlay.data import KINDS, Reading, Task, describe_unknown, is_better
 from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBackbone
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.backbone.pooling import POOLED
-from inlay.model.bank.methods import find_method, resolve_method
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.heads.heads import HEADS, JOINED, TOWERS, WRITTEN, HeadSpec, find_head
-from inlay.settings.run_config import RunConfig, TrainConfig, read_toml
-from inlay.settings.trees import write_toml
+from inlay.model import (
+    HEADS,
+    JOINED,
+    POOLED,
+    TOWERS,
+    WRITTEN,
+    Backbone,
+    HeadSpec,
+    SlotSpec,
+    find_head,
+    find_method,
+    resolve_method,
+)
+from inlay.settings import RunConfig, TrainConfig, read_toml, write_toml
 from inlay.store import Store, write_atomically
 from inlay.training.recipe.probe import compare_readings
 from inlay.training.recipe.recipe import find_recipe

@@ -14,15 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from inlay.data.kinds import KINDS
-from inlay.data.tasks import Task
+from inlay.data import KINDS, Task
 from inlay.errors import BadConfig, Missing, WrongBackbone
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.heads.heads import HeadSpec, find_head
-from inlay.model.parts import head as head_part
-from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.model import Backbone, HeadSpec, ResolvedMethod, SlotSpec, find_head
+from inlay.model import head as head_part
+from inlay.settings import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.store import Manifest, Store, Version
 
 _DIGITS = 12

@@ -23,18 +23,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
-from inlay.model.batch.route import CacheDepth, CachedStates
-from inlay.model.batch.tiles import Tiles
-from inlay.model.heads.heads import HeadSpec
-from inlay.model.heads.readout import apply_heads
-from inlay.model.kernels import fold_residual as rewrite
-from inlay.model.kernels import launch
-from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
-from inlay.model.parts import head as head_part
+from inlay.model import (
+    Backbone,
+    Bank,
+    BucketBuffers,
+    CacheDepth,
+    CachedStates,
+    Capacity,
+    HeadSpec,
+    PackedRows,
+    Recorder,
+    ResolvedMethod,
+    Tiles,
+    apply_heads,
+    bound_length,
+    is_out_of_memory,
+    launch,
+    round_up_tokens,
+)
+from inlay.model import fold_residual as rewrite
+from inlay.model import head as head_part
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.memory import first_line
 from inlay.training.events import CompileEnded, CompileStarted, Notice

@@ -14,11 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.model.bank.bank import Bank
-from inlay.model.batch.route import Batch, Row
-from inlay.model.batch.transfer import send
-from inlay.model.heads.inference import batch_rows
-from inlay.model.kernels import launch
+from inlay.model import Bank, Batch, Row, batch_rows, launch, send
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.parallel import World
 from inlay.training.events import Emit, ignore

@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.data.targets import IGNORED
-from inlay.model.heads.head_losses import RowBatch, TokenBatch
-from inlay.model.heads.heads import HEADS, HeadSpec
-from inlay.model.kernels.select import pick_numbered
+from inlay.data import IGNORED
+from inlay.model import HEADS, HeadSpec, RowBatch, TokenBatch, pick_numbered
 
 OF_ROWS = tuple(kind for kind, head in HEADS.items() if head.reads == "pooled" and head.batched_losses)
 """kinds of heads that read one vector of a row"""

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.model.bank.flat import FlatBank
-from inlay.model.batch.transfer import send
-from inlay.settings.run_config import TrainConfig
+from inlay.model import FlatBank, send
+from inlay.settings import TrainConfig
 
 _BETA1, _BETA2 = 0.9, 0.999
 _PIECE = 2**16

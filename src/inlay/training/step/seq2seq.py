@@ -16,11 +16,7 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
-from inlay.model.bank.bank import Bank
-from inlay.model.batch.buckets import BucketBuffers, DecoderTargets
-from inlay.model.batch.route import CachedStates
-from inlay.model.heads.generation import forced_logits
-from inlay.model.heads.heads import HeadSpec
+from inlay.model import Bank, BucketBuffers, CachedStates, DecoderTargets, HeadSpec, forced_logits
 from inlay.training.cohort.member import Member
 from inlay.training.step import compiled
 from inlay.training.step.compiled import MOST_EMBEDDED, CompiledStepper, Prepared, Program

@@ -14,7 +14,7 @@ import quality_draws
 import quality_report
 import quality_systems
 from quality_report import Record, make_checks, read_records, write_report
-from quality_systems import Found, Process, measure, score_answers
+from quality_systems import Found, Place, measure, score_answers
 
 SIZES = (10, 20, 40)
 
@@ -70,8 +70,8 @@ def test_only_the_largest_size_takes_what_a_smaller_set_has(num_pool, size, coun
     assert quality_draws.count_rows(num_pool, size, quality_draws.SIZES) == count
 
 
-def place(folder: Path, limit_s: int = 60) -> Process:
-    return Process(Path(sys.executable), folder, folder / "scratch", limit_s)
+def place(folder: Path, limit_s: int = 60) -> Place:
+    return Place(Path(sys.executable), folder, folder / "scratch", limit_s)
 
 
 def test_cpu_seconds_and_memory_are_those_of_the_process_and_its_children(tmp_path):

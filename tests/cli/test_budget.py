@@ -27,7 +27,7 @@ def command(mail: Mail, *more: object) -> tuple[object, ...]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are taken to be quick, however busy the machine is."""
-    monkeypatch.setattr("inlay.training.run.plan.measure_durations", lambda *given, **flags: FAST)
+    monkeypatch.setattr("inlay.training.measure_durations", lambda *given, **flags: FAST)
 
 
 def test_candidates_are_tried_halved_and_the_best_published(inlay: Inlay, mail: Mail, quick: None) -> None:
@@ -75,7 +75,7 @@ def test_a_budget_that_is_too_small_trains_what_fits_and_says_so(
     inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Durations(setup=0.1, once=0.0, epoch=100.0, dev=0.01, probe=0.1)
-    monkeypatch.setattr("inlay.training.run.plan.measure_durations", lambda *given, **flags: slow)
+    monkeypatch.setattr("inlay.training.measure_durations", lambda *given, **flags: slow)
     monkeypatch.setattr("inlay.training.recipe.halving.Halving.is_late", lambda self, num_active: True)
     ended = inlay(*command(mail, "--budget", "20s"))
     assert ended.status == 0, ended.err
@@ -90,7 +90,7 @@ def test_a_budget_that_is_too_small_trains_what_fits_and_says_so(
 
 def test_fewer_epochs_than_usual_are_told(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Durations(setup=0.1, once=0.0, epoch=100.0, dev=0.0, probe=0.0)
-    monkeypatch.setattr("inlay.training.run.plan.measure_durations", lambda *given, **flags: slow)
+    monkeypatch.setattr("inlay.training.measure_durations", lambda *given, **flags: slow)
     ended = inlay(*command(mail, "--budget", "6m", "--no-publish", "--json"))
     assert "there is time for 3 of the usual 10 epochs, which need `--budget 20m`" in ended.err
     (only,) = ended.data["budget"]["candidates"]

@@ -65,7 +65,7 @@ def test_counts_stand_on_the_screen_before_anything_is_measured(
         seen.append(sys.stdout.getvalue())  # type: ignore[attr-defined]
         return make(*arguments, **settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(plan, "make_plan", watched)
+    monkeypatch.setattr("inlay.training.make_plan", watched)
     shown = inlay(*plan_mail(mail)).out
     assert "with the backbone" in seen[0]
     assert "1 task " in seen[0]

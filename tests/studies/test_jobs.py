@@ -167,8 +167,9 @@ def test_what_two_processes_die_of_is_recorded_as_failed_and_tried_again_next_ti
     assert result.missing == [failed]
     assert failed.arm.name == "full"
     assert f"ended with status {-signal.SIGKILL}" in said
-    assert len(stage.warnings) == 2
-    assert len(started) <= 4
+    # A dead process has let go of its runs before the first one notices: another may take them, and die, once more.
+    assert len(stage.warnings) in (2, 3)
+    assert len(started) <= 5
     records = {record.id: record.status for record in read_records(file_of(dirs))}
     assert records.pop(failed.id) == "failed"
     assert set(records.values()) == {"finished"}

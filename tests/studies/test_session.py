@@ -474,9 +474,7 @@ def test_missing_data_is_refused_naming_all_of_it_or_left_out_if_asked(tmp_path,
 
 
 def test_a_run_that_cannot_fit_is_refused_before_the_first(tmp_path, backbone, monkeypatch):
-    from inlay.training.cohort import memory
-
-    monkeypatch.setattr(memory, "available_bytes", lambda device: 300_000)
+    monkeypatch.setattr("inlay.training.available_bytes", lambda device: 300_000)
     with pytest.raises(OutOfMemory, match=r"a run of arm `full` takes .* are free on `cpu`.*--arms"):
         make_plan(tmp_path, backbone)
 

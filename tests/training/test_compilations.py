@@ -14,6 +14,7 @@ from inlay.errors import OutOfMemory
 from inlay.model.kernels import launch
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.events import CompileEnded, CompileStarted
 from inlay.training.run.run import make_run
 from inlay.training.step import compiled
 
@@ -100,15 +101,16 @@ def test_who_listens_hears_what_is_compiled_and_how_long_it_took(backbone_of, to
     monkeypatch.setattr(launch, "is_available", lambda device: True)
     cohort = make_cohort(backbone_of("bert"), toy_task, "houlsby")
     stepper = cohort.stepper
-    stepper.on_compile, stepper.on_compiled = heard.append, lambda what, seconds: heard.append((what, seconds))
+    stepper.emit = heard.append
     monkeypatch.setattr(stepper, "_compute", lambda program: time.sleep(0.05))
     monkeypatch.setattr(stepper, "_is_captured", False)
     program = stepper._find_program(300, np.full(8, 37), None)
     for _ in range(2):  # the second time nothing is new
         stepper._launch(program)
-    what, (again, seconds) = heard
-    assert what == again == "compiling steps of up to 320 tokens"
-    assert 0.05 <= seconds < 5
+    started, ended = heard
+    assert started == CompileStarted("compiling steps of up to 320 tokens")
+    assert ended == CompileEnded(started.what, ended.seconds)
+    assert 0.05 <= ended.seconds < 5
 
 
 def test_a_program_whose_first_launch_failed_is_launched_again_before_it_is_captured(

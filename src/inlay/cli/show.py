@@ -92,9 +92,14 @@ def _describe_origin(manifest: Manifest) -> dict[str, str]:
     return {"came from": f"a run of {many} with {joint['method']}: {screen.shorten(', '.join(joint['tasks']), 200)}"}
 
 
-def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
-    from inlay.data import find_kind
+def _describe_no_labels(kind: str) -> str:
+    """Say what stands for labels in a task that has none."""
+    from inlay.data import find_kind  # which imports numpy
 
+    return find_kind(kind).labels_note
+
+
+def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
     backbone, config, head = manifest.backbone, manifest.config, manifest.head
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
     scores = {
@@ -108,7 +113,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "version": version.reference,
         "made by": origin.get("library", ""),
         "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
-        "labels": screen.shorten(", ".join(manifest.labels), 400) or find_kind(manifest.kind).labels_note,
+        "labels": screen.shorten(", ".join(manifest.labels), 400) or _describe_no_labels(manifest.kind),
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
         **scores,
         **_describe_folds(manifest),

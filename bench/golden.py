@@ -180,12 +180,16 @@ def verify_old(folder: Path, source: Path) -> int:
 def compare(first: Path, second: Path) -> int:
     """Tell every difference between two records; fails if there is one."""
     one, other = (scrub(json.loads((folder / "golden.json").read_text())) for folder in (first, second))
+    for found in (one, other):
+        for kept in found["report"]["records"].values():
+            kept["records"].sort(key=lambda record: (record["arm"], record["task"], record["seed"], record["id"]))
     differences = list(find_differences(one, other))
     for text in differences[:_MOST_SHOWN]:
         print(text)
     if len(differences) > _MOST_SHOWN:
         print(f"… and {len(differences) - _MOST_SHOWN} more")
-    pages = [(folder / "report.md").read_text().splitlines() for folder in (first, second)]
+    paths = [folder / "report.md" for folder in (first, second)]
+    pages = [path.read_text().splitlines() if path.is_file() else [] for path in paths]
     for line in list(difflib.unified_diff(*pages, "report.md", "report.md", lineterm="", n=0))[:_MOST_SHOWN]:
         print(line)
     named = {text.split(":")[0].split("/")[1] for text in differences if text.startswith("commands/")}
@@ -553,7 +557,11 @@ def gather_report() -> dict[str, Any]:
     """Gather the pages of the report and of the tiny studies, and the records of the latter."""
     tiny = STORE / "studies" / "results"
     records = {
-        path.relative_to(tiny).as_posix(): json.loads(path.read_text()) for path in sorted(tiny.glob("*/*.json"))
+        path.relative_to(tiny).with_suffix(".json").as_posix(): {
+            "study": path.parent.name,
+            "records": read_records(path),
+        }
+        for path in (*sorted(tiny.glob("*/*.json")), *sorted(tiny.glob("*/*.jsonl")))
     }
     exports = {path.name: hash_files(path.rglob("*")) for path in sorted(STORE.glob("export-*"))}
     return {
@@ -564,8 +572,20 @@ def gather_report() -> dict[str, Any]:
     }
 
 
+def read_records(path: Path) -> list[Any]:
+    """Read the records of a study in the order of their keys: one JSON document, or a line for each."""
+    found = parse(path.read_text())
+    records = found["records"] if isinstance(found, dict) and "records" in found else found
+    return sorted(records, key=lambda record: (record["arm"], record["task"], record["seed"], record["id"]))
+
+
 def hash_page() -> str:
-    """Hash the report's page with the ids in its figures counted up: matplotlib's depend on where objects lie."""
+    """Hash the report's page with the ids in its figures counted up: matplotlib's depend on where objects lie.
+
+    A source whose studies are written otherwise cannot draw those of another checkout: then there is no page.
+    """
+    if not (SCRATCH / "results" / "report.html").is_file():
+        return ""
 
     def count_up(figure: re.Match[str]) -> str:
         text = base64.b64decode(figure[1]).decode()
@@ -584,7 +604,8 @@ def keep(folder: Path, golden: Mapping[str, Any]) -> None:
     for name in KEPT:
         shutil.move(SCRATCH / name, folder / name)
     for name in ("report.md", "report.html"):
-        shutil.copy(SCRATCH / "results" / name, folder / name)
+        if (SCRATCH / "results" / name).is_file():
+            shutil.copy(SCRATCH / "results" / name, folder / name)
     (folder / "golden.json").write_text(json.dumps(golden, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -186,9 +186,11 @@ def bottleneck(
         compute = tiled.adapt if is_added else tiled.update
         return _by_token(h_BTD, compute(h_BTD.flatten(0, -2), weights.tiled, route.tiling))
     down, up = _by_slot(weights.down_SDR), _by_slot(weights.up_SRE)
-    down_bias, up_bias = _by_slot_or_none(weights.down_bias_SR), _by_slot_or_none(weights.up_bias_SE)
+    down_bias = None if weights.down_bias_SR is None else _by_slot(weights.down_bias_SR)
+    up_bias = None if weights.up_bias_SE is None else _by_slot(weights.up_bias_SE)
     hidden = [(_by_slot(w_SRR), _by_slot(b_SR)) for w_SRR, b_SR in weights.hidden]
-    norm, out_norm = _by_slot_pair(weights.norm), _by_slot_pair(weights.out_norm)
+    norm = None if weights.norm is None else tuple(map(_by_slot, weights.norm))
+    out_norm = None if weights.out_norm is None else tuple(map(_by_slot, weights.out_norm))
     pieces = []
     for (slot, start, stop), h in _by_segment(h_BTD, route):
         shape = weights.shapes[slot]
@@ -387,14 +389,6 @@ def _by_slot(stacked: Tensor) -> Tensor | tuple[Tensor, ...]:
     if not stacked.requires_grad:
         return stacked
     return (stacked.view(stacked.shape[1:]),) if len(stacked) == 1 else stacked.unbind(0)
-
-
-def _by_slot_or_none(stacked: Tensor | None) -> Tensor | tuple[Tensor, ...] | None:
-    return None if stacked is None else _by_slot(stacked)
-
-
-def _by_slot_pair(stacked: tuple[Tensor, Tensor] | None) -> tuple[Tensor | tuple[Tensor, ...], ...] | None:
-    return None if stacked is None else (_by_slot(stacked[0]), _by_slot(stacked[1]))
 
 
 def _as_it_is(z: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncation:
     """The limits of a row: how many tokens it may have, and which text is cut."""
 
     max_length: int
@@ -203,7 +203,12 @@ class Cut:
 
 
 def tokenize(
-    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, cut: Cut | None, *, with_offsets: bool = False
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    cut: Truncation | None,
+    *,
+    with_offsets: bool = False,
 ) -> list[Any]:
     """The encodings of rows by a fast Hugging Face tokenizer, with its special tokens where rows are cut.
 
@@ -282,7 +287,7 @@ def encode(
     `with_offsets` keeps where each token stands in the (single) text; special tokens stand nowhere, from 0 to 0.
     `progress` is called with the number of rows done after each chunk.
     """
-    pile, cut, num_truncated = Pile(tokenizer), Cut(max_length), 0
+    pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
     for start in range(0, len(texts), CHUNK_ROWS):
         chunk = slice(start, start + CHUNK_ROWS)
         own = None if pairs is None else pairs[chunk]
@@ -304,7 +309,7 @@ def encode_apart(
     progress: Callable[[int], None] | None = None,
 ) -> Encoded:
     """Token ids of pairs whose texts are read apart: each is encoded, and cut, as a single text is."""
-    pile, cut, num_truncated = Pile(tokenizer), Cut(max_length), 0
+    pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
     firsts: list[int] = []
     lengths: list[int] = []
     for start in range(0, len(texts), CHUNK_ROWS):

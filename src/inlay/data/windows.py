@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.encode import CHUNK_ROWS, Cut, Encoded, Pile, encode, encode_apart, tokenize
+from inlay.data.encode import CHUNK_ROWS, Encoded, Pile, Truncation, encode, encode_apart, tokenize
 from inlay.data.kinds import KINDS
 from inlay.data.tags import Word, split_words
 from inlay.data.targets import IGNORED
@@ -137,7 +137,7 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
     longest = min(MAX_QUESTION, reading.max_length // 2)
     # A window must have more room than it shares, or it would never end; 4 is the most special tokens a pair has.
     stride = min(reading.stride, max(0, (reading.max_length - longest - 4) // 2))
-    cut = Cut(reading.max_length, "only_second", stride)
+    cut = Truncation(reading.max_length, "only_second", stride)
     pile = Pile(tokenizer)
     owners: list[int] = []
     is_context: list[np.ndarray] = []
@@ -203,7 +203,7 @@ def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Pro
     if split.pairs is None:
         return _encode_whole(tokenizer, split, reading, progress)
     first, second = PAIR_WORDS
-    pile, cut, num_truncated = Pile(tokenizer), Cut(reading.max_length), 0
+    pile, cut, num_truncated = Pile(tokenizer), Truncation(reading.max_length), 0
     for start in range(0, len(split), CHUNK_ROWS):
         texts = [reading.prompt + first + text for text in split.texts[start : start + CHUNK_ROWS]]
         pairs = [second + pair for pair in split.pairs[start : start + CHUNK_ROWS]]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
-from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
+from inlay.exchange.foreign_heads import check_classifier, read_labels, take_classifier, take_flexible_head
 from inlay.exchange.parts import ForeignAdapter, LowRank, join_bottlenecks, join_low_ranks, name_layers
 from inlay.model import (
     FACTORS,
@@ -104,7 +104,7 @@ def read(folder: Path, backbone: Backbone) -> Foreign:
         raise BadData(f"no weights: neither `{WEIGHTS[0]}` nor `{WEIGHTS[1]}`", "save the adapter again", path=folder)
     weights.rename(lambda name: _LEGACY.sub("adapters", name))
     inner, name = _check_settings(config, weights, folder / CONFIG), str(config.get("name"))
-    locate = _Locator(backbone.anatomy, weights, name)
+    locate = _AdapterHubLocator(backbone.anatomy, weights, name)
     method, tensors = _ARCHITECTURES[_find_architecture(inner)](inner, locate)
     weights.finish(backbone.anatomy.num_layers)
     head, labels, head_tensors = _read_head(folder, backbone)
@@ -179,7 +179,7 @@ def _find_architecture(inner: Mapping[str, Any]) -> str:
     return str(name)
 
 
-class _Locator:
+class _AdapterHubLocator:
     """The library's names for what lies in one backbone's blocks."""
 
     def __init__(self, anatomy: Anatomy, weights: Weights, name: str) -> None:
@@ -200,7 +200,7 @@ def locate_bottleneck(anatomy: Anatomy, site_key: str) -> str:
     return site.path.rpartition(".")[0]
 
 
-def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_bottleneck(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     anatomy = locate.anatomy
     name, places = _find_places(inner)
     activation = ACTIVATIONS.get(str(inner.get("non_linearity")).lower())
@@ -224,7 +224,7 @@ def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[Resolv
     return resolve_method(method), tensors
 
 
-def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> ForeignAdapter:
+def _take_bottleneck(locate: _AdapterHubLocator, key: str, *, has_scaling: bool) -> ForeignAdapter:
     """An adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
     width, path = locate.anatomy.hidden_size, locate_bottleneck(locate.anatomy, key)
     down = locate.take(path, "adapters", "adapter_down.0.weight", None, width)
@@ -275,13 +275,13 @@ def _find_linears(inner: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(linear for key, linear in ATTENTION_LINEARS.items() if key in attention) + wide
 
 
-def _linear_method(inner: Mapping[str, Any], locate: _Locator, name: str) -> MethodConfig:
+def _linear_method(inner: Mapping[str, Any], locate: _AdapterHubLocator, name: str) -> MethodConfig:
     anatomy = locate.anatomy
     layers = name_layers(_adapted_layers(inner, anatomy), anatomy.num_layers)
     return MethodConfig(name=name, linears=_find_linears(inner), layers=layers)
 
 
-def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_lora(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     config, rank = _linear_method(inner, locate, "lora"), int(read_number(inner, "r", 8))
     parts = {}
     for site in adapted_linears(locate.anatomy, resolve_method(config)):
@@ -292,7 +292,7 @@ def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMeth
     return resolve_method(replace(config, size=size, alpha=scale * size)), tensors
 
 
-def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_ia3(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     if inner.get("output_lora"):
         raise Unsupported(
             "`output_lora` with `composition_mode` `scale`: it multiplies what the second feed-forward layer gives, "

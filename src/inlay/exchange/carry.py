@@ -23,7 +23,7 @@ from torch import Tensor
 from inlay.data import KINDS, METRICS, Split, resolve_metric
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
-from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_json, read_json
+from inlay.exchange.folder import Folder, Foreign, TaskToExport, digest_files, dump_json, read_json
 from inlay.model import (
     BUILT_IN,
     Anatomy,
@@ -57,7 +57,7 @@ class Format:
     """How one library's folders are read and written."""
 
     read: Callable[[Path, Backbone], Foreign]
-    write: Callable[[Leaving, Anatomy], Folder]
+    write: Callable[[TaskToExport, Anatomy], Folder]
     files: tuple[str, ...]
     """that the folder is made of"""
     base: str
@@ -276,7 +276,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
     check_backbone(version, manifest, backbone)
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
     base = BUILT_IN[backbone.name].hub if backbone.name in BUILT_IN else backbone.name
-    task = Leaving(version.name, spec.method, spec.head, tuple(manifest.labels), loaded.tensors, base)
+    task = TaskToExport(version.name, spec.method, spec.head, tuple(manifest.labels), loaded.tensors, base)
     folder = FORMATS[format_name].write(task, anatomy)
     own = {
         "name": version.name,

@@ -42,7 +42,7 @@ class Foreign:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class TaskToExport:
     """A version on its way into another library's folder."""
 
     name: str

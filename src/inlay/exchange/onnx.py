@@ -54,7 +54,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class GraphTask:
     """A version on its way out; its place in the list is its task id."""
 
     version: Version
@@ -100,8 +100,8 @@ def check_folder(folder: Path) -> None:
         raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
 
 
-def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[Leaving]:
-    tasks: list[Leaving] = []
+def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[GraphTask]:
+    tasks: list[GraphTask] = []
     for reference in references:
         version = store.resolve(reference)
         if any(task.version == version for task in tasks):
@@ -110,7 +110,7 @@ def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[L
         check_backbone(version, loaded.manifest, backbone)
         spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
         check_spec(version.reference, spec)
-        tasks.append(Leaving(version, loaded.manifest, spec, loaded.tensors))
+        tasks.append(GraphTask(version, loaded.manifest, spec, loaded.tensors))
     if not tasks:
         raise BadConfig("no task to export", "name at least one; `inlay tasks` lists them")
     return tasks
@@ -140,7 +140,7 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
         )
 
 
-def fill_bank(backbone: Backbone, tasks: Sequence[Leaving]) -> Bank:
+def fill_bank(backbone: Backbone, tasks: Sequence[GraphTask]) -> Bank:
     """A bank in which every task has the slot of its id."""
     bank = Bank(backbone, len(tasks))
     for slot, task in enumerate(tasks):
@@ -148,7 +148,7 @@ def fill_bank(backbone: Backbone, tasks: Sequence[Leaving]) -> Bank:
     return bank
 
 
-def has_towers(tasks: Sequence[Leaving]) -> bool:
+def has_towers(tasks: Sequence[GraphTask]) -> bool:
     """Whether a task reads the two texts of a pair apart."""
     return any(task.spec.head.has_towers for task in tasks)
 
@@ -160,7 +160,7 @@ def input_names(backbone: Backbone, *, has_towers: bool = False) -> tuple[str, .
     return ("input_ids", "attention_mask", *types, "task", *second)
 
 
-def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[str, Any]:
+def describe(tasks: Sequence[GraphTask], backbone: Backbone, opset: int) -> dict[str, Any]:
     """The content of `tasks.json`: what a program needs to ask the graph and to read its answers."""
     inputs = dict.fromkeys(input_names(backbone, has_towers=has_towers(tasks)), "[batch, tokens] int64")
     inputs["task"] = "[batch] int64: each row's task id"
@@ -185,7 +185,7 @@ def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[s
     }
 
 
-def _describe_task(task: Leaving) -> dict[str, Any]:
+def _describe_task(task: GraphTask) -> dict[str, Any]:
     manifest, head = task.manifest, task.spec.head
     return {
         "task": task.version.name,
@@ -258,7 +258,7 @@ def _write_tokenizer(backbone: Backbone, folder: Path) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf8")
 
 
-def _check_probes(tasks: Sequence[Leaving], backbone: Backbone, folder: Path) -> tuple[int, float]:
+def _check_probes(tasks: Sequence[GraphTask], backbone: Backbone, folder: Path) -> tuple[int, float]:
     """How many probes the graph answers in onnxruntime, and the largest difference; refuses one beyond tolerance."""
     session = open_session(folder)
     num_probes, largest = 0, 0.0

@@ -177,7 +177,7 @@ def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozen
 def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
     """The views of slots with these methods. `is_expanded`: shared adapters stand at every site."""
     known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
-    by_site: dict[tuple[str, str], list[kernels.Shape | None]] = {}
+    by_site: dict[tuple[str, str], list[kernels.BottleneckShape | None]] = {}
     for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
         by_site[place] = [known[slot].get(place) for slot in slots]
     occupants = Occupants(tuple(method for method, _ in known if method), by_site, is_expanded)

@@ -26,7 +26,7 @@ from inlay.model.batch.route import Row
 from inlay.model.heads.readout import apply_heads
 from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import launch
-from inlay.model.kernels.cuda_graphs import Recorder
+from inlay.model.kernels.cuda_graphs import GraphRecorder
 from inlay.model.kernels.select import pick
 from inlay.model.parts import head as head_part
 
@@ -56,7 +56,7 @@ class GraphedForward:
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         self._programs: dict[tuple[Any, ...], _Program] = {}
-        self._recorder = Recorder()
+        self._recorder = GraphRecorder()
         self._num_changes = -1
         self._forms = _Forms()
         self._views: Any = None

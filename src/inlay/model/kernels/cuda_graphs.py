@@ -14,7 +14,7 @@ from inlay.errors import OutOfMemory
 _SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 
 
-class Recorder:
+class GraphRecorder:
     """Captures work on a stream of its own, into memory that all its graphs share."""
 
     def __init__(self) -> None:

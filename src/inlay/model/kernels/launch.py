@@ -16,7 +16,7 @@ PROGRAMS = 264
 TOKENS_OF_A_SPLIT = 128
 
 
-class Cut(NamedTuple):
+class LaunchConfig(NamedTuple):
     """How one kind of program is cut: the chunk of the width it works on at once, its warps and its pipeline."""
 
     block: int
@@ -28,7 +28,7 @@ class Cut(NamedTuple):
         return {"num_warps": self.num_warps * (2 if is_wide else 1), "num_stages": self.num_stages}
 
 
-class WeightsCut(NamedTuple):
+class WeightsLaunchConfig(NamedTuple):
     """How the programs of the weights' gradients are cut."""
 
     block: int

@@ -36,7 +36,7 @@ NORM_EPS = 1e-5  # of norms inside a bottleneck, as torch's own
 
 
 @dataclass(frozen=True)
-class Shape:
+class BottleneckShape:
     """What one slot's bottleneck is, besides its weights."""
 
     size: int
@@ -55,7 +55,7 @@ class Bottleneck:
 
     down_SDR: Tensor
     up_SRE: Tensor
-    shapes: list[Shape | None]
+    shapes: list[BottleneckShape | None]
     down_bias_SR: Tensor | None = None
     up_bias_SE: Tensor | None = None
     hidden: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -72,13 +72,13 @@ class Bottleneck:
     tiled: tiled.TiledBottleneck | None = None
     """the same with what differs between slots as tensors, where routes have tilings"""
 
-    def has_kind(self, shape: Shape) -> bool:
+    def has_kind(self, shape: BottleneckShape) -> bool:
         """Whether a slot of this shape can be set in place: its kinds occur, and it is no deeper than the stacks."""
         kinds = () if self.tiled is None else zip(self.tiled.all_kinds, _kinds_of(shape), strict=True)
         return shape.depth <= len(self.hidden) + 1 and all(name in kind.names for kind, name in kinds)
 
     @torch.no_grad()
-    def set_slot(self, slot: int, shape: Shape | None) -> None:
+    def set_slot(self, slot: int, shape: BottleneckShape | None) -> None:
         """Make a slot of this shape, which must be of a kind that occurs; its weights are set by others."""
         self.shapes[slot] = shape
         if self.tiled is None:
@@ -90,7 +90,7 @@ class Bottleneck:
                 kind.numbers_S[slot] = kind.names.index(name)
 
 
-def _kinds_of(shape: Shape) -> tuple[Any, ...]:
+def _kinds_of(shape: BottleneckShape) -> tuple[Any, ...]:
     """What slots may differ in besides numbers."""
     return shape.activation or "none", shape.depth, shape.inner_norm, shape.multiplies
 
@@ -222,7 +222,7 @@ def bottleneck(
 def _norm_inside(
     z: Tensor,
     slot: int,
-    shape: Shape,
+    shape: BottleneckShape,
     norm: tuple[Tensor, Tensor],
     running: tuple[Tensor, Tensor] | None,
     real: Tensor | None,

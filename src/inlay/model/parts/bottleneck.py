@@ -21,7 +21,7 @@ from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy, Site
 from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels import reference as kernels
-from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, Moments, Shape
+from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape, Moments
 from inlay.model.kernels.select import Gather
 from inlay.model.kernels.tiled import Drop
 from inlay.model.parts.part import (
@@ -114,7 +114,9 @@ class BottleneckPart(Part):
         assert method.size is not None
         assert method.scale is not None
         multiplies = method.combine == "multiply"
-        shape = Shape(method.size, method.activation, method.scale, method.depth, method.inner_norm, multiplies)
+        shape = BottleneckShape(
+            method.size, method.activation, method.scale, method.depth, method.inner_norm, multiplies
+        )
         return {(method.form, key): shape for key in adapter_groups(anatomy, method)}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterator[Placed]:
@@ -161,7 +163,7 @@ def _group_of(site: Site, sharing: str, num_layers: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _stacked(name: str, stacks: Stacks, shapes: list[Shape | None]) -> Bottleneck:
+def _stacked(name: str, stacks: Stacks, shapes: list[BottleneckShape | None]) -> Bottleneck:
     """The bank's stacks of one adapter."""
     depth = max(shape.depth for shape in shapes if shape)
 
@@ -260,7 +262,7 @@ def gathered_update(h: Tensor, weights: Bottleneck, gather: Gather) -> Tensor:
     return gather.pick(multiplies, lambda does: h * update if does else update)
 
 
-def _activate(z: Tensor, shapes: Sequence[Shape | None], gather: Gather) -> Tensor:
+def _activate(z: Tensor, shapes: Sequence[BottleneckShape | None], gather: Gather) -> Tensor:
     if not any(shape.activation for shape in shapes if shape is not None):
         return z  # LoRA
     names = [None if shape is None else shape.activation for shape in shapes]

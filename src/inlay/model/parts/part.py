@@ -25,14 +25,14 @@ from torch import Tensor
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.kernels.reference import Bottleneck, Moments, Shape
+from inlay.model.kernels.reference import Bottleneck, BottleneckShape, Moments
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
     from inlay.model.bank.forward import BankForward
 
 Stacks = Mapping[str, Tensor]
-SiteShapes = Mapping[tuple[str, str], Shape]
+SiteShapes = Mapping[tuple[str, str], BottleneckShape]
 """What one slot is at each site: (form, site) -> its bottleneck there."""
 
 
@@ -189,7 +189,7 @@ class Occupants:
 
     methods: tuple[ResolvedMethod, ...]
     """each once"""
-    shapes: Mapping[tuple[str, str], list[Shape | None]]
+    shapes: Mapping[tuple[str, str], list[BottleneckShape | None]]
     """(form, site) -> each slot's bottleneck there; only sites where a slot has one"""
     are_expanded: bool
     """adapters that slots share stand at every site"""
@@ -230,7 +230,7 @@ class SlotOperation(Operation):
     form: str
     weights: Bottleneck
 
-    def set_slot(self, slot: int, shape: Shape | None) -> None:
+    def set_slot(self, slot: int, shape: BottleneckShape | None) -> None:
         """Make a slot of this shape, which must be of a kind that occurs; its weights are set by others."""
         self.weights.set_slot(slot, shape)
 

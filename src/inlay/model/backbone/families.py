@@ -27,7 +27,7 @@ class Stack:
     closing: str = ""
     """the norm behind the last block, where it counts as that block's"""
     activation: str = ""
-    """that of a block's feed-forward network, where it is a module of its own"""
+    """the activation of a block's feed-forward network, where it is a module of its own"""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Family:
     pooler: str | None = None
     """the pooling layer, where the family has one"""
     pooling: str = "mean"
-    """how a row is read where a backbone's files do not say it; `pooler`: by that layer, if it was trained"""
+    """the default way to read a row where a backbone's files do not say; `pooler`: by that layer, if it was trained"""
     prefix: str = ""
-    """what a checkpoint with a pretraining head puts before the backbone's tensor names"""
+    """the prefix that a checkpoint with a pretraining head puts before the backbone's tensor names"""
     first_position: int = 0
     """the position id of a row's first token: padding_idx + 1 where positions are counted from there"""
     attention: str = "attention.self"
@@ -62,14 +62,14 @@ class Family:
     cross: str = ""
     """a decoder's attention to what was read"""
     packing: str = "interface"
-    """how rows are packed: through transformers' attention "interface"; "bias" or "buckets", where the family adds a
-    position bias to the scores, as mpnet or T5 does, and its modules are taught to; "none": they are padded"""
+    """the way rows are packed: through transformers' attention "interface"; "bias" or "buckets" where the family adds
+    a position bias to the scores, as mpnet or T5 does, and we replace its modules; "none": they are padded"""
     is_prenorm: bool = False
     """norms stand before the sublayers, where a task may train them, not behind"""
     activation: str = ""
     """the activation of a block's feed-forward network, where it is a module of its own"""
     num_outputs: int = 0
-    """what a block gives: 0, the states alone; else a tuple of so many, the states first"""
+    """the form of a block's output: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
     """transformers' attention implementation; "eager" where the family has no other"""
     closing: str = ""
@@ -87,7 +87,7 @@ class Family:
     max_length: int | None = None
     """the most tokens a row may have, where positions are relative and the config sets no limit"""
     reuses: bool = True
-    """a pass may begin at any block: what it reads is all that the lower ones leave"""
+    """a pass may begin at any block: the block's input is all that it needs from the lower ones"""
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -152,7 +152,7 @@ _T5 = Family(
     prefix="transformer",
     attention="layer.0.SelfAttention",
     cross="layer.1.EncDecAttention",
-    packing="buckets",  # what is read; what is written is short, and padded
+    packing="buckets",  # the encoder; answers are short, and padded
     is_prenorm=True,
     activation=_T5_ENCODER.activation,
     num_outputs=3,
@@ -261,7 +261,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class Classifier:
-    """Where transformers' own sequence classifier of a family keeps its head, which other libraries save as it is."""
+    """The place of the head in transformers' own sequence classifier of a family, as other libraries save it."""
 
     out: str
     hidden: str = ""

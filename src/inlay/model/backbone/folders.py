@@ -1,4 +1,4 @@
-"""Where a backbone's files lie: carried by a package, in a folder, or on a model hub.
+"""Finds a backbone's files: carried by a package, in a folder, or on a model hub.
 
 The built-in backbone comes from the package index and needs no hub; nothing is fetched for a name that is a folder.
 """
@@ -93,5 +93,5 @@ def _fetch_from_hub(name: str) -> Path:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short."""
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,6 +1,6 @@
 """A backbone by its name, read by transformers in the precision and on the device that suit this process.
 
-Names are those of `folders.py`: built in, a folder, on a hub. What always holds: files that cannot be read are an error
+Names are those of `folders.py`: built in, a folder, on a hub. Invariants: files that cannot be read are an error
 that names the folder, and one without a tokenizer is refused.
 
 Which embeddings of a text-to-text backbone are one is not left to transformers, whose versions differ: some tie what a
@@ -69,7 +69,7 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
 
 
 def _own_device(device: torch.device) -> torch.device:
-    """Where several processes were started, `cuda` is for each a GPU of its own, as far as they go round."""
+    """Resolve a plain `cuda` to one GPU per process where several processes were started, in turn."""
     place = current_process()
     if device != torch.device("cuda") or place.size == 1:
         return device

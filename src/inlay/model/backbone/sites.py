@@ -1,4 +1,4 @@
-"""Where a task may write in a backbone: what its family's entry says, found in a model (real or on the meta device).
+"""The sites of a backbone, where a task may write: found in a model (real or on the meta device) by its family's entry.
 
 `wrappers.py` sets thin wrappers there.
 """
@@ -42,7 +42,7 @@ class NormSite:
     """stable name: "embeddings", "3.attention", …"""
     path: str
     layer: int
-    """of its block; -1 before the first, the number of layers after the last"""
+    """the layer of its block; -1 before the first, the number of layers after the last"""
     width: int
     has_shift: bool
 
@@ -57,7 +57,7 @@ class NormSite:
 
     @property
     def name(self) -> str:
-        """Its name within its block, or among the outer norms."""
+        """The norm's name within its block, or among the outer norms."""
         return self.key.rpartition(".")[2]
 
 
@@ -96,13 +96,13 @@ class ParameterSite:
     """as transformers has it"""
     shape: tuple[int, ...]
     layer: int
-    """of its block; -1 before the first, the number of layers after the last"""
+    """the layer of its block; -1 before the first, the number of layers after the last"""
     is_pooler: bool
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """All that the methods need to know of a backbone: what a task may write to, and how wide it is."""
+    """The facts that the methods need about a backbone: its sites and its width."""
 
     family: str
     blocks: tuple[str, ...]

@@ -48,7 +48,7 @@ def _lay(parameters: list[nn.Parameter]) -> Tensor:
 
 
 class SlotOperations(Protocol):
-    """What a wrapper asks of the active bank; the route is already bound, and names are those within a block."""
+    """The operations that a wrapper calls on the active bank. The route is bound; names are those within a block."""
 
     def at(self, layer: int, *, is_last: bool) -> SlotOperations: ...
 
@@ -170,7 +170,7 @@ class ActivationWrapper(_Wrapper):
 class BlockWrapper(_Wrapper):
     """A block that a pass with a prefix leaves out, or begins at.
 
-    What is replaced is what the block reads, not what the one below gives: DeBERTa's convolution joins in between.
+    The block's input is replaced, not the output of the block below: DeBERTa's convolution joins in between.
     """
 
     def __init__(self, inner: nn.Module, mount: ActiveRoute, num_outputs: int) -> None:

@@ -166,7 +166,7 @@ class Backbone:
         keeps: bool = False,
         tree: Tree | None = None,
     ) -> tuple[Tensor, Any]:
-        """Write the logits [R, T, V] after each token of `ids_RT`, which follows `cache`; with `keeps` return the new cache.
+        """Compute the logits [R, T, V] after each token of `ids_RT`, given `cache`; with `keeps` the new cache too.
 
         Each token sees all before it; in a `tree` it sees its ancestors only.
         """

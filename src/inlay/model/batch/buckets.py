@@ -43,11 +43,11 @@ def bound_length(lengths: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a compiled pass is made for."""
+    """The sizes that a compiled pass is made for."""
 
     num_tokens: int
     num_rows: int
-    """of real rows; those of padding come on top"""
+    """real rows; those of padding come on top"""
     num_slots: int
     max_length: int
 
@@ -77,7 +77,7 @@ class PackedRows:
     types: np.ndarray | None
     lengths: np.ndarray
     slots: np.ndarray
-    """of each row"""
+    """the slot of each row"""
 
 
 class BucketBuffers:
@@ -133,7 +133,7 @@ class BucketBuffers:
         return Tiles(slots, starts, stops, p["row_begins"], p["row_ends"], tile=self.capacity.tile)
 
     def lay(self, rows: PackedRows) -> np.ndarray:
-        """What the buffers will hold for these rows, as they lie: int32, zero where there is nothing."""
+        """The content of the buffers for these rows: int32, zero where there is nothing."""
         packed, start = np.zeros(len(self._host), np.int32), 0
         laid = self._lay_parts(rows)
         for name, size in self._sizes.items():
@@ -208,12 +208,12 @@ class DecoderTargets:
         self._there = torch.zeros_like(self._host, device=device)
         written, slots_N, tiles = self._there.split(sizes)
         self.written_RT = written.view(self._num_rows, width)
-        """what is to be written, -100 behind its end"""
+        """the answers to be written, -100 after their ends"""
         placed, nowhere = place_tiles(tiles, self._num_slots, self._tile), written[:0]
         self.route = Route((), tiling=Tiling(placed, slots_N, nowhere, nowhere, max_length=0))
 
     def lay(self, answers: Sequence[np.ndarray], slots: np.ndarray) -> np.ndarray:
-        """What the buffers will hold for these answers, whose slots are those of their rows, in order."""
+        """The content of the buffers for these answers; `slots` are the slots of their rows, in order."""
         written = np.full((self._num_rows, self._width), IGNORED, np.int32)
         for row, answer in enumerate(answers):
             written[row, : len(answer)] = answer

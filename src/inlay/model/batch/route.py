@@ -5,7 +5,7 @@ segment. A batch is packed where the family allows it: rows end to end on one to
 count tokens. Elsewhere it is padded to its longest row, and the segments count rows.
 
 A row is one text, or two that are read apart (towers): those lie side by side, each as a row of its own would. Where a
-batch has such rows, its texts are more than its rows; what is said of rows in packs and paddings holds of its texts.
+batch has such rows, it has more texts than rows; statements about rows in packs and paddings hold of its texts.
 
 Rows may bring a prefix: states of the backbone's frozen lower layers, computed before. A batch whose rows all do begins
 above those layers.
@@ -30,7 +30,7 @@ from inlay.model.batch.transfer import send
 
 TokenIds = Sequence[int] | np.ndarray
 IGNORED = -100
-"""in place of a token of an answer where there is none"""
+"""stands for a missing token of an answer"""
 LONG = 256
 """Tokens of a packed row, in the mean, from which on rows are long. On an H200, forward and backward, torch's flash
 attention takes 4.4 times as long as our programs with rows of 38 tokens, 1.4 times with 192, 0.9 with 256, 0.8 with 384
@@ -47,7 +47,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pack:
-    """Where the rows of a packed batch lie on its token axis."""
+    """The places of a packed batch's rows on its token axis."""
 
     lengths: tuple[int, ...]
     device: torch.device
@@ -79,7 +79,7 @@ class Pack:
 
     @cached_property
     def places_BT(self) -> Tensor:
-        """Where each token of each row would be read from, were the rows padded; padding reads its row's last token."""
+        """The place in the pack of each token of the padded rows; padding reads its row's last token."""
         columns_T = torch.arange(max(self.lengths), device=self.device)
         return self.starts_B.unsqueeze(1) + torch.minimum(columns_T, self.lengths_B.unsqueeze(1) - 1)
 
@@ -95,29 +95,29 @@ class Pack:
 
 
 class CacheDepth(NamedTuple):
-    """How far up a prefix goes: to what block `layer` reads; beyond the last block, to the backbone's last states."""
+    """The depth of a prefix: the input of block `layer`, or beyond the last block the backbone's last states."""
 
     layer: int
     with_attention: bool = False
-    """and on through that block's attention, to what its projection gives"""
+    """also through that block's attention, up to its projection's output"""
 
 
 @dataclass(frozen=True, eq=False)
 class CachedStates:
-    """What is known of the lower layers."""
+    """Cached states of the lower layers."""
 
     reach: CacheDepth
     states: Tensor
-    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed; with attention 2D wide, what it gives behind"""
+    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed; with attention 2D wide, its output behind"""
 
     @property
     def hidden(self) -> Tensor:
-        """What the block reads."""
+        """The input of the block."""
         return self.states.chunk(2, -1)[0] if self.reach.with_attention else self.states
 
     @property
     def attended(self) -> Tensor | None:
-        """What the block's attention gives, if it is known."""
+        """The output of the block's attention, if it is cached."""
         return self.states.chunk(2, -1)[1] if self.reach.with_attention else None
 
 
@@ -161,11 +161,11 @@ class Route:
     pack: Pack | None = field(default=None, compare=False)
     """where the rows lie, if they are packed"""
     prefix: CachedStates | None = field(default=None, compare=False)
-    """what is known of the lower layers, which the pass then skips"""
+    """cached states of the lower layers, which the pass then skips"""
     tiling: Tiling | None = field(default=None, compare=False)
     """the same as tensors, where operations take all slots at once"""
     decoder: Route | None = field(default=None, compare=False)
-    """that of what is written in answer, where it lies otherwise than what is read"""
+    """the route of the answers, where their tokens lie otherwise than those of the texts"""
     wide: Route | None = field(default=None, compare=False)
     """where this is the route of first tokens alone, that of all: every block but the last follows it"""
 

@@ -58,7 +58,7 @@ def make_tiles(
 ) -> Tiles:
     """The tiles of (slot, start, stop) ranges of tokens, one range for a slot at most; `capacity` tiles in all.
 
-    For whoever calls a kernel by itself, as tests and benches do: a route sends its tiles along with its other tensors.
+    For tests and benches that call a kernel by itself: a route sends its tiles along with its other tensors.
     """
     laid = lay_tiles(segments, num_slots, tile, capacity)
     return place_tiles(torch.from_numpy(laid).to(device), num_slots, tile)
@@ -72,7 +72,7 @@ def lay_tiles(segments: Sequence[tuple[int, int, int]], num_slots: int, tile: in
     counts = (ends - begins + tile - 1) // tile
     num_tiles = int(counts.sum())
     assert num_tiles <= capacity, f"{num_tiles} tiles do not fit {capacity}"
-    place = np.arange(num_tiles) - np.repeat(np.cumsum(counts) - counts, counts)  # of a tile within its slot
+    place = np.arange(num_tiles) - np.repeat(np.cumsum(counts) - counts, counts)  # index of a tile within its slot
     by_tile = np.zeros((3, capacity), np.int32)
     by_tile[0, :num_tiles] = np.repeat(slots, counts)
     by_tile[1, :num_tiles] = np.repeat(begins, counts) + place * tile

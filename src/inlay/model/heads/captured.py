@@ -31,9 +31,9 @@ from inlay.model.kernels.select import pick
 from inlay.model.parts import head as head_part
 
 BACKEND: Callable[..., Any] = rewrite.inductor
-"""What compiles; a test counts with one of its own."""
+"""The compiler backend; a test counts with one of its own."""
 MOST_TOKENS = 65536
-"""Of a captured pass: beyond, launches are no cost worth the memory a capture holds."""
+"""Largest pass to capture, in tokens. Above it launch overhead is small, and the memory that a graph holds is not."""
 
 
 def find_obstacle(backbone: Backbone) -> tuple[str, str] | None:
@@ -100,7 +100,7 @@ class GraphedForward:
         return program
 
     def _run(self, program: _Program) -> None:
-        """As it is the first time, which compiles what is new; captured from the second on."""
+        """Run a program: the first time uncaptured, which compiles new shapes; captured from the second time on."""
         if program.graph is not None:
             program.graph.replay()
             return
@@ -127,7 +127,7 @@ class GraphedForward:
         return self._recorder.capture(work)
 
     def _compute(self, program: _Program) -> Tensor:
-        """Of tensors alone: nothing here knows which tasks it is for."""
+        """Compute logits from tensors alone: nothing here depends on which tasks the rows are for."""
         bank, rung, stacks = self._bank, program.rung, self._bank.stacks
         with bank.routed(rung.route):
             hidden_ND = bank.backbone.hidden(rung.batch).squeeze(0)
@@ -141,10 +141,10 @@ class GraphedForward:
 
 @dataclass(frozen=True, eq=False)
 class _Forms:
-    """What the heads of a bank read: poolings, and a layer before their last."""
+    """The forms of the heads of a bank: poolings, and whether they have a hidden layer."""
 
     poolings: tuple[str, ...] = ()
-    """those that occur"""
+    """the poolings that occur"""
     has_hidden: bool = False
     """whether any has, or had, a layer before its last"""
     by_slot: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int32))
@@ -169,7 +169,7 @@ class _Program:
         self._chosen: _Forms | None = None
 
     def choose(self, forms: _Forms, device: torch.device) -> None:
-        """What each slot's head reads, at a fixed address."""
+        """Copy each slot's pooling and hidden-layer flag to a fixed address."""
         if forms is self._chosen:
             return
         sent = torch.from_numpy(forms.by_slot).to(device, copy=True)

@@ -228,7 +228,7 @@ def _bottleneck_backward(
 
 
 class _Drop(NamedTuple):
-    """Where a program finds the mask of dropout."""
+    """The dropout mask's seed, salt and rate, as a program takes them."""
 
     seed: Tensor | None
     salt: int
@@ -267,7 +267,7 @@ def _weight_gradients(read: tuple[Tensor, ...], widths: tuple[int, int, int], dr
 
 
 def _chunk_of(cut: LaunchConfig, size_R: int) -> int:
-    """The chunk of a cut, or half of a large one where a bottleneck is wide: the weights in flight must fit a GPU."""
+    """The chunk of a launch, or half of a large one where a bottleneck is wide, so that its weights fit a GPU."""
     return cut.block // 2 if size_R > 64 and cut.block > 64 else cut.block
 
 
@@ -284,7 +284,7 @@ def _backward_shapes(
 
 
 def weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
-    """How many numbers the gradients of down, up and their biases are."""
+    """The sizes of the gradients of down, up and their biases."""
     size_D, size_R, size_E = widths
     return [num_slots * size for size in (size_D * size_R, size_R * size_E, size_R, size_E)]
 

@@ -21,12 +21,12 @@ BLOCK = 2048
 NUM_WARPS = 4
 
 
-# What transformers calls them -> how exact: by the error function, or by tanh.
+# transformers' name -> form: by the error function, or by tanh.
 _NAMES = {"GELUActivation": "none", "NewGELUActivation": "tanh", "GELUTanh": "tanh"}
 
 
 def find_gelu(module: nn.Module) -> str | None:
-    """Which GELU a module is, as torch names them: "none" by the error function, "tanh"; None: another activation."""
+    """Find the form of GELU of a module, as torch names it: "none" (error function) or "tanh"; None: no GELU."""
     return module.approximate if isinstance(module, nn.GELU) else _NAMES.get(type(module).__name__)
 
 

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from inlay.model.bank.forward import BankForward
 
 BLOCK = ("down", "down_bias", "up", "up_bias")
-"""what every bottleneck has"""
+"""the tensors of every bottleneck"""
 OUT_NORM = ("out_scale", "out_shift")
 """the norm behind it"""
-_MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
+_MOMENTUM = 0.1  # of running statistics, as in torch's batch norm; their variance is the biased one, as in training
 _SALTS = {"attention": 0, "feedforward": 1, "output": 2}  # tell the dropout of a block's places apart
 
 
@@ -144,7 +144,7 @@ def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
 
 
 def sharing_step(sharing: str, num_layers: int) -> int:
-    """How many layers share one adapter; 0: none do."""
+    """The number of layers that share one adapter; 0: none do."""
     match = re.fullmatch(r"every-([1-9]\d*)", sharing)
     if match:
         return int(match[1])

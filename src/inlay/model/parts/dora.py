@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
     from inlay.model.bank.forward import BankForward
 
-_SMALLEST = 1e-20  # of a squared norm: weights that an update takes away altogether
+_SMALLEST = 1e-20  # least squared norm, for updates that cancel the weights
 
 
 class DoraPart(LoraPart):

@@ -25,13 +25,13 @@ from inlay.data.squad import is_squad, read_squad
 from inlay.errors import BadConfig, BadData, Missing
 
 SKIP_HINT = "mend the row, or leave bad rows out with `--on-bad-row skip`"
-Names = tuple[str, ...] | None  # of the columns of a file without a header
+Names = tuple[str, ...] | None  # columns of a file without a header
 Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or what is wrong with the row
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """A source while it is read: records one by one, and what was found out about it so far."""
+    """A source while it is read: records one by one, and the findings about it so far."""
 
     header: Header  # without names where each record brings its own (JSONL)
     records: Iterator[Record]

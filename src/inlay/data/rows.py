@@ -106,7 +106,7 @@ class BadRows:
 
 
 def has_label(value: Any) -> bool:
-    """Whether a label cell holds anything; an empty list does (no label applies)."""
+    """Whether a label cell holds anything; an empty list does (it means: no label applies)."""
     return as_list(value) is not None or not is_missing(value)
 
 
@@ -159,7 +159,7 @@ def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.nda
 
 
 def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
-    """The rows without those that are alone in their class, where whoever asks leaves out what cannot be judged."""
+    """Drop rows that are alone in their class, where the policy is to leave out what cannot be judged."""
     names = [name_label(value) if as_list(value) is None and has_label(value) else None for value in rows.labels or []]
     counts = Counter(names)
     kept = []
@@ -191,9 +191,9 @@ class RowShape:
     convert: Callable[..., Cells]
     """cells by role, and a count of what was decided on the way -> text, pair, label"""
     listed: str
-    """the role whose cells are lists: what tells this shape from others with columns of the same names"""
+    """the role whose cells are lists; it tells this shape from others with columns of the same names"""
     optional: tuple[str, ...] = ()
-    """roles that need not be there; one that is there tells the shape too"""
+    """roles that may be missing; a present one is evidence for the shape"""
 
 
 def _convert_tags(counts: dict[str, int], text: Any, label: Any = None) -> Cells:

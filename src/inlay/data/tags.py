@@ -113,7 +113,7 @@ def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def require_seqeval() -> Any:
-    """seqeval's module that finds entities."""
+    """Import seqeval's module that finds entities, or refuse with a hint."""
     try:
         from seqeval.metrics import sequence_labeling
     except ImportError:
@@ -123,7 +123,7 @@ def require_seqeval() -> Any:
 
 
 def has_seqeval() -> bool:
-    """Whether entities can be scored."""
+    """Whether seqeval is installed, which scores entities."""
     try:
         require_seqeval()
     except Missing:

@@ -104,7 +104,7 @@ def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
     words = find_layout(reading.kind).words
     asked = {
         "format": _FORMAT,
-        # What came later: as it was before, what earlier processes kept is still what is asked for.
+        # Later settings are left out at their old values, so that sets kept by earlier versions are still found.
         "reading": {key: value for key, value in dataclasses.asdict(reading).items() if _LATER.get(key, ...) != value},
         "tokenizer": _identify(tokenizer),
         "tokenizers": importlib.metadata.version("tokenizers"),

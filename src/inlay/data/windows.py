@@ -36,9 +36,9 @@ class Reading:
     stride: int = 128
     """tokens that neighbouring windows of one context share"""
     prompt: str = ""
-    """what stands before every text or pair that is read whole"""
+    """the text before every text or pair that is read whole"""
     pairs: str = "joined"
-    """how a pair is read: `joined` as one text, or `towers`, each text by itself, cut by itself"""
+    """the way a pair is read: `joined` as one text, or `towers`, each text by itself, cut by itself"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Layout:
     overlaps: bool = False
     """whether a long row becomes several windows"""
     words: Callable[[Split], list[tuple[Word, ...]]] | None = None
-    """the words of every row that tokens stand for, which are more than its texts say"""
+    """the words of every row that tokens stand for, where the texts do not show them"""
 
 
 def find_layout(kind: str) -> Layout:
@@ -195,7 +195,7 @@ def _find_answer(places: np.ndarray, golds: Sequence[tuple[int, str]]) -> tuple[
 
 
 PAIR_WORDS = ("sentence1: ", "sentence2: ")
-"""What stands before the texts of a pair where they are read as one, as published for T5."""
+"""The words before the texts of a pair that is read as one, as published for T5."""
 
 
 def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:

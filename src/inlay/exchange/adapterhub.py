@@ -36,7 +36,7 @@ CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")
 HEAD_WEIGHTS = ("model_head.safetensors", "pytorch_model_head.bin")
 VERSION = "adapters.1.3.0"
-"""of the library that this file was written against, as its configs spell it"""
+"""version of the library that this file was written against, as its configs spell it"""
 
 MODEL_CLASSES = {
     "bert": "BertAdapterModel",
@@ -49,7 +49,7 @@ MODEL_CLASSES = {
 """family -> the library's model class with flexible heads; a family not here has none"""
 
 METHODS = ("houlsby", "pfeiffer", "parallel", "lora", "ia3")
-"""of ours that it has too"""
+"""the methods of ours that it has too"""
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -79,7 +79,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "vera_d": ((None,), "VeRA's shared random matrices"),
     "vera_b": ((None,), "VeRA's shared random matrices"),
 }
-# What tells how weights began or are dropped in training, and sizes, which the tensors tell themselves.
+# Settings that only matter in training (initial values, dropout), and sizes, which the tensors show themselves.
 _IGNORED = {
     *("architecture", "init_weights", "init_weights_seed", "dropout", "stochastic_depth", "reduction_factor", "dtype"),
     *("inv_adapter_reduction_factor", "adapter_residual_before_ln", "phm_dim", "phm_rank", "phm_bias", "phm_c_init"),
@@ -91,12 +91,12 @@ _READ = {
     *("scaling", "leave_out", "selfattn_lora", "intermediate_lora", "output_lora", "attn_matrices", "r", "alpha"),
     "composition_mode",
 }
-# What versions before 2021 called the modules.
+# Module names of versions before 2021.
 _LEGACY = re.compile(r"\b(attention|layer)_text_(task|lang)_adapters\b")
 
 
 def read(folder: Path, backbone: Backbone) -> Foreign:
-    """The task in a folder that `save_adapter` wrote; what Inlay cannot do exactly is refused by name."""
+    """Read the task in a folder that `save_adapter` wrote; what Inlay cannot reproduce exactly is refused by name."""
     config = read_json(folder / CONFIG)
     _check_backbone(config, backbone)
     weights = read_weights(folder, WEIGHTS)
@@ -129,7 +129,7 @@ def _check_backbone(config: Mapping[str, Any], backbone: Backbone) -> None:
 
 
 def _check_settings(config: Mapping[str, Any], weights: Weights, path: Path) -> dict[str, Any]:
-    """The architecture's settings, after refusing each that Inlay has nothing equal to."""
+    """Refuse every setting that Inlay has no equal of, and return the architecture's settings."""
     inner = config.get("config")
     if not isinstance(inner, dict):
         raise Unsupported(
@@ -180,7 +180,7 @@ def _find_architecture(inner: Mapping[str, Any]) -> str:
 
 
 class _AdapterHubLocator:
-    """The library's names for what lies in one backbone's blocks."""
+    """The library's names for the modules of one backbone's blocks."""
 
     def __init__(self, anatomy: Anatomy, weights: Weights, name: str) -> None:
         self.anatomy, self.weights, self.name = anatomy, weights, name
@@ -239,7 +239,7 @@ def _take_bottleneck(locate: _AdapterHubLocator, key: str, *, has_scaling: bool)
 
 
 def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Which of Inlay's methods the placement flags describe, and at which places."""
+    """Find which of Inlay's methods the placement flags describe, and at which places."""
     flags = {"attention": inner.get("mh_adapter"), "feedforward": inner.get("output_adapter")}
     places = tuple(place for place, is_set in flags.items() if is_set)
     if not places:

@@ -108,13 +108,13 @@ def read_labels(ids: Any, num_outputs: int) -> tuple[str, ...]:
 
 
 def fold_targets(task: TaskToExport) -> Linear:
-    """The output layer, which in other libraries gives a number itself and not its standard score."""
+    """The output layer with the target's scale folded in: other libraries expect the number, not its standard score."""
     std, mean = task.head.target_std, task.head.target_mean
     return task.tensors[head_part.WEIGHT] * std, task.tensors[head_part.BIAS] * std + mean
 
 
 def describe_decisions(head: HeadSpec) -> str:
-    """What a README says of how logits become answers; nothing where that is the usual way."""
+    """Describe for a README how logits become answers; "" where that is done the usual way."""
     said = ""
     if head.temperature != 1:
         divided = f"For probabilities Inlay divides the logits by its temperature, {head.temperature:.6g}"

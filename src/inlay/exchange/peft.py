@@ -55,7 +55,7 @@ from inlay.settings import MethodConfig
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 VERSION = "0.21.2"
-"""of the library that this file was written against"""
+"""version of the library that this file was written against"""
 ROOT = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"  # DoRA's
 
@@ -115,7 +115,7 @@ def read(folder: Path, backbone: Backbone) -> Foreign:
 
 
 class _PeftLocator:
-    """PEFT's names for what lies in one backbone."""
+    """PEFT's names for the modules of one backbone."""
 
     def __init__(self, anatomy: Anatomy, weights: Weights) -> None:
         self.anatomy, self.weights = anatomy, weights
@@ -290,7 +290,7 @@ def _method_obstacles(method: ResolvedMethod) -> list[Obstacle]:
 
 
 def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[Obstacle]:
-    """Only a head that transformers' own classifier has can leave."""
+    """List why a head cannot be exported: it must be one that transformers' own classifier has."""
     form, keeps = CLASSIFIERS[anatomy.family], "PEFT keeps the head of transformers' own classifier"
     if isinstance(form, str):
         return [Obstacle(f"{keeps}, which in the family `{anatomy.family}` has {form}")]

@@ -89,7 +89,7 @@ def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None
 
 
 def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> list[Tensor]:
-    """Score the texts of each segment's slot [n, L], or write answers as numbers of letters [n, W], -1 after the end."""
+    """Score the texts of each segment's slot [n, L], or write answers as codes of letters [n, W], -1 after the end."""
     states, heads = bank.backbone.hidden_layers(batch, weights)[-1], [bank.head_of(slot) for slot, *_ in batch.rows]
     most_texts = max(len(head.texts) for head in heads)
     # One tensor for all rows: a tensor of each row would be a launch for each, and wait as often.

@@ -129,7 +129,7 @@ def _has_each(true_nL: np.ndarray) -> np.ndarray:
 
 
 class _Problem:
-    """A metric to be maximised by thresholds on scores [n, L]. Two classes are one label: the second, or its absence."""
+    """A metric to be maximised by thresholds on scores [n, L]. Two classes count as one label: is it the second?"""
 
     def __init__(self, metric: Metric, *, is_binary: bool) -> None:
         self._metric, self._is_binary = metric, is_binary

@@ -259,7 +259,7 @@ def _write_tokenizer(backbone: Backbone, folder: Path) -> None:
 
 
 def _check_probes(tasks: Sequence[GraphTask], backbone: Backbone, folder: Path) -> tuple[int, float]:
-    """Answer the probes in onnxruntime, and refuse a difference beyond tolerance; return their number and the largest."""
+    """Check the probes' answers in onnxruntime; return their number and the largest difference within tolerance."""
     session = open_session(folder)
     num_probes, largest = 0, 0.0
     for place, task in enumerate(tasks):

@@ -85,7 +85,7 @@ class Pack:
 
     @cached_property
     def is_real_BT(self) -> Tensor:
-        """Which tokens of the padded rows are real."""
+        """True for the real tokens of the padded rows, False for padding."""
         return torch.arange(max(self.lengths), device=self.device) < self.lengths_B.unsqueeze(1)
 
     @cached_property

@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-NORM_EPS = 1e-5  # of the norms inside a bottleneck, as torch's default
+NORM_EPS = 1e-5  # epsilon of the norms inside a bottleneck, torch's default
 
 
 @dataclass(frozen=True)

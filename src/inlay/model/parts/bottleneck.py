@@ -42,7 +42,7 @@ BLOCK = ("down", "down_bias", "up", "up_bias")
 """the tensors of every bottleneck"""
 OUT_NORM = ("out_scale", "out_shift")
 """the norm behind it"""
-_MOMENTUM = 0.1  # of running statistics, as in torch's batch norm; their variance is the biased one, as in training
+_MOMENTUM = 0.1  # rate of running statistics, as in torch's batch norm; their variance is biased, as in training
 _SALTS = {"attention": 0, "feedforward": 1, "output": 2}  # tell the dropout of a block's places apart
 
 
@@ -202,7 +202,7 @@ class SequentialAdapter(SlotOperation):
         return at.unlay(kernels.bottleneck(at.lay(y), self.weights, at.route, at.moments_of(self), is_added=True))
 
     def update(self, h: Tensor, at: BankForward) -> Tensor:
-        """What each row's own adapter makes of h."""
+        """The update of h by each row's own adapter."""
         if at.gather is not None:
             return gathered_update(h, self.weights, at.gather)
         return at.unlay(kernels.bottleneck(at.lay(h), self.weights, at.route, at.moments_of(self)))
@@ -211,7 +211,7 @@ class SequentialAdapter(SlotOperation):
         return at.seed is not None and kernels.drops(self.weights, at.route)
 
     def drop_and_add(self, place: str, rate: float, y: Tensor, at: BankForward) -> Tensor:
-        """As `on_output` of y after dropout, in one program."""
+        """Apply dropout to y and add the adapter's update, in one program."""
         assert at.seed is not None
         drop = Drop(rate, at.seed, _SALTS[place])
         return at.unlay(kernels.dropped_and_adapted(at.lay(y), self.weights, at.route, drop))
@@ -254,7 +254,7 @@ def gathered_update(h: Tensor, weights: Bottleneck, gather: Gather) -> Tensor:
         is_deep = [None if shape is None else shape.depth > index for shape in shapes]
         z = gather.pick(is_deep, lambda deep, deeper=deeper, z=z: deeper if deep else z)  # type: ignore[misc]
     update = gather.plus(z @ gather.own(weights.up_SRE), weights.up_bias_SE)
-    behind = {"output": update, "alone": h}  # what the norm behind it reads
+    behind = {"output": update, "alone": h}  # kind of the norm behind it -> its input
     update = gather.pick(norms, lambda norm: _norm_behind(behind[norm], weights, gather) if norm in behind else update)
     scales = [0.0 if shape is None else shape.scale for shape in shapes]
     update = update if set(scales) == {1.0} else update * gather.value(scales, update)

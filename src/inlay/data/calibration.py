@@ -28,7 +28,7 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     Also 1 where the likelier probabilities would be worse calibrated, as those of a model that says one class only.
     """
     logits = np.asarray(logits, dtype=np.float64)
-    # Without a mistake the likeliest temperature is the coldest: that is no finding.
+    # Without a mistake the likeliest temperature is the coldest, which says nothing.
     if not len(logits) or not np.isfinite(logits).all() or is_right(logits, targets).all():
         return 1.0
     temperature = likeliest_temperature(logits, targets)
@@ -92,7 +92,7 @@ NUM_EACH = 10
 """fewest rows with a label, and without it, for a threshold of the label's own"""
 _MOST_CUTS = 256  # tried for a label: of more rows, evenly spaced ones
 _MOST_SWEEPS = 8  # over the labels, each tuned with the others held
-_PULL = 10  # a label's own cut counts as its positive rows, the shared one as so many
+_PULL = 10  # a label's own cut is weighted by its positive rows, the shared one by this number
 _NUM_SPLITS, _NUM_RESAMPLES = 5, 100  # splits of the rows into halves, and resamples of each half's rows
 _SURE = 0.95  # share of the resamples that must gain
 
@@ -135,7 +135,7 @@ class _Problem:
         self._metric, self._is_binary = metric, is_binary
 
     def tune(self, scores_nL: np.ndarray, true_nL: np.ndarray) -> np.ndarray:
-        """The best cuts: one for all labels first, then each label's own, as far as its rows can tell."""
+        """Find the best cuts: one for all labels first, then each label's own, as far as its rows are enough."""
         num_labels = scores_nL.shape[1]
         shared_C = _list_cuts(scores_nL.ravel())
         shared = _best(shared_C, self._score_shared(shared_C, scores_nL, true_nL))

@@ -293,7 +293,7 @@ def encode(
         own = None if pairs is None else pairs[chunk]
         encodings = tokenize(tokenizer, texts[chunk], own, cut, with_offsets=with_offsets)
         pile.add(encodings, with_places=with_offsets)
-        # Asking for what was cut off copies it, so only full rows are asked.
+        # Asking for overflow copies it, so only full rows are asked.
         num_truncated += sum(len(row) == max_length and bool(row.overflowing) for row in encodings)
         if progress is not None:
             progress(start + len(encodings))

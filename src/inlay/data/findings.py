@@ -34,7 +34,7 @@ MOST_LABELS = 10  # named in a note
 
 
 def describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
-    """The kind of a task, and what its targets are."""
+    """Describe the kind of a task and its targets."""
     kind = f"kind: {scheme.kind}{' (inferred)' if is_inferred else ''}"
     assert train.targets is not None
     if not scheme.targets.has_labels:
@@ -47,7 +47,7 @@ def describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
 
 
 def describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:
-    """The sizes of the sides, and how those that were not given were made."""
+    """Describe the sizes of the sides, and how the sides that were not given were made."""
     made = " and ".join(side for side, share in zip(("dev", "test"), shares, strict=True) if share)
     sizes = ", ".join(f"{len(splits[side])} {side}" for side in ("train", "dev", "test") if side in splits)
     return f"split: {sizes} rows; {made} made with seed {config.split_seed}, stratified, same texts on one side"
@@ -187,7 +187,7 @@ def describe_repeats(splits: dict[str, Split]) -> list[str]:
 
 
 def _describe_shared(side: str, split: Split, train: Split, trained: Mapping[str, list[int]]) -> list[str]:
-    """Notes on texts of a given side that are trained on, and on those that have another label there."""
+    """Notes on texts of a given side that are also trained on, and on those whose label differs there."""
     notes, conflicts = [], []
     assert split.targets is not None
     assert train.targets is not None
@@ -218,7 +218,7 @@ def _say_pairs(side: str, split: Split, train: Split, pairs: Sequence[tuple[int,
 
 
 def describe_near(splits: Mapping[str, Split | None]) -> list[str]:
-    """Notes on dev and test texts that are nearly a training text; those that are one are told elsewhere."""
+    """Notes on dev and test texts that are nearly a training text; `describe_repeats` has the exact ones."""
     notes, train = [], splits["train"]
     assert train is not None
     known = set(group_keys(train.texts, train.pairs))
@@ -320,7 +320,7 @@ ADVICE = "use a multilingual backbone, such as `--backbone FacebookAI/xlm-robert
 
 
 class _Row(NamedTuple):
-    """One text: its tokens, those that are unknown, and its letters by script."""
+    """One text: its tokens, the unknown ones among them, and its letters by script."""
 
     line: int
     num_tokens: int

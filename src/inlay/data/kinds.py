@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from inlay.data.tasks import Task
 
 MOST_CLASSES_OF_NUMBERS = 20  # more different whole numbers than this are a scale, not classes
-# A scale with a few cells that are no numbers is a scale with bad rows, which are better named than made classes of.
+# A scale with a few cells that are not numbers is a scale with bad rows: report them, and do not make them classes.
 LEAST_SHARE_OF_NUMBERS = 0.9
 
 CLASSIFICATION = "classification"

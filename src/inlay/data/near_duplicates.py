@@ -86,7 +86,7 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
 
 
 def _spread(size: int, most: int) -> np.ndarray:
-    """Positions of at most so many of `size` things, evenly spread."""
+    """Positions of at most `most` of `size` things, evenly spread."""
     return np.arange(size) if size <= most else np.unique(np.linspace(0, size - 1, most).astype(np.int64))
 
 
@@ -96,7 +96,7 @@ def _find_runs(texts: Sequence[str], known: Words) -> _Runs:
     lengths = []
     for text in texts:
         own = _WORD.findall(text.casefold())[:MOST_WORDS]
-        if own:  # signs alone are no text that another could be near
+        if own:  # a text of punctuation only is near to none
             own += [""] * (3 - len(own))  # a short text is one run
         words += map(known.__getitem__, own)
         lengths.append(len(own))

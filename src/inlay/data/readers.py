@@ -26,7 +26,7 @@ from inlay.errors import BadConfig, BadData, Missing
 
 SKIP_HINT = "mend the row, or leave bad rows out with `--on-bad-row skip`"
 Names = tuple[str, ...] | None  # columns of a file without a header
-Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or what is wrong with the row
+Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or the row's error
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def _missing_file(path: Path) -> Missing:
             "write it to a file first, or use `inlay predict` with lines on stdin",
         )
     near = {item.stem: item.name for item in path.parent.iterdir()} if path.parent.is_dir() else {}
-    close = difflib.get_close_matches(path.stem, near, n=1)  # an ending alone is no likeness
+    close = difflib.get_close_matches(path.stem, near, n=1)  # the same suffix alone is not a likeness
     hint = (
         f"did you mean `{path.parent / near[close[0]]}`?"
         if close

@@ -189,7 +189,7 @@ class RowShape:
     roles: Mapping[str, Sequence[str]]
     """role -> the names its column may have; a role that is also a setting (text, pair, label) may be named by it"""
     convert: Callable[..., Cells]
-    """cells by role, and a count of what was decided on the way -> text, pair, label"""
+    """cells by role, and counts of decisions made on the way -> text, pair, label"""
     listed: str
     """the role whose cells are lists; it tells this shape from others with columns of the same names"""
     optional: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from inlay.settings import DataConfig
 
 TASK_COLUMN = "task"
 WAYS_IN = "a file, a folder, glue/NAME, extra/NAME or hub:NAME"
-_NAMED = ("glue/", "extra/", "hub:")  # prefixes of names that are no file or folder
+_NAMED = ("glue/", "extra/", "hub:")  # prefixes of names that are not files or folders
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Source:
 
     name: str
     sides: Mapping[str, Callable[[], Table]]
-    config: DataConfig  # the user's config, completed with what the source itself knows
+    config: DataConfig  # the user's config, completed with the source's own settings
     place: str = ""
     required: tuple[str, ...] = ("train",)  # sides that cannot be split off another
     bounds: tuple[float, float] | None = None  # the known range of a set's numbers
@@ -147,7 +147,7 @@ def stream_rows(
 
 def _read_input(line: int, record: dict[str, Any] | BadData, columns: Columns | None, path: str) -> InputRow:
     if isinstance(record, BadData):
-        # Whoever asks for answers can leave no row out: the others are answered.
+        # In prediction no row may be left out: a bad one gets an error, the others are answered.
         record.hint = record.hint and record.hint.replace(SKIP_HINT, "mend the row")
         return InputRow(line, error=record)
     assert columns is not None  # found with the first readable record

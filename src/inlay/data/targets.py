@@ -67,7 +67,7 @@ class TargetForm:
         return ()
 
     def find_separator(self, cells: Iterable[Any]) -> str | None:
-        """Find what stands between the labels of one cell."""
+        """Find the separator of the labels of one cell."""
         return None
 
     def split_name(self, name: str) -> tuple[str, str]:
@@ -322,7 +322,7 @@ def split_labels(value: Any, scheme: Scheme) -> list[str]:
 
 
 def find_separator(values: Iterable[Any]) -> str | None:
-    """Find what stands between the labels of one cell: the first of `|`, `;` and `,` that occurs in any."""
+    """Find the separator of the labels of one cell: the first of `|`, `;` and `,` that occurs in any."""
     cells = [value for value in values if isinstance(value, str)]
     return next((separator for separator in SEPARATORS if any(separator in cell for cell in cells)), None)
 

@@ -47,7 +47,7 @@ from inlay.settings import DataConfig
 if TYPE_CHECKING:
     import pandas
 
-MOST_SINGLE = 20  # rows that are alone in their class; more of them, and most of all rows, are no classes
+MOST_SINGLE = 20  # most rows that may be alone in their class; with more, if most rows are, the labels are not classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,7 +414,7 @@ def _draw_rows(task: Task, config: DataConfig) -> Task:
 
 
 def take_sample(task: Task, num_rows: int, seed: int) -> Task:
-    """The task with so many of its training rows, drawn by `seed`; all of them where it has no more."""
+    """The task with `num_rows` of its training rows, drawn by `seed`; all of them where it has no more."""
     if num_rows >= len(task.train):
         return task
     order = np.random.default_rng(seed % 2**63).permutation(len(task.train))
@@ -424,7 +424,7 @@ def take_sample(task: Task, num_rows: int, seed: int) -> Task:
 
 
 def cut_task(task: Task, most: Mapping[str, int], seed: int = 0) -> Task:
-    """The task with at most so many dev and test rows, drawn by `seed`."""
+    """The task with at most this many dev and test rows, drawn by `seed`."""
     sides: dict[str, Split | None] = {"train": task.train, "dev": task.dev, "test": task.test}
     notes = []
     for side, number in most.items():

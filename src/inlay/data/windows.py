@@ -24,7 +24,7 @@ MAX_QUESTION = 64  # tokens of a question at most, as published for SQuAD; the r
 
 
 Progress = Callable[[int], None]
-"""Hears how many rows are done."""
+"""Called with the number of rows done."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
 
 
 def _cut_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[str]:
-    """Texts of at most so many tokens; only one with more bytes than that can have more tokens."""
+    """Cut texts to this number of tokens; only a text with more bytes than that can have more tokens."""
     cut = list(texts)
     long = [row for row, text in enumerate(texts) if len(text.encode()) > max_tokens]
     if long:

@@ -66,7 +66,7 @@ ACTIVATIONS = {
 
 ATTENTION_LINEARS = {"q": "query", "k": "key", "v": "value"}
 
-# setting -> the values at which it changes nothing, and what it means otherwise
+# setting -> the values at which it changes nothing, and its meaning otherwise
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "ln_before": ((False,), "a layer norm of its own before the bottleneck"),
     "ln_after": ((False,), "a layer norm of its own after the bottleneck"),

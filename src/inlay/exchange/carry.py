@@ -1,6 +1,6 @@
 """Imports a folder of another library as a version, and exports a version as such a folder.
 
-A folder is recognised by what it holds, not by its name. An imported version has labels, a backbone's fingerprint and
+A folder is recognised by its content, not by its name. An imported version has labels, a backbone's fingerprint and
 probes like any other, so it is listed, served and proved like any other; it has no scores, as nothing was judged.
 """
 

@@ -117,7 +117,7 @@ def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[G
 
 
 def check_spec(reference: str, spec: SlotSpec) -> None:
-    """Refuse what a graph that mixes tasks cannot hold."""
+    """Refuse a version that a graph of mixed tasks cannot hold."""
     if spec.is_finetuned:
         raise Unsupported(
             f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
@@ -161,7 +161,7 @@ def input_names(backbone: Backbone, *, has_towers: bool = False) -> tuple[str, .
 
 
 def describe(tasks: Sequence[GraphTask], backbone: Backbone, opset: int) -> dict[str, Any]:
-    """The content of `tasks.json`: what a program needs to ask the graph and to read its answers."""
+    """The content of `tasks.json`, by which a program asks the graph and reads its answers."""
     inputs = dict.fromkeys(input_names(backbone, has_towers=has_towers(tasks)), "[batch, tokens] int64")
     inputs["task"] = "[batch] int64: each row's task id"
     if "second" in inputs:

@@ -59,7 +59,7 @@ VERSION = "0.21.2"
 ROOT = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"  # DoRA's
 
-# method -> setting -> the values at which it changes nothing, and what it means otherwise
+# method -> setting -> the values at which it changes nothing, and its meaning otherwise
 _COMMON: dict[str, tuple[tuple[Any, ...], str]] = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
 _NEUTRAL: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "LORA": {
@@ -246,7 +246,7 @@ Labels in order: {labels}
 
 
 def write(task: TaskToExport, anatomy: Anatomy) -> Folder:
-    """The folder's files; what PEFT cannot express is refused with the reason and what to do."""
+    """The folder's files; a version that PEFT cannot express is refused with the reason and a way out."""
     _refuse_obstacles(task, anatomy)
     config, weights = _WRITERS[task.method.name](task, anatomy)
     modules, head = _write_head(task, anatomy)
@@ -272,7 +272,7 @@ Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def _refuse_obstacles(task: TaskToExport, anatomy: Anatomy) -> None:
-    """Refuse with all that stands in the way, and with AdapterHub's format where it has what PEFT has not."""
+    """Refuse a version with all its obstacles, and name AdapterHub's format where that can express it."""
     obstacles = [*_method_obstacles(task.method), *_head_obstacles(task.head, anatomy)]
     has_model = anatomy.family in adapterhub.MODEL_CLASSES and task.method.name in adapterhub.METHODS
     formats = ("adapterhub", "inlay") if has_model else ("inlay",)

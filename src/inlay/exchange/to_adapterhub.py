@@ -72,7 +72,7 @@ _KINDS = {name: kind.head_type for name, kind in KINDS.items() if kind.head_type
 
 
 def write(task: TaskToExport, anatomy: Anatomy) -> Folder:
-    """The folder's files; what AdapterHub cannot express is refused with the reason and what to do."""
+    """The folder's files; a version that AdapterHub cannot express is refused with the reason and a way out."""
     _refuse_obstacles(task, anatomy)
     name = task.name.replace(".", "-")  # names of torch modules have no dots
     config, weights, notes = _WRITERS[task.method.name](task, anatomy, name)
@@ -105,7 +105,7 @@ The adapter and its prediction head are called `{name}`. Layer norms are those o
 
 
 def _refuse_obstacles(task: TaskToExport, anatomy: Anatomy) -> None:
-    """Refuse with all that stands in the way, and the preset that avoids it where one does."""
+    """Refuse a version with all its obstacles, and name the preset that avoids them where there is one."""
     if anatomy.family not in adapterhub.MODEL_CLASSES:
         reason = f"AdapterHub has no models of the family `{anatomy.family}`"
         refuse([Obstacle(reason)], formats=("inlay",) if anatomy.has_decoder else ("inlay", "onnx"))
@@ -191,7 +191,7 @@ def _write_bottleneck(task: TaskToExport, anatomy: Anatomy, name: str) -> Writte
 
 
 def _find_factor(width: int, size: int) -> float:
-    """The reduction factor of which the library makes `size`: it takes the floor of width / factor."""
+    """The reduction factor that gives `size` in the library, which takes the floor of width / factor."""
     if width % size == 0:
         return width // size
     factor = width / size

@@ -121,13 +121,13 @@ class SuggestSettings:
     max_length: int = 128
     """tokens a row is cut to"""
     on_rows: Callable[[int], object] = lambda num_rows: None
-    """hears how many rows have just gone through the backbone"""
+    """called with the number of rows that have just gone through the backbone"""
 
 
 def sample_rows(task: Task, num_rows: int) -> np.ndarray:
     """Positions of training rows, drawn once for all: the same shares of every class, and no text twice.
 
-    A text that is there again would tell the label of the row left out.
+    A repeated text would reveal the label of the row left out.
     """
     keys, targets = group_keys(task.train.texts, task.train.pairs), task.train.targets
     assert targets is not None

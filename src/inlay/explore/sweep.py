@@ -109,7 +109,7 @@ def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) ->
 
 
 def _rank_run(run: Run, result: Result, axes: Sequence[str]) -> RankedRun:
-    # A run that diverged after a good epoch is no candidate: its settings do not hold.
+    # A run that diverged after a good epoch is not a candidate: its settings are not stable.
     score = None if result.status == "diverged" else result.dev_metric
     values = {key: _look_up(run.config, key) for key in axes}
     seed = run.config.train.seed

@@ -298,7 +298,7 @@ class Backbone:
 
         The first rung is compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest.
 
-        What was compiled is kept between processes, where `$TORCHINDUCTOR_CACHE_DIR` says or in our cache.
+        Compiled code is kept between processes, in `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
         """
         use_compiled()
         # Which of them a pass leaves out is not compiled.
@@ -335,7 +335,7 @@ class Backbone:
         return functional_call(self.model.get_submodule(prefix[:-1]), own, (hidden_BTD,))
 
     def own_tensor(self, name: str) -> Tensor:
-        """The backbone's own value of what a slot calls `name`, as a float32 copy on the CPU."""
+        """The backbone's own value of a slot's tensor `name`, as a float32 copy on the CPU."""
         return self._find_own(name).detach().to("cpu", torch.float32, copy=True)
 
     def like_own(self, name: str, tensor: Tensor) -> Tensor:

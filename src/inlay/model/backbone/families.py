@@ -25,7 +25,7 @@ class Stack:
     norms: Mapping[str, str]
     linears: Mapping[str, str]
     closing: str = ""
-    """the norm behind the last block, where it counts as that block's"""
+    """the norm after the last block, where it counts as that block's"""
     activation: str = ""
     """the activation of a block's feed-forward network, where it is a module of its own"""
 
@@ -60,12 +60,12 @@ class Family:
     attention: str = "attention.self"
     """self-attention of a block"""
     cross: str = ""
-    """a decoder's attention to what was read"""
+    """a decoder's cross-attention"""
     packing: str = "interface"
     """the way rows are packed: through transformers' attention "interface"; "bias" or "buckets" where the family adds
     a position bias to the scores, as mpnet or T5 does, and we replace its modules; "none": they are padded"""
     is_prenorm: bool = False
-    """norms stand before the sublayers, where a task may train them, not behind"""
+    """norms stand before the sublayers, where a task may train them, not after"""
     activation: str = ""
     """the activation of a block's feed-forward network, where it is a module of its own"""
     num_outputs: int = 0
@@ -73,17 +73,17 @@ class Family:
     implementation: str = IMPLEMENTATION
     """transformers' attention implementation; "eager" where the family has no other"""
     closing: str = ""
-    """the norm behind the last block, where it counts as that block's"""
+    """the norm after the last block, where it counts as that block's"""
     decoder: Stack | None = None
     """the blocks that write, in a family that reads and writes; layers are counted through them after the others"""
     loader: str = "AutoModel"
     """transformers' class that loads it"""
     copies: tuple[str, ...] = ()
-    """tensors of a file, of which the later may repeat the first: then they are no parameters of their own"""
+    """tensors of a file that may repeat the first of them: repeats are not counted as parameters"""
     unused: tuple[str, ...] = ()
     """tensors of a file that nothing reads"""
     config_fields: tuple[str, ...] = ()
-    """settings that change the function computed, besides those that other families have too"""
+    """config fields that change the function computed, besides those of all families"""
     max_length: int | None = None
     """the most tokens a row may have, where positions are relative and the config sets no limit"""
     reuses: bool = True
@@ -91,7 +91,7 @@ class Family:
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """The blocks that read, then those that write."""
+        """The encoder's blocks, then the decoder's."""
         own = Stack(self.stack, self.places, self.norms, self.linears, self.closing, self.activation)
         return (own,) if self.decoder is None else (own, self.decoder)
 
@@ -125,7 +125,7 @@ def _t5_stack(stack: str, sublayers: tuple[str, ...]) -> Stack:
     attention, feedforward = "layer.0.SelfAttention", f"{last}.DenseReluDense"
     return Stack(
         f"{stack}.block",
-        # The whole sublayer with its residual is what a block gives.
+        # A block's output is the whole sublayer with its residual.
         places={"attention": f"{attention}.o", "feedforward": feedforward, "output": last},
         norms={name: f"layer.{index}.layer_norm" for index, name in enumerate(sublayers)},
         linears={
@@ -282,7 +282,7 @@ CLASSIFIERS: dict[str, Classifier | str] = {
     "t5": "none that scores or writes texts",
     "mt5": "none that scores or writes texts",
 }
-"""family -> its classifier, or what it has that no head of ours has"""
+"""family -> its classifier, or the part of it that no head of ours has"""
 
 
 def find_family(model_type: str) -> Family:

@@ -25,7 +25,7 @@ class BuiltIn:
     sha256: str
     summary: str
     hub: str
-    """the same weights on the model hub, which is what other libraries load"""
+    """the same weights on the model hub, as other libraries load them"""
 
     @property
     def requirement(self) -> str:

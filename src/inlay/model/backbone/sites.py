@@ -26,7 +26,7 @@ class Site:
     path: str
     """dotted, as `model.get_submodule` takes it"""
     is_norm: bool = False
-    """the adapter stands at a layer norm and reads what it gives (Pfeiffer's place)"""
+    """the adapter stands at a layer norm and reads its output (Pfeiffer's place)"""
 
     @property
     def key(self) -> str:
@@ -84,7 +84,7 @@ class LinearSite:
 
     @property
     def reads(self) -> str | None:
-        """The place of its block whose sublayer it reads the input of, where it is the one that tells."""
+        """The place of the sublayer whose input this layer reads, where it is the layer that shows it."""
         return {"value": "attention", "expand": "feedforward"}.get(self.name)
 
 
@@ -106,7 +106,7 @@ class Anatomy:
 
     family: str
     blocks: tuple[str, ...]
-    """the path of every block, the decoder's behind the encoder's"""
+    """the path of every block, the encoder's, then the decoder's"""
     num_readers: int
     """blocks that read the text; those from here on are a decoder's"""
     hidden_size: int
@@ -164,7 +164,7 @@ def survey(model: nn.Module) -> Anatomy:
 
 
 Blocks = list[tuple[str, Stack]]
-"""The path of every block and what stands in it."""
+"""The path of every block and the stack it is of."""
 
 
 def _find_blocks(model: nn.Module, family: Family) -> Blocks:

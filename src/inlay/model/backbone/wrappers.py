@@ -29,7 +29,7 @@ class Joined(NamedTuple):
 
 
 def join(linears: Mapping[str, Any]) -> Joined | None:
-    """The layers as one; from then on their own weights are views of it. None if they are no plain layers alike."""
+    """Join layers into one; their own weights become views of it. None unless they are plain layers of one shape."""
     layers = list(linears.values())
     first = layers[0]
     if not all(type(layer) is nn.Linear and layer.weight.shape == first.weight.shape for layer in layers):
@@ -71,8 +71,8 @@ class SlotOperations(Protocol):
 class ActiveRoute:
     """The wrappers of one backbone, or of one of its blocks, and the bank and route that are active in them.
 
-    Blocks have mounts of their own, so that a wrapper knows its place within its block and nothing of which block it
-    is: what is compiled for one block serves all.
+    Blocks have mounts of their own, so that a wrapper knows its place within its block, but not which block it is in:
+    code compiled for one block serves all.
     """
 
     def __init__(self, num_blocks: int = 0) -> None:

@@ -10,7 +10,7 @@ backbone): those are stacked by run. For every pass, `Expander` makes ordinary p
 banks have such slots, since a trained task becomes an ordinary one.
 
 A slot with its own copy of the backbone's weights (full and top-k fine-tuning) shares no forward pass with another:
-`is_finetuned` tells, and a batch for it goes alone.
+check `is_finetuned`, and send a batch for it alone.
 
 Invariants: reading a slot gives back exactly what was put in it (rounded, where a serving bank holds matrices in
 bf16), and no operation on one slot touches another.
@@ -262,7 +262,7 @@ class Bank:
             views, route = self._expand(self._expander, route)
         else:
             views = self._views_beside_own() if is_finetuned else self.views
-        # On a GPU, tile the route, and that of the decoder.
+        # On a GPU, tile the route and the decoder's route.
         if launch.is_available(device) and route.tiling is None:
             num_slots = views.num_slots or self.num_slots
             route = self._tiled(route, num_slots)
@@ -283,7 +283,7 @@ class Bank:
         operations.settle()
 
     def _views_beside_own(self) -> Views:
-        """The views for slots with their own weights: what stands beside whole blocks. Cached while `views` stays."""
+        """The views for slots with their own weights: operations beside whole blocks. Cached while `views` stays."""
         if self._beside_own[0] is not self.views:
             self._beside_own = self.views, self.views.beside_own_weights()
         return self._beside_own[1]
@@ -309,7 +309,7 @@ class Bank:
         assert is_one_run or not any(map(self.is_finetuned, slots)), "a slot with its own weights shares no batch"
         weights = self.backbone.in_own_type(self.weights_of(slots[0]))
         heads = [self.head_of(slot) for slot in slots]
-        # Written answers: score or write them, or give the logits of those the batch has.
+        # Written answers: score or write them; if the batch has them, return the logits of their tokens.
         if heads[0].is_written:
             assert all(head.is_written for head in heads), "answers of a batch are all written, or none"
             if batch.written_BT is None:

@@ -1,7 +1,7 @@
-"""The forward pass of a bank's slots: what the wrappers in a backbone call while a route is bound.
+"""The forward pass of a bank's slots: the operations that a backbone's wrappers call while a route is bound.
 
 A `BankForward` lives for one pass, and keeps state of the pass: inputs of sublayers, statistics of batch norm. It
-loops over the operations that parts have bound at a hook (`linear`, `output`, `norm`); `at` gives that of one block.
+loops over the operations that parts have bound at a hook (`linear`, `output`, `norm`); `at` returns the one of a block.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class BankForward:
         return kernels.attend_joined(projected.view(-1, 3, *q.shape[1:]), self.route, **options)
 
     def on_output(self, place: str, output: Tensor, dropout: Any = None) -> Tensor:
-        """A sublayer's output, through its `dropout` if one stands there, with what the operations make of it."""
+        """A sublayer's output, through its `dropout` if one stands there, changed by the operations at this place."""
         operations = self._views.outputs.get(place, ())
         if dropout is not None:
             first = operations[0] if len(operations) == 1 else None
@@ -140,7 +140,7 @@ class BankForward:
         return inner(x) if found is None else found
 
     def on_linear(self, sites: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None = None) -> Tensor:
-        """A linear layer with what the slots make of it; `joined` is what may be computed with it at once.
+        """A linear layer with the slots' operations; `joined` are the layers that may be computed with it at once.
 
         It may be several sites side by side, each with operations of its own.
         """
@@ -178,13 +178,13 @@ class BankForward:
         return self._projected[1].chunk(3, -1)[joined.names.index(name)]
 
     def _note(self, sites: tuple[LinearSite, ...], x: Tensor) -> None:
-        """Keep what a sublayer reads for the adapter beside it."""
+        """Keep the input of a sublayer for the adapter beside it."""
         for site in sites:
             if site.reads is not None and site.reads in self._views.beside_sublayers:
                 self.inputs[site.reads] = x
 
     def settle(self) -> None:
-        """End the pass: operations take up what they noted, such as what batch norm saw."""
+        """End the pass: operations update their running statistics with those of the pass."""
         for block in self._blocks:
             block.settle()
         for operation, seen in (self._moments or {}).items():
@@ -225,7 +225,7 @@ class BankForward:
 
 
 class _FirstTokens(BankForward):
-    """The last block of a pass whose heads read first tokens alone: keys and values of all tokens, the rest of those.
+    """The last block of a pass whose heads read only first tokens: keys and values of all tokens, the rest of these.
 
     It saves 8% (rows of 9 tokens) to 15% (of 35) of a CPU step on a MiniLM. What keys and values are computed of is
     what the block reads, as in every family that is packed.
@@ -257,7 +257,7 @@ class _FirstTokens(BankForward):
         assert self._read is not None
         self._note(sites, x)
         self._kept[name] = self._whole.on_linear(sites, inner, self._read)
-        return x  # as long as the attention module expects; what it makes of it is not used
+        return x  # the attention module expects this length; its result is not used
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if self._attended is not None:

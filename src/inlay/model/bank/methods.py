@@ -61,7 +61,7 @@ class Method:
     linears: tuple[str, ...] = ()
     layers: str = "all"
     lr: float = 5e-4
-    """the learning rate where nobody gives one: what did well on four GLUE tasks with MiniLM (docs/results.md)"""
+    """the default learning rate: it did well on four GLUE tasks with MiniLM (docs/results.md)"""
     lr_writing: float | None = None
     """the default learning rate on backbones that write their answers, if it differs"""
     lr_alone: float | None = None
@@ -82,7 +82,7 @@ class Method:
         return bool(self.shared)
 
     def find_lr(self, *, is_seq2seq: bool, is_alone: bool) -> float:
-        """The learning rate where nobody gives one; `is_alone`: what tasks share is frozen."""
+        """The default learning rate; `is_alone`: shared parameters are frozen."""
         usual = (self.lr_writing if is_seq2seq else None) or self.lr
         return (self.lr_alone if is_alone else None) or usual
 
@@ -150,7 +150,7 @@ def make_expander(anatomy: Anatomy, method: ResolvedMethod, slots_per_run: int) 
 
 
 def layout(anatomy: Anatomy, method: ResolvedMethod, head: HeadSpec | None = None) -> list[TensorSpec]:
-    """Every tensor of a task with this method, in a fixed order; refuses what the backbone's family cannot do."""
+    """List every tensor of a task with this method, in a fixed order; refuse a method that the family cannot have."""
     if reason := UNSUPPORTED.get((anatomy.family, method.name)):
         raise Unsupported(f"method `{method.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
     row = find_method(method.name)
@@ -232,7 +232,7 @@ _HYPERFORMER = Method(
     places=("attention", "feedforward"),
     form="sequential",
     scale=1.0,
-    # A head multiplies a step by what it reads, 64 numbers of size one: with T5's published 3e-4 MiniLM learns nothing.
+    # A head's input, 64 numbers of size one, multiplies a step: with T5's published 3e-4 MiniLM learns nothing.
     lr=1e-4,
     lr_writing=3e-4,
     # An embedding begins with numbers of size one: at the rates of weights it stays where it was. Of 1e-4 to 0.1, tried

@@ -24,11 +24,11 @@ _ALIGNED = 8  # numbers of two bytes that programs read at once
 
 TiledLayouts = Mapping[tuple[str, str], tiled.TiledBottleneck]
 Operations = Mapping[str, tuple[Operation, ...]]
-"""place -> what acts there, in order"""
+"""place -> the operations there, in order"""
 
 
 class Copies:
-    """Copies of stacks in another type, renewed together; those that lie in one piece of memory as one tensor.
+    """Copies of stacks in another type, renewed together; stacks in one piece of memory are copied as one tensor.
 
     A hypernetwork's output lies so (all sites of a stack of blocks side by side), and a training bank of one slot.
     """
@@ -52,7 +52,7 @@ class Copies:
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Bring the copies up to what was copied."""
+        """Copy the current values of the stacks."""
         if self._pieces:
             copied, copies = zip(*self._pieces.values(), strict=True)
             torch._foreach_copy_(list(copies), list(copied))
@@ -68,7 +68,7 @@ class Views:
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
     _copies: Copies | None = field(default=None, repr=False)
     beside_sublayers: frozenset[str] = field(init=False, repr=False)
-    """the places where something stands beside a sublayer, and reads what it reads"""
+    """the places where an operation stands beside a sublayer, and reads the sublayer's input"""
     has_beside_block: bool = field(init=False, repr=False)
     """whether something stands beside a whole block"""
 
@@ -80,7 +80,7 @@ class Views:
 
     @property
     def _slotted(self) -> dict[tuple[str, str], SlotOperation]:
-        """(form, place) -> the operation there, of those in which slots may differ in kind."""
+        """(form, place) -> the operation there, for operations whose slots may differ in kind."""
         return {
             (operation.form, key): operation
             for found in (self.outputs, self.linears)
@@ -95,7 +95,7 @@ class Views:
         return next((len(operation.weights.shapes) for operation in self._slotted.values()), 0)
 
     def set_slot(self, slot: int, shapes: SiteShapes) -> bool:
-        """Make a slot what `shapes` say, in place. False if there is no place for it here: build them anew."""
+        """Give a slot these shapes, in place. False if the views have no room for them and must be built anew."""
         places = self._slotted
         if not all(place in places and places[place].weights.has_kind(shape) for place, shape in shapes.items()):
             return False
@@ -132,7 +132,7 @@ class Views:
         return {place: kernels.tiled_layout(operation.weights) for place, operation in self._slotted.items()}
 
     def renew_copies(self) -> None:
-        """Bring the copies up to what was copied."""
+        """Copy the current values of the stacks."""
         if self._copies is not None:
             self._copies.renew()
 

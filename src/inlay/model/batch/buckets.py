@@ -26,7 +26,7 @@ PAD_ROW = 64  # tokens of a row of padding at most
 
 
 def round_up_tokens(num_tokens: int, *, is_varied: bool = False) -> int:
-    """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …
+    """The lowest rung that holds this number of tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …
 
     Where steps are of varied lengths the large ones are eight to a doubling: 8192, 9216, 10240 …
     """
@@ -153,7 +153,7 @@ class BucketBuffers:
         slots = np.concatenate([rows.slots, np.full(len(pads), last)])
         every = np.concatenate([rows.slots, np.full(self.capacity.all_rows - len(rows.slots), last)])  # empty rows too
         stops = np.cumsum(lengths)
-        # An empty row lies where the last row begins: whoever reads its first token reads one of its own slot.
+        # An empty row lies where the last row begins, so that its "first token" is one of its own slot.
         empty = np.full(self.capacity.all_rows - len(lengths), (stops - lengths)[len(rows.lengths) - 1])
         laid = {
             "ids": np.concatenate([rows.ids, np.full(spare, self._pad_id)]),
@@ -191,7 +191,7 @@ class BucketBuffers:
 
 
 class DecoderTargets:
-    """The answers to the rows of a rung, at fixed addresses: what a decoder writes in a pass of fixed shapes.
+    """The answers to the rows of a rung, at fixed addresses: the decoder's tokens in a pass of fixed shapes.
 
     Every row has `width` tokens, those behind an answer's end included. Of the rows of padding, which come last, only
     as many are answered as there is room for real ones, with nothing, by the last slot, as they are read. `fill` writes

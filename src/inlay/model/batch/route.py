@@ -108,7 +108,7 @@ class CachedStates:
 
     reach: CacheDepth
     states: Tensor
-    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed; with attention 2D wide, its output behind"""
+    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed; with attention 2D wide, its output last"""
 
     @property
     def hidden(self) -> Tensor:
@@ -139,7 +139,7 @@ class Tiling:
     """whether packed rows are long, in the mean"""
 
     def unpack(self, values_N: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Values of tokens as so many first rows, padded to the longest that may come [B, T, …], and which are real.
+        """Values of tokens as the first `num_rows` rows, padded to the longest possible [B, T, …], and which are real.
 
         The padding repeats a row's last value.
         """
@@ -167,10 +167,10 @@ class Route:
     decoder: Route | None = field(default=None, compare=False)
     """the route of the answers, where their tokens lie otherwise than those of the texts"""
     wide: Route | None = field(default=None, compare=False)
-    """where this is the route of first tokens alone, that of all: every block but the last follows it"""
+    """where this is the route of first tokens only, the route of all tokens: every block but the last follows it"""
 
     def tiled(self, num_slots: int, tokens_per_item: int, device: torch.device) -> Route:
-        """The route with a tiling for a bank of so many slots; a padded row is an item of several tokens."""
+        """The route with a tiling for a bank of `num_slots` slots; a padded row is an item of several tokens."""
         segments = [(slot, start * tokens_per_item, stop * tokens_per_item) for slot, start, stop in self.segments]
         num_tokens = segments[-1][2]
         # One row to a task leaves tiles half empty; a smaller one wastes less.
@@ -245,7 +245,7 @@ class Row:
 
     @property
     def width(self) -> int:
-        """Tokens of the longest of its texts: what it is padded to, alone; with the answer where it is written."""
+        """Tokens of its longest text: its padded width when alone; with the answer where it is written."""
         return self.num_tokens if self.other is None else max(len(self.ids), len(self.other))
 
 
@@ -274,7 +274,7 @@ class Batch:
     positions_BT: Tensor | None = None
     """position ids [1, N] if packed: they start anew in every row"""
     written_BT: Tensor | None = None
-    """the answers to be written, -100 behind their ends; None where they are not known"""
+    """the answers to be written, -100 after their ends; None where they are not known"""
     split: tuple[Segment, ...] | None = None
     """the segments counted in texts, where some rows are two; None: every row is one"""
 
@@ -284,7 +284,7 @@ class Batch:
 
     @property
     def texts(self) -> tuple[Segment, ...]:
-        """The segments counted in texts: what lies in the pack, or padded."""
+        """The segments counted in texts, as they lie in the pack or the padded batch."""
         return self.rows if self.split is None else self.split
 
     @property

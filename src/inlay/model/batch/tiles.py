@@ -2,7 +2,7 @@
 
 A pack's tokens lie on one axis, sorted by slot, so a slot's tokens are one range. That range is cut into tiles of at
 most `tile` tokens: one program works on one tile, with the weights of one slot. A launch depends on the number of
-tiles and slots only, never on what the tensors hold, so a captured CUDA graph goes on being right when a new route is
+tiles and slots only, never on the tensors' values, so a captured CUDA graph goes on being right when a new route is
 copied into them.
 
 Shape letters: M tiles, S slots.
@@ -96,5 +96,5 @@ def tile_for(num_tokens: int) -> int:
 
 
 def tile_capacity(num_tokens: int, num_slots: int, tile: int) -> int:
-    """The most tiles that so many tokens of at most so many slots can need."""
+    """The largest number of tiles that these tokens of at most `num_slots` slots can need."""
     return (num_tokens + num_slots * (tile - 1)) // tile

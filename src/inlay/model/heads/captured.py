@@ -88,7 +88,7 @@ class GraphedForward:
         capacity = Capacity(round_up_tokens(len(laid.ids)), round_up_tokens(len(laid.lengths)), bank.num_slots, longest)
         if self._num_changes != bank.num_changes:
             self._num_changes, self._forms = bank.num_changes, _Forms.of(bank)
-        if self._views is not bank.views:  # stacks were replaced: what was captured reads the old ones
+        if self._views is not bank.views:  # stacks were replaced, and captured programs read the old ones
             self._views, self._programs = bank.views, {}
             bank.mark_dynamic(torch._dynamo.maybe_mark_dynamic)  # a larger task must not compile anything again
         key = (capacity, self._forms.poolings, self._forms.has_hidden)
@@ -114,7 +114,7 @@ class GraphedForward:
             graph.replay()
 
     def _announce(self, rung: BucketBuffers) -> None:
-        """Say what is compiled: blocks for the first rung, for all others, for larger tiles and for long rows."""
+        """Announce a compilation: blocks for the first rung, for all others, for larger tiles and for long rows."""
         shape = (rung.capacity.tile, rung.is_long)
         if self._shapes.count(shape) < 2:
             self._shapes.append(shape)

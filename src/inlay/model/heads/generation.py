@@ -55,7 +55,7 @@ class Tree:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], start: int) -> Tree:
-        """The tree of these texts behind a start."""
+        """Build the tree of these texts after a start token."""
         ids, parents, paths, known = [start], [-1], [], {}
         for text in texts:
             path = [0]
@@ -83,7 +83,7 @@ def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None
     """The logits [B, T, V] of every token of the answers that the batch knows, each given those before it."""
     assert batch.written_BT is not None
     backbone = bank.backbone
-    before_BT = batch.written_BT.clamp(min=0).roll(1, 1)  # padding is never read by what stands before it
+    before_BT = batch.written_BT.clamp(min=0).roll(1, 1)  # padding comes last, and tokens see only those before them
     before_BT[:, 0] = backbone.start_id
     return backbone.write(backbone.read(batch, weights), before_BT, weights)[0]
 
@@ -144,7 +144,7 @@ def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
 
 
 class _Decoder:
-    """Writes for some rows of a batch, and remembers what it wrote."""
+    """Writes answers for some rows of a batch, and keeps the keys and values of written tokens."""
 
     def __init__(self, bank: Bank, read: Read, slots: Sequence[int], weights: Mapping[str, Tensor] | None) -> None:
         self._bank, self._weights, self._cache = bank, weights, None
@@ -168,7 +168,7 @@ class _Decoder:
         return torch.full((self.num_rows, 1), self.backbone.start_id, device=self.device)
 
     def write(self, ids_RT: Tensor) -> Tensor:
-        """Log-probabilities [R, T, V] of the tokens behind these, which follow those written before."""
+        """Log-probabilities [R, T, V] of the tokens after these, which follow those written before."""
         route = Route.from_slots(self._slots, torch.ones_like(ids_RT))
         with self._bank.routed(route):
             logits, self._cache = self.backbone.write(self._read, ids_RT, self._weights, self._cache, keeps=True)

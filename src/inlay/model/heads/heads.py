@@ -1,4 +1,4 @@
-"""The heads: `HEADS` has one entry for each kind of task: how many outputs, what they read, which loss, which answer.
+"""The heads: `HEADS` has one entry for each kind of task: number of outputs, input, loss and answer.
 
 `inlay.data.kinds.KINDS` has the other half, which needs no torch.
 
@@ -8,7 +8,7 @@ that a free one is written. What training finds out besides weights travels with
 targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing,
 the thresholds of labels.
 
-Invariant: outputs that are NaN or infinite are no answer. The argmax of NaN would be the first class.
+Invariant: NaN or infinite outputs are never an answer. The argmax of NaN would be the first class.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class HeadSpec:
     features: str = "last"
     """its input: the last layer, or a learned mix of all"""
     texts: tuple[str, ...] = ()
-    """where answers are written: those that are scored, one for each output; none: the answer is a free text"""
+    """where answers are written: the texts that are scored, one for each output; (): the answer is a free text"""
     beams: int = 1
     """texts that are pursued at a time while a free text is written"""
     max_answer: int = 64
@@ -105,7 +105,7 @@ class HeadSpec:
 
     @property
     def is_written(self) -> bool:
-        """Whether the backbone writes the answer; there is no layer of the head's own then."""
+        """Whether the backbone writes the answer; the head then has no layer of its own."""
         return self.pooling == WRITTEN
 
     @property
@@ -234,7 +234,7 @@ class Head:
     calibrates: bool = False
     """whether its logits, divided by a temperature, are the log-odds of a decision"""
     max_length: int = 128
-    """tokens of a row or window where nobody asks for a number"""
+    """default number of tokens of a row or window"""
     weight: Callable[[Tensor], float] = lambda target: 1.0
     """the weight of a window in a mean, from its tokens' targets"""
     fit_targets: Callable[[np.ndarray], dict[str, Any]] = lambda targets: {}
@@ -246,13 +246,13 @@ class Head:
     Of `RowBatch` for heads that read pooled vectors, of `TokenBatch` for heads that read tokens"""
 
     def answer(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-        """Return what a row's outputs say; refuses outputs that are not finite."""
+        """Read the answer from a row's outputs; refuse outputs that are not finite."""
         if not output.is_finite:
             raise NotFinite("the outputs of a row are not finite", "train the task again with a smaller `--lr`")
         return self.read_answer(output, spec, labels)
 
     def predict(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Any:
-        """Return what the metrics compare with a target; None where the outputs are not finite."""
+        """Read the prediction that metrics compare with a target; None where the outputs are not finite."""
         return self.read_prediction(output, spec, labels) if output.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:

@@ -35,8 +35,8 @@ def infer(
 
     For a free text they are its letters, as numbers.
 
-    `on_batch` hears how many rows were just answered. Rows are packed where the family allows it, unless `is_padded`.
-    A forward pass has at most `token_budget` tokens.
+    `on_batch` is called with the number of rows just answered. Rows are packed where the family allows it, unless
+    `is_padded`. A forward pass has at most `token_budget` tokens.
     """
     backbone = bank.backbone
     answers: list[Tensor | None] = [None] * len(rows)

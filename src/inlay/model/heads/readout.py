@@ -73,7 +73,7 @@ def read(
         if head.has_towers:
             found.append(_pair_up(states, rate))
             continue
-        # BERT drops what its pooler gives, not what it reads.
+        # BERT's dropout follows its pooler, it does not precede it.
         states = _dropped(states, 0.0 if head.hidden == "pooler" else rate)
         found.append(HeadInput(_before_head(bank, texts.slot, states, head, rate)))
     return found
@@ -141,7 +141,7 @@ def apply_heads(
 ) -> Tensor:
     """The outputs of each vector by its own slot's head [V, L], of tensors alone: for passes of any mix of slots.
 
-    `has_hidden_V` says which have a layer before their last, if any may; `drop` is dropout on what that gives.
+    `has_hidden_V` says which have a hidden layer, if any may; `drop` is the dropout after that layer.
     """
     if has_hidden_V is not None:  # slots without one have zeros there
         weight_SDD = stacks[head_part.HIDDEN_WEIGHT].transpose(1, 2)

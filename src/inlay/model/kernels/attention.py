@@ -10,7 +10,7 @@ computes with plain products: torch's fused attention is made for long rows. Whe
 padded for this product alone.
 
 Shape letters: N packed tokens, B rows, T tokens of a padded row, M = B·T, H heads, C channels of a head, W distances,
-L tokens of what was read.
+L tokens of the encoder's text.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def attend_any_mix(
     assert tiling.rows_N is not None
     places_T = torch.arange(tiling.max_length, device=q_NHC.device)
     tokens_BT = tiling.starts_B.unsqueeze(1) + places_T
-    # A row without tokens is never read, but what it gives must be a number.
+    # A row without tokens is never read, but its result must be a finite number.
     is_key_BT = (tokens_BT < tiling.stops_B.unsqueeze(1)) | (places_T == 0)
     tokens_BT = tokens_BT.clamp(max=q_NHC.shape[0] - 1)
     starts_N = tiling.starts_B.index_select(0, tiling.rows_N)
@@ -158,7 +158,7 @@ def attend_across(
 
 
 def spread_bias(bias_HW: Tensor, length: int) -> Tensor:
-    """The bias of every pair of tokens of a row [H, T, T], from that of every distance."""
+    """The bias of every pair of tokens of a row [H, T, T], from the bias of every distance."""
     places_T = torch.arange(length, device=bias_HW.device)
     return bias_HW[:, bias_HW.shape[1] // 2 + places_T.unsqueeze(0) - places_T.unsqueeze(1)]
 

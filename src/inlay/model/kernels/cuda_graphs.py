@@ -53,7 +53,7 @@ def _abandon(graph: Any, pool: Any) -> None:
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         nothing = torch.cuda.CUDAGraph()
         nothing.capture_begin()
-        with warnings.catch_warnings():  # torch tells that it is empty
+        with warnings.catch_warnings():  # torch warns that it is empty
             warnings.simplefilter("ignore", UserWarning)
             nothing.capture_end()
 

@@ -1,7 +1,7 @@
 """Dropout while a backbone trains on a CPU: torch's draws one number after another, and takes a tenth of a step for it.
 
 Sixteen random bits for each element, from torch's own generator, so that a resumed run draws what it would have drawn.
-The rate is rounded to a 65536th; what is kept is multiplied so that the mean stays exactly.
+The rate is rounded to a 65536th; kept elements are multiplied so that the mean stays exactly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An FX pass that folds a residual addition into the layer norm after it.
 
-A block adds a sublayer's output to what the sublayer read and gives the sum to a layer norm. The norm's program takes
+A block adds a sublayer's output to the sublayer's input and gives the sum to a layer norm. The norm's program takes
 both and adds them itself: a pass over all tokens less.
 """
 

@@ -187,7 +187,7 @@ class _Across(torch.autograd.Function):
         num_queries, max_length, scaling = ctx.settings
         given = (grads[0].contiguous(), *qkv_and_out, asked, keys, num_queries, max_length)
         by_q, by_k, by_v = _flash_backward(*given, 0.0, False, *_no_seeds(grads[0]), scale=scaling)
-        # Behind the last row nothing was written: whatever was in memory would be a gradient.
+        # After the last row nothing was written: garbage in memory would become a gradient.
         is_behind_N11 = (torch.arange(len(by_k), device=by_k.device) >= keys[-1])[:, None, None]
         return by_q, by_k.masked_fill_(is_behind_N11, 0.0), by_v.masked_fill_(is_behind_N11, 0.0), None, None, None
 

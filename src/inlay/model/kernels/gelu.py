@@ -34,7 +34,7 @@ def lean_gelu(x: Tensor, kind: str) -> Tensor | None:
     """A GELU where Triton runs, in one launch; None if there is no better one than the block's own."""
     if kind == "tanh":
         return F.gelu(x, approximate=kind)
-    return quick_gelu(x) if x.dtype == torch.bfloat16 else None  # which rounds away what the polynomial misses
+    return quick_gelu(x) if x.dtype == torch.bfloat16 else None  # bf16 rounds away the polynomial's error
 
 
 def quick_gelu(x: Tensor) -> Tensor:

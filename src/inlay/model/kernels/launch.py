@@ -38,7 +38,7 @@ class WeightsLaunchConfig(NamedTuple):
     num_warps: int
     num_stages: int
     num_programs: int = PROGRAMS
-    """a slot's tokens are split until about so many run"""
+    """a slot's tokens are split until about this many programs run"""
 
 
 def is_available(device: torch.device) -> bool:

@@ -63,7 +63,7 @@ class Bottleneck:
     norm: tuple[Tensor, Tensor] | None = None
     """scale and shift [S, R] of the norm inside"""
     out_norm: tuple[Tensor, Tensor] | None = None
-    """scale and shift [S, E] of the norm behind it"""
+    """scale and shift [S, E] of the norm after it"""
     running: tuple[Tensor, Tensor] | None = None
     """mean and variance [S, R] that batch norm uses outside of training"""
     copies: tuple[Tensor, Tensor] | None = None
@@ -209,7 +209,7 @@ def bottleneck(
             for w, b in hidden[: shape.depth - 1]:
                 z = activate(_linear(z, _columns(_columns(w[slot], 0, size), 1, size), _columns(b[slot], 0, size)))
             update = _linear(z, _columns(up[slot], 0, size), None if up_bias is None else up_bias[slot])
-        # The norm behind it, and its factor.
+        # The norm after it, and its factor.
         if shape.inner_norm in ("output", "alone"):
             assert out_norm is not None
             update = _layer_norm(update, out_norm[0][slot], out_norm[1][slot], NORM_EPS)

@@ -2,8 +2,8 @@
 
 `reference.py` has the definitions; tests hold these equal to them. A plain bottleneck goes through one fused program;
 other forms are composed of grouped products. Where slots differ in kind (activation, depth, a norm inside), every kind
-that occurs is computed and each token keeps its own. Nothing here reads what a route holds: a compiled or captured pass
-is right for every mix.
+that occurs is computed and each token keeps its own. Nothing here depends on a route's values: a compiled or captured
+pass is right for every mix.
 
 Shape letters: S slots, N packed tokens, D width, E output width, R bottleneck.
 """
@@ -147,7 +147,7 @@ def _scaled(wide: Tensor, mean: Tensor, var: Tensor, weights: TiledBottleneck, t
 
 
 def _out_norm(kind: str, update_NE: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
-    """Layer norm of what a bottleneck gives, where it has one there."""
+    """Layer norm of a bottleneck's output, where it has one there."""
     from inlay.model.kernels.reference import NORM_EPS
 
     if kind not in ("output", "alone"):

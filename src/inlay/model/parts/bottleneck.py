@@ -1,7 +1,7 @@
 """Bottleneck adapters: down, an activation, up, with a residual connection, at the sites of blocks.
 
 `x + scale·up(act(down(x)))` behind a sublayer (sequential) or beside it (parallel), with more layers, a norm inside or
-behind it where the method says so. Adapters of several sites may be one (`sharing`).
+after it where the method says so. Adapters of several sites may be one (`sharing`).
 
 Shape letters: S slots, D width, R bottleneck.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 BLOCK = ("down", "down_bias", "up", "up_bias")
 """the tensors of every bottleneck"""
 OUT_NORM = ("out_scale", "out_shift")
-"""the norm behind it"""
+"""the norm after it"""
 _MOMENTUM = 0.1  # rate of running statistics, as in torch's batch norm; their variance is biased, as in training
 _SALTS = {"attention": 0, "feedforward": 1, "output": 2}  # tell the dropout of a block's places apart
 
@@ -62,7 +62,7 @@ class BottleneckPart(Part):
 
     @property
     def out_norms(self) -> str:
-        """The pattern of the names of the norms behind them."""
+        """The pattern of the names of the norms after them."""
         return "adapter.*.out_*"
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
@@ -92,7 +92,7 @@ class BottleneckPart(Part):
             yield TensorSpec(f"{name}.up_bias", (width,), "zeros")
 
     def norm_behind(self, anatomy: Anatomy, key: str) -> Iterator[TensorSpec]:
-        """The norm behind the adapter at a site.
+        """The norm after the adapter at a site.
 
         Its scale begins at one, as published, on T5, whose states are far larger than what it then adds. An encoder's
         are of size one, and drown in it: there it begins small.
@@ -172,7 +172,7 @@ def _stacked(name: str, stacks: Stacks, shapes: list[BottleneckShape | None]) ->
 
     out_norm = pair(*OUT_NORM)
     down, up = stacks.get(f"{name}.down"), stacks.get(f"{name}.up")
-    if down is None or up is None:  # a norm alone at every slot: nothing is read of what stands before it
+    if down is None or up is None:  # slots have the norm only: the bottleneck before it is not read
         assert out_norm is not None
         num_slots, width = out_norm[0].shape
         down, up = (out_norm[0].new_zeros(num_slots, *shape) for shape in ((width, 8), (8, width)))
@@ -191,7 +191,7 @@ def _stacked(name: str, stacks: Stacks, shapes: list[BottleneckShape | None]) ->
 
 @dataclass(frozen=True, eq=False)
 class SequentialAdapter(SlotOperation):
-    """Adapters behind a sublayer: they read what it gives. At a block's norm they read what the norm gives."""
+    """Adapters after a sublayer: they read its output. At a block's norm they read the norm's output."""
 
     weights: Bottleneck
     form = "sequential"
@@ -230,7 +230,7 @@ class SequentialAdapter(SlotOperation):
 
 
 class ParallelAdapter(SequentialAdapter):
-    """Adapters beside a sublayer: they read what it reads."""
+    """Adapters beside a sublayer: they read the sublayer's input."""
 
     reads_input = True
     form = "parallel"
@@ -254,7 +254,7 @@ def gathered_update(h: Tensor, weights: Bottleneck, gather: Gather) -> Tensor:
         is_deep = [None if shape is None else shape.depth > index for shape in shapes]
         z = gather.pick(is_deep, lambda deep, deeper=deeper, z=z: deeper if deep else z)  # type: ignore[misc]
     update = gather.plus(z @ gather.own(weights.up_SRE), weights.up_bias_SE)
-    behind = {"output": update, "alone": h}  # kind of the norm behind it -> its input
+    behind = {"output": update, "alone": h}  # kind of the norm after it -> its input
     update = gather.pick(norms, lambda norm: _norm_behind(behind[norm], weights, gather) if norm in behind else update)
     scales = [0.0 if shape is None else shape.scale for shape in shapes]
     update = update if set(scales) == {1.0} else update * gather.value(scales, update)

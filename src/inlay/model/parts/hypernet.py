@@ -88,7 +88,7 @@ class Hypernet:
 
     @property
     def read_size(self) -> int:
-        """The width of what the heads read."""
+        """The width of the heads' input."""
         return EMBEDDED if self.projector else self._input_size
 
     @property
@@ -200,7 +200,7 @@ class HypernetPart(Part):
         net = self.network(anatomy, method)
         yield from net.task_tensors()
         yield from net.tensors()
-        if method.writes == "blocks":  # the norms behind them are trained as they are
+        if method.writes == "blocks":  # the norms after them are trained as they are
             for key in (key for group in net.groups for key in group.keys):
                 yield from BOTTLENECK.norm_behind(anatomy, key)
 
@@ -282,7 +282,7 @@ class Expander:
 
 
 def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
-    """Repeat what a run shares for each of its slots."""
+    """Repeat a tensor that a run shares for each of its slots."""
     if len(stack_G) == 1:
         return stack_G.expand(len(runs), *stack_G.shape[1:])
     if runs == tuple(range(len(stack_G))):

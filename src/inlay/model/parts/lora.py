@@ -67,7 +67,7 @@ LORA = LoraPart()
 
 @dataclass(frozen=True, eq=False)
 class LowRankUpdate(SlotOperation):
-    """A low-rank update of what a linear layer gives."""
+    """A low-rank update of a linear layer's output."""
 
     weights: Bottleneck
     form = "lora"

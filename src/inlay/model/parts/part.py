@@ -4,8 +4,8 @@ A part is one kind of task parameters, and its file has all that is known of the
 values of an empty slot, the arrangement of a bank's stacks, the operation on the backbone's states, and the same for
 rows that gather their parameters (ONNX). Nothing outside this folder spells the name of a task's tensor.
 
-A part acts at hooks of the backbone: `linear` (a linear layer), `output` (what a sublayer gives) and `norm` (a layer
-norm). What stands beside a whole block is added to its last output.
+A part acts at hooks of the backbone: `linear` (a linear layer), `output` (a sublayer's output) and `norm` (a layer
+norm). An operation beside a whole block is added to the block's last output.
 
 Shape letters: S slots, D width.
 """
@@ -196,10 +196,10 @@ class Occupants:
 
 
 class Operation:
-    """A part's stacks at one place of the backbone, and what they do there. The wrappers' pass calls it as `at`."""
+    """A part's stacks at one place of the backbone, and their operations. The wrappers' pass is passed in as `at`."""
 
     reads_input: ClassVar[bool] = False
-    """it stands beside a sublayer, and reads what that reads"""
+    """it stands beside a sublayer, and reads the sublayer's input"""
     reads_block: ClassVar[bool] = False
     """it stands beside a whole block, also one with weights of its own"""
 

@@ -171,7 +171,7 @@ def bottleneck_backward_tokens(
     BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """One tile: the activations again, the gradient of z, and that of h unless its pointer is None."""
+    """One tile: the activations again, the gradient of z, and the gradient of h unless its pointer is None."""
     start = tl.load(starts_ptr + tl.program_id(0))
     num_tokens = tl.load(stops_ptr + tl.program_id(0)) - start
     if num_tokens <= 0:

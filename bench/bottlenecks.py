@@ -38,7 +38,7 @@ from inlay.model.batch.tiles import TILE_SIZES, Tiles, make_tiles, tile_capacity
 from inlay.model.kernels import fused_bottleneck as programs
 from inlay.model.kernels.fused_bottleneck import MAX_SIZE, Stacks, bottleneck, threshold_of
 from inlay.model.kernels.grouped import segment_linear
-from inlay.model.kernels.launch import Cut, WeightsCut, is_available
+from inlay.model.kernels.launch import LaunchConfig, WeightsLaunchConfig, is_available
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
@@ -245,27 +245,33 @@ def open_ways(shape: Shape, direction: str, tile: int) -> dict[str, Callable[[],
 
 # Tile -> cuts that are tried for the programs over tokens; the first is the one to beat.
 _WIDE_TILE = [
-    Cut(64, 4, 3),
-    Cut(64, 4, 2),
-    Cut(64, 4, 4),
-    Cut(128, 4, 2),
-    Cut(128, 4, 3),
-    Cut(64, 8, 3),
-    Cut(128, 8, 3),
+    LaunchConfig(64, 4, 3),
+    LaunchConfig(64, 4, 2),
+    LaunchConfig(64, 4, 4),
+    LaunchConfig(128, 4, 2),
+    LaunchConfig(128, 4, 3),
+    LaunchConfig(64, 8, 3),
+    LaunchConfig(128, 8, 3),
 ]
-_NARROW_TILE = [Cut(128, 4, 4), Cut(128, 4, 3), Cut(128, 2, 3), Cut(64, 4, 4), Cut(256, 4, 2)]
+_NARROW_TILE = [
+    LaunchConfig(128, 4, 4),
+    LaunchConfig(128, 4, 3),
+    LaunchConfig(128, 2, 3),
+    LaunchConfig(64, 4, 4),
+    LaunchConfig(256, 4, 2),
+]
 CUTS = {16: _NARROW_TILE, 64: _WIDE_TILE}
 WEIGHTS_CUTS = [
-    WeightsCut(128, 64, 4, 3),
-    WeightsCut(128, 64, 4, 4, 792),
-    WeightsCut(128, 128, 8, 3),
-    WeightsCut(256, 64, 8, 3, 396),
-    WeightsCut(64, 64, 4, 4),
-    WeightsCut(64, 128, 4, 3, 792),
-    WeightsCut(128, 64, 4, 3, 528),
-    WeightsCut(128, 64, 8, 4, 528),
-    WeightsCut(64, 64, 4, 3, 1056),
-    WeightsCut(128, 32, 4, 4, 528),
+    WeightsLaunchConfig(128, 64, 4, 3),
+    WeightsLaunchConfig(128, 64, 4, 4, 792),
+    WeightsLaunchConfig(128, 128, 8, 3),
+    WeightsLaunchConfig(256, 64, 8, 3, 396),
+    WeightsLaunchConfig(64, 64, 4, 4),
+    WeightsLaunchConfig(64, 128, 4, 3, 792),
+    WeightsLaunchConfig(128, 64, 4, 3, 528),
+    WeightsLaunchConfig(128, 64, 8, 4, 528),
+    WeightsLaunchConfig(64, 64, 4, 3, 1056),
+    WeightsLaunchConfig(128, 32, 4, 4, 528),
 ]
 TUNED = {"cohort": (64,), "single": (16, 64), "large": (64,), "tiny": (16,)}
 """the tiles that are tried of each shape"""

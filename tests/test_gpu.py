@@ -15,7 +15,7 @@ from inlay.model.batch.route import Row
 from inlay.model.heads.captured import GraphedForward
 from inlay.model.heads.generation import Read
 from inlay.model.heads.heads import WRITTEN, HeadSpec
-from inlay.model.kernels.cuda_graphs import Recorder
+from inlay.model.kernels.cuda_graphs import GraphRecorder
 from inlay.serving import Engine, Request, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
@@ -256,7 +256,7 @@ def test_compiled_steps_equal_the_definition(backbone_folder, toy_task, toy_tags
 
 
 def test_what_cannot_be_captured_leaves_random_numbers_memory_and_later_captures_sound():
-    recorder, number = Recorder(), torch.ones(8, device="cuda")
+    recorder, number = GraphRecorder(), torch.ones(8, device="cuda")
     with pytest.raises(RuntimeError):
         recorder.capture(lambda: number.sum().item())  # waits for the device
     assert torch.randint(9, (3,), device="cuda").shape == (3,)

@@ -1,4 +1,4 @@
-"""Presets: every published count, optimizer and schedule of SEMANTICS §1, §2, §3, §5 and §6."""
+"""Presets: every published count, optimizer and schedule in docs/methods.md."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 
 from inlay.errors import BadData, InlayError, Unsupported, WrongBackbone
 from inlay.exchange import FORMATS, Wishes, adapterhub, export_folder, import_folder, to_adapterhub
-from inlay.exchange.folder import Leaving
+from inlay.exchange.folder import TaskToExport
 from inlay.model.bank.methods import resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
@@ -320,7 +320,7 @@ MANY: dict[str, tuple[str, MethodConfig, HeadSpec, tuple[str, ...], str]] = {
 @pytest.mark.parametrize("case", MANY)
 def test_all_that_stands_in_the_way_is_told_in_one_refusal(case, tiny_bert):
     format_name, method, head, reasons, hint = MANY[case]
-    task = Leaving("task", resolve_method(method), head, ("a", "b", "c"), {}, "base")
+    task = TaskToExport("task", resolve_method(method), head, ("a", "b", "c"), {}, "base")
     with pytest.raises(Unsupported) as raised:
         FORMATS[format_name].write(task, tiny_bert.anatomy)
     assert all(reason in raised.value.message for reason in reasons), raised.value.message

@@ -12,7 +12,7 @@ from inlay.model.batch.route import Route, Row, Segment, collate
 from inlay.model.heads.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.heads.inference import batches_by_length, infer, infer_canonically, single_thread
 from inlay.model.kernels import launch
-from inlay.model.kernels.reference import ACTIVATIONS, Bottleneck, Shape, bottleneck, layer_norm, linear_heads
+from inlay.model.kernels.reference import ACTIVATIONS, Bottleneck, BottleneckShape, bottleneck, layer_norm, linear_heads
 from inlay.settings.run_config import MethodConfig
 
 
@@ -150,7 +150,7 @@ def random_bottleneck(sizes, width=12, padded=16):
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
     down, down_bias, up, up_bias = tensors
     names = ["gelu", "relu", "tanh", "swish"]
-    shapes = [Shape(size, name) if size else None for size, name in zip(sizes, names, strict=False)]
+    shapes = [BottleneckShape(size, name) if size else None for size, name in zip(sizes, names, strict=False)]
     return Bottleneck(down, up, shapes, down_bias, up_bias)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inlay.errors import OutOfMemory
-from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
+from inlay.model.kernels.cuda_graphs import GraphRecorder, is_out_of_memory
 
 
 class Graph:
@@ -46,7 +46,7 @@ def cuda(monkeypatch):
 
 def test_memory_that_no_graph_holds_any_more_is_not_captured_into_again(cuda):
     """torch gives up a pool with its last graph, and refuses to capture into it then."""
-    recorder, ran = Recorder(), []
+    recorder, ran = GraphRecorder(), []
     first, second = (recorder.capture(lambda: ran.append(1)) for _ in range(2))
     assert first.pool == second.pool
     del first
@@ -58,7 +58,7 @@ def test_memory_that_no_graph_holds_any_more_is_not_captured_into_again(cuda):
 
 
 def test_a_capture_that_fails_is_ended_and_leaves_no_graph(cuda):
-    recorder = Recorder()
+    recorder = GraphRecorder()
 
     def fail():
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -80,7 +80,7 @@ def test_a_capture_that_cannot_be_ended_says_what_failed_and_leaves_torch_free_o
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        Recorder().capture(fail)
+        GraphRecorder().capture(fail)
     assert given_back == [(0, 0)]
 
 

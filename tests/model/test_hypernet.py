@@ -1,4 +1,4 @@
-"""Hypernetworks: the counts of SEMANTICS §3 from shapes alone, and what they write against the formulas."""
+"""Hypernetworks: the counts in docs/methods.md from shapes alone, and what they write against the formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameter counts of SEMANTICS §1, §2 and §4, from shapes alone, and what settings a method takes."""
+"""Parameter counts in docs/methods.md, from shapes alone, and what settings a method takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T5 as a family: its anatomy, the counts of SEMANTICS §3, and embeddings tied or not as the files have them."""
+"""T5 as a family: its anatomy, the counts in docs/methods.md, and embeddings tied or not as the files have them."""
 
 from __future__ import annotations
 

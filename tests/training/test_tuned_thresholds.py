@@ -11,8 +11,7 @@ import torch
 
 from inlay.data.metrics import score
 from inlay.exchange import Wishes, export_folder, import_folder
-from inlay.exchange.onnx import Leaving as LeavingGraph
-from inlay.exchange.onnx import _describe_task
+from inlay.exchange.onnx import GraphTask, _describe_task
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HEADS, HeadSpec, Output
 from inlay.serving import Engine, Request
@@ -150,5 +149,5 @@ def test_folders_of_other_libraries_say_them_and_bring_them_back(
     answers = Engine(tiny_bert, store).predict([Request(task, text) for text in texts for task in ("task", "back")])
     for ours, theirs in zip(answers[::2], answers[1::2], strict=True):
         assert ours.outcome == theirs.outcome
-    graph = LeavingGraph(version, store.manifest(version), spec, {})
+    graph = GraphTask(version, store.manifest(version), spec, {})
     assert _describe_task(graph)["thresholds"] == list(cuts)

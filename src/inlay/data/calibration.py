@@ -1,4 +1,4 @@
-"""Fits on dev rows besides weights: the temperature of probabilities, and the thresholds of labels.
+"""Fits two things on dev rows besides weights: the temperature of probabilities, and the thresholds of labels.
 
 Temperature (Guo et al. 2017): logits are divided by one number, chosen to make the targets most likely; no decision
 changes. Thresholds: a head decides for a label whose logit is at least 0, and of two classes for the larger logit.
@@ -28,7 +28,7 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     Also 1 where the likelier probabilities would be worse calibrated, as those of a model that says one class only.
     """
     logits = np.asarray(logits, dtype=np.float64)
-    # Without a mistake the likeliest temperature is the coldest: that is no finding.
+    # Without a mistake the likeliest temperature is the coldest, which says nothing.
     if not len(logits) or not np.isfinite(logits).all() or is_right(logits, targets).all():
         return 1.0
     temperature = likeliest_temperature(logits, targets)
@@ -87,18 +87,18 @@ def is_right(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 Metric = Callable[[Counts], np.ndarray]
 
 NUM_ROWS = 50
-"""dev rows that there must be"""
+"""fewest dev rows for tuning"""
 NUM_EACH = 10
-"""of them, rows with the label and rows without it that a label must have for a cut of its own"""
+"""fewest rows with a label, and without it, for a threshold of the label's own"""
 _MOST_CUTS = 256  # tried for a label: of more rows, evenly spaced ones
 _MOST_SWEEPS = 8  # over the labels, each tuned with the others held
-_PULL = 10  # a label's own cut counts as its positive rows, the shared one as so many
-_NUM_SPLITS, _NUM_RESAMPLES = 5, 100  # of the rows into halves, and of the rows of each
-_SURE = 0.95  # of the resamples must gain
+_PULL = 10  # a label's own cut is weighted by its positive rows, the shared one by this number
+_NUM_SPLITS, _NUM_RESAMPLES = 5, 100  # splits of the rows into halves, and resamples of each half's rows
+_SURE = 0.95  # share of the resamples that must gain
 
 
 def tune_thresholds(metric: str, logits: np.ndarray, targets: np.ndarray) -> tuple[float, ...] | None:
-    """Return what each logit must exceed (of two classes, by how much the second's); None: nothing is gained.
+    """Tune the threshold of each logit (for two classes, of their difference); None: nothing is gained.
 
     None also where the metric is not one of decisions, there are more than two classes, or too few rows.
     """
@@ -118,7 +118,7 @@ def tune_thresholds(metric: str, logits: np.ndarray, targets: np.ndarray) -> tup
 
 
 def has_cuts(metric: str, num_dims: int, num_outputs: int) -> bool:
-    """Whether decisions of this metric can be cut elsewhere: those on sets of labels, and between two classes."""
+    """Whether decisions of this metric can use tuned thresholds: those on sets of labels, and between two classes."""
     kind = KINDS[find_kind_of_metric(metric, num_dims)]
     return kind.targets.num_dims == num_dims and kind.has_cuts(num_outputs)
 
@@ -129,13 +129,13 @@ def _has_each(true_nL: np.ndarray) -> np.ndarray:
 
 
 class _Problem:
-    """A metric to be maximised by the cuts of scores [n, L]; two classes are one label, the second, and its absence."""
+    """A metric to be maximised by thresholds on scores [n, L]. Two classes count as one label: is it the second?"""
 
     def __init__(self, metric: Metric, *, is_binary: bool) -> None:
         self._metric, self._is_binary = metric, is_binary
 
     def tune(self, scores_nL: np.ndarray, true_nL: np.ndarray) -> np.ndarray:
-        """The best cuts: one for all labels first, then each label's own, as far as its rows can tell."""
+        """Find the best cuts: one for all labels first, then each label's own, as far as its rows are enough."""
         num_labels = scores_nL.shape[1]
         shared_C = _list_cuts(scores_nL.ravel())
         shared = _best(shared_C, self._score_shared(shared_C, scores_nL, true_nL))
@@ -152,7 +152,7 @@ class _Problem:
         return np.where(_has_each(true_nL), weight_L * found + (1 - weight_L) * shared, shared)
 
     def score(self, predicted_nL: np.ndarray, true_nL: np.ndarray, weights_Rn: np.ndarray) -> np.ndarray:
-        """The metric of each resample of rows, of which a row counts as often as its weight says."""
+        """The metric of each resample of rows; a row counts as often as its weight says."""
         hits_RL, support_RL, predicted_RL = (
             weights_Rn @ part.astype(np.float64) for part in (predicted_nL & true_nL, true_nL, predicted_nL)
         )
@@ -176,7 +176,7 @@ class _Problem:
     def _score_one(
         self, cuts_C: np.ndarray, label: int, held: np.ndarray, scores_nL: np.ndarray, true_nL: np.ndarray
     ) -> np.ndarray:
-        """The metric for each cut of one label, the others' being held."""
+        """The metric for each cut of one label, while the others are held."""
         predicted_nL, scores_n, true_n = scores_nL > held, scores_nL[:, label], true_nL[:, label]
         hits_CL, predicted_CL = (
             np.tile(part.sum(axis=0), (len(cuts_C), 1)) for part in (predicted_nL & true_nL, predicted_nL)

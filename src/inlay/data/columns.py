@@ -142,7 +142,7 @@ def list_columns(header: Header) -> str:
 
 
 def read_text(value: Any, column: str) -> str:
-    """The text of a cell, unchanged; an empty one, or one that is no text, is a `Fault`."""
+    """The text of a cell, unchanged; a cell that is empty or not a text is a `Fault`."""
     if is_missing(value):
         raise Fault(f"empty text in column `{column}`", "fill it in or remove the row")
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Texts become token ids, and rows become batches: what the training loop and the engine feed the backbone.
+"""Turns texts into token ids, and rows into batches, for the training loop and the engine.
 
 Rows are never padded here: all tokens of a text set lie in one array, so that a batch is one gather and a set is one
 file. An epoch's batches are a pure function of lengths, batch size, seed and epoch, so a resumed run needs no stored
@@ -82,15 +82,15 @@ class Encoded:
     """int64, the row each window is of"""
     num_truncated: int = 0
     flat_places: np.ndarray | None = None
-    """int32 [N, 2]: where in its text each token's part begins and ends, -1 where it stands for none; None: unasked"""
+    """int32 [N, 2]: start and end in its text of each token's part, -1 where it stands for none; None: not asked for"""
     flat_words: np.ndarray | None = None
-    """int32 [W, 2]: where each word of each row begins and ends, where tokens stand for words"""
+    """int32 [W, 2]: start and end of each word of each row, where tokens stand for words"""
     word_offsets: np.ndarray | None = None
     """int64 [rows + 1]"""
     num_lost: int = 0
     """words beyond the last token"""
     firsts: np.ndarray | None = None
-    """int64, the tokens of each window that are its first text's, where it is two; None: it is one"""
+    """int64, the number of tokens of each window that belong to its first text, where it has two; None: it has one"""
 
     def __post_init__(self) -> None:
         for array in vars(self).values():
@@ -180,7 +180,7 @@ _ARRAYS = ("flat_ids", "flat_segments", "offsets", "owners", "flat_places", "fla
 
 @dataclass(frozen=True)
 class Example:
-    """An encoded row as people check it."""
+    """An encoded row in a form for people to check."""
 
     tokens: list[str]
     ids: list[int]
@@ -193,7 +193,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncation:
     """The limits of a row: how many tokens it may have, and which text is cut."""
 
     max_length: int
@@ -203,7 +203,12 @@ class Cut:
 
 
 def tokenize(
-    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, cut: Cut | None, *, with_offsets: bool = False
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    cut: Truncation | None,
+    *,
+    with_offsets: bool = False,
 ) -> list[Any]:
     """The encodings of rows by a fast Hugging Face tokenizer, with its special tokens where rows are cut.
 
@@ -237,7 +242,7 @@ class Pile:
         self._lengths: list[int] = []
 
     def add(self, encodings: Sequence[Any], *, with_places: bool = False) -> None:
-        """Lay more windows down; `with_places` where each token stands in its text."""
+        """Add more windows; `with_places` keeps the place of each token in its text."""
         self._lengths += map(len, encodings)
         self._ids.append(flatten(encoding.ids for encoding in encodings))
         if self._has_segments:
@@ -247,7 +252,7 @@ class Pile:
             self._places.append(places.reshape(-1, 2))
 
     def finish(self, owners: Sequence[int] | np.ndarray, num_truncated: int) -> Encoded:
-        """Everything laid down so far."""
+        """All windows added so far."""
         return Encoded(
             np.concatenate([np.zeros(0, np.int32), *self._ids]),
             np.concatenate(self._segments) if self._segments else None,
@@ -279,16 +284,16 @@ def encode(
 ) -> Encoded:
     """Token ids of texts or pairs with a fast Hugging Face tokenizer; the longer of a pair is cut first.
 
-    `with_offsets` keeps where each token stands in the (single) text; special tokens stand nowhere, from 0 to 0.
+    `with_offsets` keeps the place of each token in the (single) text; special tokens have the place 0 to 0.
     `progress` is called with the number of rows done after each chunk.
     """
-    pile, cut, num_truncated = Pile(tokenizer), Cut(max_length), 0
+    pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
     for start in range(0, len(texts), CHUNK_ROWS):
         chunk = slice(start, start + CHUNK_ROWS)
         own = None if pairs is None else pairs[chunk]
         encodings = tokenize(tokenizer, texts[chunk], own, cut, with_offsets=with_offsets)
         pile.add(encodings, with_places=with_offsets)
-        # Asking for what was cut off copies it, so only full rows are asked.
+        # Asking for overflow copies it, so only full rows are asked.
         num_truncated += sum(len(row) == max_length and bool(row.overflowing) for row in encodings)
         if progress is not None:
             progress(start + len(encodings))
@@ -304,7 +309,7 @@ def encode_apart(
     progress: Callable[[int], None] | None = None,
 ) -> Encoded:
     """Token ids of pairs whose texts are read apart: each is encoded, and cut, as a single text is."""
-    pile, cut, num_truncated = Pile(tokenizer), Cut(max_length), 0
+    pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
     firsts: list[int] = []
     lengths: list[int] = []
     for start in range(0, len(texts), CHUNK_ROWS):
@@ -324,7 +329,7 @@ def encode_apart(
 def describe(
     tokenizer: Any, encoded: Encoded, targets: np.ndarray | None, labels: Sequence[str], num_rows: int = 3
 ) -> list[Example]:
-    """The first rows as people check them: tokens, ids, segments and the label by name."""
+    """Describe the first rows for people to check: tokens, ids, segments and the label by name."""
     return [
         Example(
             tokens=tokenizer.convert_ids_to_tokens(encoded.ids[row].tolist()),

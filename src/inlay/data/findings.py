@@ -1,4 +1,4 @@
-"""Notes on what is odd about a task's rows: told when they are read, and none of it changes a row unless asked.
+"""Notes on oddities in a task's rows: told when they are read; they change no row unless asked to.
 
 Labels that are spellings of one another (`True` and `true`, `spam` and `spam.`) have the same key: they differ in case,
 in blanks, in punctuation at the end, in how Unicode writes the same letters (NFKC), or in `.0` behind a whole number.
@@ -34,7 +34,7 @@ MOST_LABELS = 10  # named in a note
 
 
 def describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
-    """The kind of a task, and what its targets are."""
+    """Describe the kind of a task and its targets."""
     kind = f"kind: {scheme.kind}{' (inferred)' if is_inferred else ''}"
     assert train.targets is not None
     if not scheme.targets.has_labels:
@@ -47,14 +47,14 @@ def describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
 
 
 def describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:
-    """The sizes of the sides, and how those that were not given were made."""
+    """Describe the sizes of the sides, and how the sides that were not given were made."""
     made = " and ".join(side for side, share in zip(("dev", "test"), shares, strict=True) if share)
     sizes = ", ".join(f"{len(splits[side])} {side}" for side in ("train", "dev", "test") if side in splits)
     return f"split: {sizes} rows; {made} made with seed {config.split_seed}, stratified, same texts on one side"
 
 
 def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
-    """A note on the labels that a made dev side has no row of: one row or one text stays in training."""
+    """A note on labels without a row on a dev side that was cut: a label of one row or one text stays in training."""
     train, dev = splits["train"], splits["dev"]
     assert train.targets is not None
     assert dev.targets is not None
@@ -131,7 +131,7 @@ def describe_variants(variants: Sequence[Sequence[str]], counts: Mapping[str, tu
 
 
 def describe_merged(counts: Mapping[str, tuple[int, int]], spellings: Mapping[str, str]) -> list[str]:
-    """A note on the labels that were read as another spelling of theirs."""
+    """A note on labels that were read as another spelling of theirs."""
     pairs = [(name, spellings.get(spelling_key(name), name)) for name in counts]
     shown = [f"`{name}` ({_say_count(counts[name])}) as `{known}`" for name, known in pairs if known != name]
     return [f"labels read as one: {join_some(shown)}"] if shown else []
@@ -187,7 +187,7 @@ def describe_repeats(splits: dict[str, Split]) -> list[str]:
 
 
 def _describe_shared(side: str, split: Split, train: Split, trained: Mapping[str, list[int]]) -> list[str]:
-    """Notes on texts of a given side that are trained on, and on those that have another label there."""
+    """Notes on texts of a given side that are also trained on, and on those whose label differs there."""
     notes, conflicts = [], []
     assert split.targets is not None
     assert train.targets is not None
@@ -218,7 +218,7 @@ def _say_pairs(side: str, split: Split, train: Split, pairs: Sequence[tuple[int,
 
 
 def describe_near(splits: Mapping[str, Split | None]) -> list[str]:
-    """Notes on dev and test texts that are nearly a training text; those that are one are told elsewhere."""
+    """Notes on dev and test texts that are nearly a training text; `describe_repeats` has the exact ones."""
     notes, train = [], splits["train"]
     assert train is not None
     known = set(group_keys(train.texts, train.pairs))
@@ -256,7 +256,7 @@ _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 
 
 def spelling_key(name: str) -> str:
-    """Return what all spellings of a label have in common."""
+    """The key that all spellings of a label share."""
     plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
     if whole := _WHOLE.fullmatch(plain):
         return whole[1]
@@ -264,7 +264,7 @@ def spelling_key(name: str) -> str:
 
 
 def count_names(rows: Rows, scheme: Scheme) -> dict[str, tuple[int, int]]:
-    """Label -> how often it stands in the rows, and on which line first; of tags the types of entities."""
+    """Label -> its number of occurrences in the rows, and the first line; for tags, by entity type."""
     found: dict[str, tuple[int, int]] = {}
     for value, line in zip(rows.labels or (), rows.lines, strict=False):
         for name in scheme.list_names(value):
@@ -302,13 +302,13 @@ def respell(rows: Rows, scheme: Scheme, spellings: Mapping[str, str]) -> Rows:
         prefix, bare = scheme.targets.split_name(name)
         return prefix + spellings.get(spelling_key(bare), bare)
 
-    # A cell that is missing or bad stays as it is: that is said where targets are read.
+    # A cell that is missing or bad stays as it is: reading targets reports it.
     labels = [scheme.targets.respell(scheme, value, spell) for value in rows.labels or ()]
     return replace(rows, labels=labels)
 
 
 NUM_ROWS = 400  # looked at, spread over all
-NUM_CHARACTERS = 300  # of each text
+NUM_CHARACTERS = 300  # characters looked at in each text
 MOST_UNKNOWN = 0.05  # share of tokens
 LEAST_FOREIGN = 0.2  # share of the letters that a script must have to be spoken of
 _LATIN = "LATIN"
@@ -320,16 +320,16 @@ ADVICE = "use a multilingual backbone, such as `--backbone FacebookAI/xlm-robert
 
 
 class _Row(NamedTuple):
-    """One text: its tokens, those that are unknown, and its letters by script."""
+    """One text: its tokens, the unknown ones among them, and its letters by script."""
 
     line: int
     num_tokens: int
-    unknown: list[str]  # what stands in the text at every unknown token
+    unknown: list[str]  # the text at every unknown token
     letters: Counter[str]
 
 
 def describe_unknown(tokenizer: Any, split: Split, backbone: str) -> list[str]:
-    """A note where a tokenizer does not know what the texts are made of; at most 400 rows are looked at."""
+    """A note where a tokenizer does not know the letters of the texts; at most 400 rows are looked at."""
     rows = _look_at(tokenizer, split)
     num_tokens = sum(row.num_tokens for row in rows)
     letters = sum((row.letters for row in rows), Counter[str]())

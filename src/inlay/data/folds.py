@@ -28,7 +28,7 @@ class Folds:
     tasks: list[Task]
     """one for each fold; its test rows are those it leaves out"""
     left_out: list[np.ndarray]
-    """of each fold, the positions of these in `rows`"""
+    """for each fold, the positions of its left-out rows in `rows`"""
     seed: int
     notes: tuple[str, ...] = ()
 
@@ -40,7 +40,7 @@ class Folds:
 
 def make_folds(task: Task, num_folds: int, seed: int) -> Folds:
     """The folds of a task. Refuses more folds than there are different texts to leave out."""
-    # 1. pool what is labelled and no test row
+    # 1. pool labelled rows that are not test rows
     rows, paths, notes = _pool(task)
     targets = rows.targets
     assert targets is not None
@@ -66,7 +66,7 @@ def make_folds(task: Task, num_folds: int, seed: int) -> Folds:
         note = f"fold {fold + 1} of {num_folds}, seed {seed}: {len(left)} rows left out"
         tasks.append(with_sides(task, {**parts, "test": rows.take(left)}, note))
         left_out.append(left)
-    # 3. tell what no fold judges
+    # 3. note the rows that no fold judges
     if num_kept := int((folds < 0).sum()):
         what = "1 row is" if num_kept == 1 else f"{num_kept} rows are"
         notes.append(f"{what} in no fold, since no other text has the label: trained on, and not judged")
@@ -74,7 +74,7 @@ def make_folds(task: Task, num_folds: int, seed: int) -> Folds:
 
 
 def _pool(task: Task) -> tuple[Split, list[str], list[str]]:
-    """Train and dev rows as one, the file of each row, and what was left out."""
+    """Train and dev rows as one, the file of each row, and notes on rows left out."""
     train, dev, notes = task.train, task.dev, []
     if dev.unseen:
         assert dev.targets is not None

@@ -35,30 +35,30 @@ if TYPE_CHECKING:
     from inlay.data.tasks import Task
 
 MOST_CLASSES_OF_NUMBERS = 20  # more different whole numbers than this are a scale, not classes
-# A scale with a few cells that are no numbers is a scale with bad rows, which are better named than made classes of.
+# A scale with a few cells that are not numbers is a scale with bad rows: report them, and do not make them classes.
 LEAST_SHARE_OF_NUMBERS = 0.9
 
 CLASSIFICATION = "classification"
 """AdapterHub's type of a classifier's head; with one output it is a regression."""
 
 Mistake = dict[str, Any] | None
-"""What a row should have got and what it got; None where that is the same."""
+"""The expected and the given answer of a row; None where they are the same."""
 Mistakes = Callable[[Sequence[Any], np.ndarray, tuple[str, ...], Sequence[str]], list[Mistake]]
 """outcomes, targets, labels, texts -> the mistake of each row"""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """An entry of the table: what is known of one kind of task without torch."""
+    """An entry of the table: the facts about one kind of task that need no torch."""
 
     targets: TargetForm
-    """how label cells become targets, and what can be asked of them"""
+    """the form of its targets, read from label cells"""
     layout: str
-    """how rows become windows of tokens"""
+    """the layout of rows as windows of tokens, by name"""
     metrics: tuple[str, ...]
     default_metric: str
     sample: str
-    """how metrics sum up rows"""
+    """the way metrics summarise rows, by name"""
     find_mistakes: Mistakes
     """the rows that an evaluated version got wrong"""
     decide: Callable[[np.ndarray], np.ndarray] | None = None
@@ -70,33 +70,33 @@ class Kind:
     groups_by_pair: bool = False
     """whether rows with one second text stay on one side of a split: a context that was trained on is half known"""
     labels_note: str = "none"
-    """what `inlay show` says of its labels where it has none"""
+    """the text of `inlay show` in place of labels, for kinds without any"""
 
     is_classifier: bool = False
-    """whether there is one logit for each label, the largest of which is the answer"""
+    """whether each label has one logit, and the largest is the answer"""
     is_number: bool = False
     """whether its answers are numbers"""
     has_cuts: Callable[[int], bool] = lambda num_labels: False
-    """of the number of labels: whether decisions can be cut elsewhere by thresholds tuned on dev rows"""
+    """number of labels -> whether thresholds tuned on dev rows can move its decisions"""
     finds_label_errors: bool = False
     """whether rows that may be labelled wrongly can be found"""
     raises_fresh_rate: bool = False
     """whether a fresh head trains at a higher rate while rows are few (training/recipe/recipe.py)"""
 
     linear: str | None = None
-    """which linear model stands for its head, in baselines, probes and at the start of training; None: none does"""
+    """the linear model that stands for its head in baselines, probes and at the start of training; None: none does"""
     output_targets: Callable[[np.ndarray, int], np.ndarray] | None = None
-    """targets, number of labels -> what each output should be [n, outputs]; None where there is no linear model"""
+    """targets, number of labels -> the desired outputs [n, outputs]; None where there is no linear model"""
     output_cut: float = 0.0
     """the output from which on a decision is made, where outputs are fitted to `output_targets` directly"""
 
     spell_answers: Callable[[Task], tuple[str, ...]] | None = None
-    """the texts that are scored on a text-to-text backbone; (): any text is written; None: it takes no such task"""
+    """the texts that are scored on a text-to-text backbone; (): any text may be written; None: it takes no such task"""
     match_answers: Callable[[np.ndarray, Sequence[str]], np.ndarray] = lambda targets, texts: targets
     """targets, texts that are scored -> the number of each target's text"""
 
     onnx: str | None = None
-    """how the logits of an ONNX graph are read; None: they are not one row, and no graph has it"""
+    """the way the logits of an ONNX graph are read; None: they are not one row, and no graph has them"""
     head_type: str | None = None
     """AdapterHub's name for such a head; None: other libraries have none"""
 
@@ -141,7 +141,7 @@ def find_scheme(cells: Sequence[Any], config: DataConfig) -> Scheme:
     if kind == "auto":
         kind = infer_kind([cell for cell in cells if not (as_list(cell) is None and is_missing(cell))])
         if config.labels and not KINDS[kind].targets.has_labels:
-            kind = "classify"  # who names labels wants classes
+            kind = "classify"  # a user who names labels wants classes
     form = find_kind(kind).targets
     if not form.has_labels:
         if config.labels:
@@ -213,7 +213,7 @@ def exceeded_levels(targets: np.ndarray, num_labels: int) -> np.ndarray:
 
 
 def _by_row(find: Callable[[Any, Any, tuple[str, ...], str], Mistake]) -> Mistakes:
-    """Make a function of all rows from one of a row: outcome, target, labels and text."""
+    """Make a function of all rows from a function of one row: outcome, target, labels and text."""
 
     def find_all(
         outcomes: Sequence[Any], targets: np.ndarray, labels: tuple[str, ...], texts: Sequence[str]
@@ -258,7 +258,7 @@ def _show_entities(entities: Sequence[Any]) -> str:
 def _mistakes_of_passages(
     outcomes: Sequence[Any], targets: np.ndarray, labels: tuple[str, ...], texts: Sequence[str]
 ) -> list[Mistake]:
-    # Which of SQuAD's rules holds is said by all rows together.
+    # All rows together decide which of SQuAD's rules holds.
     is_squad2 = has_unanswerable(list(targets))
     return [_mistake_of_answer(outcome, golds, is_squad2) for outcome, golds in zip(outcomes, targets, strict=True)]
 
@@ -278,7 +278,7 @@ def _mistake_of_answer(outcome: Any, golds: Sequence[Gold], is_squad2: bool) -> 
 # Numbers as texts, for text-to-text backbones
 
 _STEP = 0.2  # numbers are written rounded to it, as published for STS-B
-_FEWEST_STEPS = 10  # that targets span; of those that span fewer, a tenth of the step is taken
+_FEWEST_STEPS = 10  # least number of steps that targets span; for a shorter span, a tenth of the step is taken
 _MOST_DECIMALS = 6
 _MOST_NUMBERS = 500
 
@@ -413,7 +413,7 @@ KINDS: dict[str, Kind] = {
     ),
 }
 WHOLE_ROW = "classify"
-"""The kind whose rows are read whole, each as one window: for whoever reads rows without a task."""
+"""The kind whose rows are read whole, each as one window: for reading rows without a task."""
 PASSAGES = "span"
 """The kind whose answers are passages of a context, as SQuAD's."""
 WRITTEN_TEXT = "text"

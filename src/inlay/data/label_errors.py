@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from inlay.data.tasks import Split
 
 FEWEST_ROWS = 50
-"""below which nothing is told"""
+"""fewest rows for any finding"""
 _NEAR_CHANCE = 0.2  # Matthews' correlation with the given labels: below it a model knows too little to accuse
-_DEVIATIONS = 3.0  # that it must also be above chance by, of those it has where labels are drawn at random
+_DEVIATIONS = 3.0  # least distance above chance, in standard deviations of a model under random labels
 _KNOWN = 0.5  # share of a class's rows that must be predicted as given: else the model does not know the class
 
 
@@ -42,9 +42,9 @@ class LabelError:
     given: str
     likely: str
     probability: float
-    """of the likely label; of a set, that the decision on the label most in doubt is the likely one"""
+    """probability of the likely label; for a set, of the likely decision on the label most in doubt"""
     margin: float
-    """by how much that is above the probability of what is given: what rows are ranked by"""
+    """distance to the probability of the given label; rows are ranked by it"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class LabelErrors:
     """rows looked at"""
     errors: tuple[LabelError, ...]
     silence: str = ""
-    """why nothing can be told, if so"""
+    """the reason why nothing can be said, if so"""
 
     def to_json(self) -> dict[str, Any]:
         """All of them as data."""
@@ -91,10 +91,10 @@ def find_label_errors(
 
 
 def as_probabilities(logits: np.ndarray, targets: np.ndarray, fitted_on: np.ndarray | None = None) -> np.ndarray:
-    """Probabilities of logits, divided by the temperature that makes `targets` likeliest.
+    """Turn logits into probabilities, divided by the temperature that makes `targets` likeliest.
 
-    `fitted_on` are the logits that belong to `targets`, where those are of other rows. If they are all right they say
-    nothing of a temperature.
+    `fitted_on` are the logits that belong to `targets`, where those are of other rows. If all of them are right, they
+    say nothing about a temperature.
     """
     fitted_on = logits if fitted_on is None else fitted_on
     temperature = 1.0 if is_right(fitted_on, targets).all() else likeliest_temperature(fitted_on, targets)
@@ -165,7 +165,7 @@ def _find_in_sets(probabilities: np.ndarray, targets: np.ndarray) -> list[_Suspe
 
 
 def _is_near_chance(probabilities: np.ndarray, targets: np.ndarray) -> bool:
-    """Whether predictions say next to nothing about the given labels; a rare class cannot hide it, as in accuracy."""
+    """Whether predictions say next to nothing about the given labels. Unlike accuracy, a rare class cannot hide it."""
     least = max(_NEAR_CHANCE, _DEVIATIONS / math.sqrt(len(targets)))
     return not score("matthews", probabilities, targets) >= least
 

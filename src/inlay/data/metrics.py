@@ -26,7 +26,7 @@ from inlay.data.squad import Gold, has_unanswerable, score_answer
 from inlay.data.tags import TagCounts, count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, NotFinite, UnknownName
 
-CHUNK_CELLS = 2_000_000  # of the resampled weights held at a time
+CHUNK_CELLS = 2_000_000  # cells of the resampled weights held at a time
 
 
 class Counts(NamedTuple):
@@ -72,7 +72,7 @@ def macro_f1(sample: Counts) -> np.ndarray:
 
 
 def micro_f1(sample: Counts | TagCounts) -> np.ndarray:
-    """F1 over all (row, label) decisions together; of tags, over all entities, right in type and in both ends."""
+    """F1 over all (row, label) decisions together; for tags, over all entities, right in type and in both ends."""
     return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
 
 
@@ -103,7 +103,7 @@ def rmse(sample: Weighted) -> np.ndarray:
 
 
 def mae(sample: Weighted) -> np.ndarray:
-    """Mean absolute error; of levels, by how many they are apart."""
+    """Mean absolute error; for levels, the mean number of levels between them."""
     error = np.abs(sample.predictions - sample.targets)
     return _ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1))
 
@@ -158,11 +158,11 @@ class Metric:
     higher_is_better: bool = True
     is_binary: bool = False  # only for tasks of two labels
     needs_entities: bool = False  # only for tags that are parts of entities
-    is_share: bool = False  # of the rows, those that are right
+    is_share: bool = False  # whether it is a share of right rows
 
 
 MEAN = "mean"
-"""What a run of several tasks is judged by: the mean of their own metrics, each task once."""
+"""The metric of a run of several tasks: the mean of their own metrics, each task once."""
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(accuracy, is_share=True),
     "f1": Metric(f1, is_binary=True),
@@ -205,7 +205,7 @@ class LabelScore:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything `evaluate` says about predictions."""
+    """The result of `evaluate`: metrics with intervals, scores of labels, confusion and calibration."""
 
     kind: str
     num_rows: int
@@ -252,7 +252,7 @@ def list_metrics(kind: str, num_labels: int, *, has_entities: bool = True) -> li
 
 
 def decide(kind: str, outputs: Any) -> Any:
-    """Return what a head's outputs predict: classes, labels above one half, numbers, levels, tags or texts.
+    """Decide what a head's outputs predict: classes, labels above one half, numbers, levels, tags or texts.
 
     Refuses outputs that are not finite: the likeliest of NaN would be the first class.
     """
@@ -405,7 +405,7 @@ def _sum_passages(predictions: Sequence[str], targets: Sequence[Sequence[Gold]],
 
 
 def _sum_texts(predictions: Sequence[str], targets: Sequence[str], labels: Sequence[str]) -> Summing:
-    """Written answers, each against its one text: of two that are equal F1 is 1, also where no word is left of them."""
+    """Sum up written answers, each against its one text. Equal texts have an F1 of 1, even if no word is left."""
     return _sum_answers(predictions, [((0, text),) for text in targets], is_squad2=True)
 
 
@@ -425,13 +425,13 @@ SAMPLES: dict[str, Callable[[Any, Any, Sequence[str]], Summing] | None] = {
     "passages": _sum_passages,
     "texts": _sum_texts,
 }
-"""`Kind.sample` -> predictions, targets, labels -> a function of how often each row counts."""
+"""`Kind.sample` -> a function of predictions, targets and labels, which makes a function of row counts."""
 
 
 def _resample(
     kind: str, predictions: Any, targets: np.ndarray, labels: Sequence[str], num_resamples: int
 ) -> Iterator[Sample]:
-    """Bootstrap samples in chunks. Rows of one confusion cell are alike, so drawing rows is drawing cells."""
+    """Draw bootstrap samples in chunks. Rows of one confusion cell are alike, so drawing rows is drawing cells."""
     generator = np.random.default_rng(0)
     sum_up = SAMPLES[KINDS[kind].sample]
     if sum_up is not None:
@@ -495,6 +495,6 @@ def _centre(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
-    """top / bottom, and 0 where that says nothing."""
+    """top / bottom, and 0 where it is undefined."""
     top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     return np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom != 0)

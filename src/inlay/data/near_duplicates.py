@@ -1,4 +1,4 @@
-"""Dev and test texts that are nearly a training text: the same words but for a few.
+"""Finds dev and test texts that are nearly a training text: the same words but for a few.
 
 A text is the set of its runs of three words (of one character, in scripts without blanks), in lower case and without
 punctuation; two texts are near if their sets share 4 of 5 (Jaccard). A shorter text is one run. Of each text only the
@@ -20,9 +20,9 @@ from inlay.data.tags import UNSPACED
 
 LEAST = 0.8
 """Jaccard of the runs of near texts"""
-MOST_WORDS = 200  # of a text that are looked at
+MOST_WORDS = 200  # words looked at in each text
 MOST_OTHERS = 2_000  # dev or test texts looked at, spread over all
-MOST_CHARACTERS = 12_000_000  # of the training texts looked at, spread over all: about a second of work
+MOST_CHARACTERS = 12_000_000  # characters of the training texts looked at, spread over all: about a second of work
 MOST_SHARED = 20  # training texts that are compared because of one run
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 
@@ -54,9 +54,9 @@ class _Runs(NamedTuple):
 
 
 def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> Near:
-    """The others that are near a training text, with one that each is near. A row is a text, or the texts of a pair.
+    """Find the others that are near a training text, each with one such text. A row is a text, or a pair's texts.
 
-    Of pairs both texts must be near.
+    For pairs, both texts must be near.
     """
     size = sum(len(text) for texts in train for text in texts)
     trained = _spread(len(train), max(1, int(len(train) * min(1.0, MOST_CHARACTERS / max(size, 1)))))
@@ -75,7 +75,7 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
         if span.start == span.stop:
             continue
         tried = _candidates(owners, low[span], high[span])
-        # 3. compared whole
+        # 3. compare the whole texts
         match = _find_match(ours.of(place), theirs, tried)
         if match is None:
             continue
@@ -86,7 +86,7 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
 
 
 def _spread(size: int, most: int) -> np.ndarray:
-    """Positions of at most so many of `size` things, evenly spread."""
+    """Positions of at most `most` of `size` things, evenly spread."""
     return np.arange(size) if size <= most else np.unique(np.linspace(0, size - 1, most).astype(np.int64))
 
 
@@ -96,7 +96,7 @@ def _find_runs(texts: Sequence[str], known: Words) -> _Runs:
     lengths = []
     for text in texts:
         own = _WORD.findall(text.casefold())[:MOST_WORDS]
-        if own:  # signs alone are no text that another could be near
+        if own:  # a text of punctuation only is near to none
             own += [""] * (3 - len(own))  # a short text is one run
         words += map(known.__getitem__, own)
         lengths.append(len(own))

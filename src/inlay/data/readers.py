@@ -25,13 +25,13 @@ from inlay.data.squad import is_squad, read_squad
 from inlay.errors import BadConfig, BadData, Missing
 
 SKIP_HINT = "mend the row, or leave bad rows out with `--on-bad-row skip`"
-Names = tuple[str, ...] | None  # of the columns of a file without a header
-Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or what is wrong with the row
+Names = tuple[str, ...] | None  # columns of a file without a header
+Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or the row's error
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """A source while it is read: records one by one, and what was found out about it so far."""
+    """A source while it is read: records one by one, and the findings about it so far."""
 
     header: Header  # without names where each record brings its own (JSONL)
     records: Iterator[Record]
@@ -69,7 +69,7 @@ def _missing_file(path: Path) -> Missing:
             "write it to a file first, or use `inlay predict` with lines on stdin",
         )
     near = {item.stem: item.name for item in path.parent.iterdir()} if path.parent.is_dir() else {}
-    close = difflib.get_close_matches(path.stem, near, n=1)  # an ending alone is no likeness
+    close = difflib.get_close_matches(path.stem, near, n=1)  # the same suffix alone is not a likeness
     hint = (
         f"did you mean `{path.parent / near[close[0]]}`?"
         if close

@@ -106,7 +106,7 @@ class BadRows:
 
 
 def has_label(value: Any) -> bool:
-    """Whether a label cell holds anything; an empty list does (no label applies)."""
+    """Whether a label cell holds anything; an empty list does (it means: no label applies)."""
     return as_list(value) is not None or not is_missing(value)
 
 
@@ -159,7 +159,7 @@ def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.nda
 
 
 def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
-    """The rows without those that are alone in their class, where whoever asks leaves out what cannot be judged."""
+    """Drop rows that are alone in their class, where the policy is to leave out what cannot be judged."""
     names = [name_label(value) if as_list(value) is None and has_label(value) else None for value in rows.labels or []]
     counts = Counter(names)
     kept = []
@@ -183,17 +183,17 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowShape:
     """An entry of the table: which columns make a shape, and how a row's cells become text, pair and label."""
 
     roles: Mapping[str, Sequence[str]]
     """role -> the names its column may have; a role that is also a setting (text, pair, label) may be named by it"""
     convert: Callable[..., Cells]
-    """cells by role, and a count of what was decided on the way -> text, pair, label"""
+    """cells by role, and counts of decisions made on the way -> text, pair, label"""
     listed: str
-    """the role whose cells are lists: what tells this shape from others with columns of the same names"""
+    """the role whose cells are lists; it tells this shape from others with columns of the same names"""
     optional: tuple[str, ...] = ()
-    """roles that need not be there; one that is there tells the shape too"""
+    """roles that may be missing; a present one is evidence for the shape"""
 
 
 def _convert_tags(counts: dict[str, int], text: Any, label: Any = None) -> Cells:
@@ -243,9 +243,9 @@ def _convert_question(counts: dict[str, int], text: Any, pair: Any, label: Any =
 
 
 SHAPES = {
-    "words": Shape({"text": _WORDS, "label": _TAGS}, _convert_tags, listed="text"),
-    "spans": Shape({"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label"),
-    "questions": Shape(
+    "words": RowShape({"text": _WORDS, "label": _TAGS}, _convert_tags, listed="text"),
+    "spans": RowShape({"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label"),
+    "questions": RowShape(
         {"text": ("question",), "pair": ("context",), "label": _ANSWERS, "start": _STARTS},
         _convert_question,
         listed="label",
@@ -270,11 +270,11 @@ def shape_table(table: Table, config: DataConfig, *, labelled: bool = True) -> T
     raise BadData(f"no columns of a `{config.kind}` task", hint, path=table.header.path, line=table.header.line)
 
 
-def _describe(shape: Shape) -> str:
+def _describe(shape: RowShape) -> str:
     return ", ".join(f"`{names[0]}`" for role, names in shape.roles.items() if role not in shape.optional)
 
 
-def _find_places(shape: Shape, table: Table, config: DataConfig, *, labelled: bool) -> dict[str, str] | None:
+def _find_places(shape: RowShape, table: Table, config: DataConfig, *, labelled: bool) -> dict[str, str] | None:
     """The column of each role, or None where the table has not this shape."""
     places = {}
     for role, names in shape.roles.items():
@@ -287,7 +287,7 @@ def _find_places(shape: Shape, table: Table, config: DataConfig, *, labelled: bo
     return places
 
 
-def _is_told(shape: Shape, table: Table, places: Mapping[str, str], *, has_rivals: bool) -> bool:
+def _is_told(shape: RowShape, table: Table, places: Mapping[str, str], *, has_rivals: bool) -> bool:
     """Return whether columns of these names are this shape, and not a text and its label, or another shape."""
     if not has_rivals or any(role in places for role in shape.optional) or shape.listed not in places:
         return True
@@ -295,7 +295,7 @@ def _is_told(shape: Shape, table: Table, places: Mapping[str, str], *, has_rival
     return any(as_list(cell) is not None or isinstance(cell, Mapping) for cell in cells)
 
 
-def _convert(table: Table, shape: Shape, places: Mapping[str, str], config: DataConfig) -> Table:
+def _convert(table: Table, shape: RowShape, places: Mapping[str, str], config: DataConfig) -> Table:
     counts: dict[str, int] = _Counts()
     columns = {role: table.column(name) for role, name in places.items()}
     others = [name for name in table.header.names if name not in places.values() and name == (config.split or "split")]

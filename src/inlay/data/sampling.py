@@ -13,8 +13,8 @@ import numpy as np
 
 from inlay.settings import JointConfig
 
-_ROWS_OF_A_LABEL = 4  # of a batch that contrasts labels, at least
-_ANNEALED = 0.8  # how far PALs' exponent falls from 1 over the epochs
+_ROWS_OF_A_LABEL = 4  # least rows of each label in a batch that contrasts labels
+_ANNEALED = 0.8  # the fall of PALs' exponent from 1 over the epochs
 
 
 def task_shares(sizes: Sequence[int], config: JointConfig, epoch: int = 0, num_epochs: int = 1) -> np.ndarray:
@@ -50,7 +50,7 @@ _EXPONENTS: dict[str, Callable[[JointConfig, float], float]] = {
 
 @dataclass
 class TaskSampler:
-    """The rows of every step. Nothing here depends on when it is asked."""
+    """The rows of every step; they depend on the seed and the step only."""
 
     sizes: tuple[int, ...]
     """rows of each task"""

@@ -16,7 +16,7 @@ from inlay.settings import DataConfig
 
 TASK_COLUMN = "task"
 WAYS_IN = "a file, a folder, glue/NAME, extra/NAME or hub:NAME"
-_NAMED = ("glue/", "extra/", "hub:")  # what is no file or folder, however it looks
+_NAMED = ("glue/", "extra/", "hub:")  # prefixes of names that are not files or folders
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Table:
     encoding: str | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[BadData, ...] = ()  # rows left out because they could not be read
-    kind: str | None = None  # of the task, where the shape of the rows says so
+    kind: str | None = None  # the task's kind, where the shape of the rows shows it
     has_pairs: bool = False  # whether that shape has a second text
 
     def column(self, name: str) -> list[Any]:
@@ -44,10 +44,10 @@ class Source:
 
     name: str
     sides: Mapping[str, Callable[[], Table]]
-    config: DataConfig  # the user's, with what the source itself says filled in
+    config: DataConfig  # the user's config, completed with the source's own settings
     place: str = ""
     required: tuple[str, ...] = ("train",)  # sides that cannot be split off another
-    bounds: tuple[float, float] | None = None  # of the numbers of a set whose range is known
+    bounds: tuple[float, float] | None = None  # the known range of a set's numbers
 
     def read(self, side: str) -> Table:
         """The table of one side; a side that is not there is a `Missing`."""
@@ -147,7 +147,7 @@ def stream_rows(
 
 def _read_input(line: int, record: dict[str, Any] | BadData, columns: Columns | None, path: str) -> InputRow:
     if isinstance(record, BadData):
-        # Whoever asks for answers can leave no row out: the others are answered.
+        # In prediction no row may be left out: a bad one gets an error, the others are answered.
         record.hint = record.hint and record.hint.replace(SKIP_HINT, "mend the row")
         return InputRow(line, error=record)
     assert columns is not None  # found with the first readable record

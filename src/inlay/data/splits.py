@@ -90,7 +90,7 @@ def assign_folds(
             continue
         num_own = np.zeros(num_folds, dtype=np.int64)
         for rows in by_stratum[stratum]:
-            fold = int(np.lexsort((num_rows, num_own))[0])  # fewest of the stratum; of those, fewest of all
+            fold = int(np.lexsort((num_rows, num_own))[0])  # fewest rows of the stratum, then fewest rows at all
             folds[rows] = fold
             num_own[fold] += len(rows)
             num_rows[fold] += len(rows)

@@ -4,8 +4,8 @@ A target is a tuple of gold answers, each `(start, text)` with `start` in charac
 the context has no answer (SQuAD 2.0). Scores are those of the official scripts: lower case, no punctuation, no
 articles, blanks joined, the best over the gold answers; without a gold answer only saying nothing is right.
 
-The scripts of 1.1 and 2.0 differ in answers of which that leaves nothing, such as "the". Questions of which some have
-no answer are scored as 2.0's script does, all others as 1.1's.
+The scripts of 1.1 and 2.0 differ in answers that normalise to nothing, such as "the". If some questions have no
+answer, all are scored as 2.0's script does, otherwise as 1.1's.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _overlap(predicted: Sequence[str], true: Sequence[str]) -> float:
 def tune_threshold(margins: Sequence[float], answers: Sequence[str], targets: Sequence[Sequence[Gold]]) -> float:
     """The margin of the null score above which saying nothing gives the best F1 over these rows of SQuAD 2.0.
 
-    `margins` are null score less the best answer's, `answers` the best answers. Of equals the one that says the most.
+    `margins` are null score less the best answer's, `answers` the best answers. Of equals, the most rows are answered.
     """
     order = np.argsort(np.asarray(margins, dtype=np.float64), kind="stable")
     sorted_margins = np.asarray(margins, dtype=np.float64)[order]

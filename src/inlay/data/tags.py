@@ -26,7 +26,7 @@ _TAG = re.compile(r"([BILEUS])-(.+)", re.DOTALL)
 # Words as people count them: runs of letters and digits, with what joins them inside; any other sign is its own word,
 # and so is every sign of a script that is written without blanks.
 UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-# Accents and vowel signs are no letters to `re`, but parts of a word all the same.
+# Accents and vowel signs are not letters to `re`, but they are parts of a word.
 _MARKS = (
     "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u0900-\u0963\u0966-\u0dff"
     "\u0e00-\u0eff\u1000-\u109f\u200c\u200d\u20d0-\u20f0\ufe20-\ufe2f"
@@ -36,7 +36,7 @@ _WORD = re.compile(rf"[{UNSPACED}]|{_LETTERS}(?:(?:[-'’.&]|(?<=\d),(?=\d)){_LE
 
 
 class TagCounts(NamedTuple):
-    """A sample of tagged rows: per entity type those found, those that are there and those proposed; and words."""
+    """A sample of tagged rows: entities found, present and proposed by type; and words."""
 
     hits: np.ndarray  # [..., types]
     support: np.ndarray  # [..., types]
@@ -113,7 +113,7 @@ def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def require_seqeval() -> Any:
-    """seqeval's module that finds entities."""
+    """Import seqeval's module that finds entities, or refuse with a hint."""
     try:
         from seqeval.metrics import sequence_labeling
     except ImportError:
@@ -123,7 +123,7 @@ def require_seqeval() -> Any:
 
 
 def has_seqeval() -> bool:
-    """Whether entities can be scored."""
+    """Whether seqeval is installed, which scores entities."""
     try:
         require_seqeval()
     except Missing:

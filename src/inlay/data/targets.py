@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The target of a token or row that counts nothing in a loss."""
-NUM_BINS = 10  # of a regression target, so that both sides of a split cover its range
+NUM_BINS = 10  # bins of a regression target, so that both sides of a split cover its range
 SEPARATORS = ("|", ";", ",")
 _ENTITY_TAG = re.compile(r"([BI]-)(.+)", re.DOTALL)
 
@@ -37,11 +37,11 @@ class TargetForm:
     is_ordered: bool = False
     """whether labels are levels, from the lowest to the highest"""
     num_dims: ClassVar[int] = 1
-    """of the array of targets"""
+    """dimensions of the array of targets"""
     unit: ClassVar[str] = "row"
-    """what has a label"""
+    """the unit that has a label"""
     unseen_note: ClassVar[str] = "as wrong rows"
-    """how labels that training never saw are counted"""
+    """the phrase for how labels that training never saw are counted"""
 
     def read(self, scheme: Scheme, value: Any) -> Any:
         """Return the target of a cell; one that cannot be read is a `Fault`."""
@@ -67,7 +67,7 @@ class TargetForm:
         return ()
 
     def find_separator(self, cells: Iterable[Any]) -> str | None:
-        """Find what stands between the labels of one cell."""
+        """Find the separator of the labels of one cell."""
         return None
 
     def split_name(self, name: str) -> tuple[str, str]:
@@ -322,7 +322,7 @@ def split_labels(value: Any, scheme: Scheme) -> list[str]:
 
 
 def find_separator(values: Iterable[Any]) -> str | None:
-    """Find what stands between the labels of one cell: the first of `|`, `;` and `,` that occurs in any."""
+    """Find the separator of the labels of one cell: the first of `|`, `;` and `,` that occurs in any."""
     cells = [value for value in values if isinstance(value, str)]
     return next((separator for separator in SEPARATORS if any(separator in cell for cell in cells)), None)
 

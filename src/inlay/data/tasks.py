@@ -47,7 +47,7 @@ from inlay.settings import DataConfig
 if TYPE_CHECKING:
     import pandas
 
-MOST_SINGLE = 20  # rows that are alone in their class; more of them, and most of all rows, are no classes
+MOST_SINGLE = 20  # most rows that may be alone in their class; with more, if most rows are, the labels are not classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class Split:
         )
 
     def join(self, other: Split) -> Split:
-        """These rows, then the labelled ones of another split with the same labels."""
+        """Join these rows with the labelled rows of another split with the same labels."""
         assert self.targets is not None
         assert other.targets is not None
         return replace(
@@ -93,7 +93,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A task to learn. `metric` picks the best epoch on `dev`; `dev_digest` says which versions may be compared."""
+    """A task to learn. `metric` picks the best epoch on `dev`; versions with one `dev_digest` may be compared."""
 
     name: str
     kind: str
@@ -105,8 +105,8 @@ class Task:
     notes: tuple[str, ...]
     digest: str
     dev_digest: str
-    bounds: tuple[float, float] | None = None  # of a set's numbers, where known: a few rows may not have the ends
-    answers: tuple[str, ...] = ()  # what is written for each label; (): its name
+    bounds: tuple[float, float] | None = None  # known range of a set's numbers: a few rows may not reach its ends
+    answers: tuple[str, ...] = ()  # text that is written for each label; (): its name
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -136,8 +136,8 @@ def make_task(frame: pandas.DataFrame, name: str, config: DataConfig = DataConfi
 def read_split(source: str | Path, labels: Sequence[str], kind: str, config: DataConfig = DataConfig()) -> Split:
     """Labelled rows to evaluate a trained task on. Those with a label that is not in `labels` are kept, and wrong.
 
-    Of a folder, of GLUE or the hub these are the test rows if they have labels, otherwise dev; of a file with a split
-    column likewise; of any other file all rows.
+    For a folder, GLUE or the hub these are the test rows if they have labels, otherwise dev; likewise for a file with a
+    split column; for any other file all rows.
     """
     opened = open_source(replace(config, source=str(source), kind=kind))
     bad = BadRows(config.on_bad_row)
@@ -178,6 +178,7 @@ _NAMED: dict[str, Callable[[str, DataConfig], Source]] = {"glue/": open_glue, "e
 
 
 def _build_task(source: Source, name: str) -> Task:
+    # 1. read the given sides, and the kind that their shape shows
     config, bad = source.config, BadRows(source.config.on_bad_row)
     notes: list[str] = []
     parts, kind = _read_parts(source, bad, notes)
@@ -186,16 +187,19 @@ def _build_task(source: Source, name: str) -> Task:
     shares = (0.0 if "dev" in parts else config.dev_share, 0.0 if "test" in parts else config.test_share)
     if "dev" not in parts and not config.dev_share:
         raise BadConfig("no dev rows", "give a file with `--dev`, or set `data.dev_share` above 0")
+    # 2. find the kind and labels from the training rows
     scheme = find_scheme(parts["train"].labels or [], config)
     scheme = _settle_spellings(parts, scheme, config, notes)
     if shares[1] and config.test_from == "dev" and "dev" not in parts:
         raise BadConfig(
             "`data.test_from` is `dev`, but no dev rows are given", "give them with `--dev`, or leave it out"
         )
+    # A class of one row cannot be on both sides of a cut: drop it if bad rows are skipped.
     if scheme.targets.is_one_label and any(shares) and config.on_bad_row == "skip":
         labelled, _ = read_targets(parts["train"], scheme, bad)
         parts["train"] = drop_single_rows(labelled, bad)
         scheme = find_scheme(parts["train"].labels or [], config)
+    # 3. turn label cells into targets, and note labels that training never saw
     splits = {"train": _make_split(parts["train"], scheme, bad)}
     notes.append(describe_kind(scheme, splits["train"], is_inferred=is_inferred))
     _check_labels(scheme, splits["train"], is_cut=any(shares))
@@ -203,17 +207,20 @@ def _build_task(source: Source, name: str) -> Task:
         splits[side], unseen = _make_judged(parts[side], scheme, bad)
         notes += unseen
     notes += describe_repeats(splits)
+    # 4. cut the sides that were not given
     if any(shares):
         is_halved = config.test_from == "dev" and bool(shares[1])
         splits = (_cut_dev if is_halved else _cut_sides)(splits, scheme.kind, shares, config)
         notes.append(describe_split(splits, shares, config))
         notes += describe_unjudged(scheme, splits) if shares[0] else []
+    # 5. limit the training rows, and note dev and test texts that are nearly a training text
     train, dev, test = splits["train"], splits["dev"], splits.get("test")
     if config.limit is not None and config.limit < len(train):
         notes.append(f"training on {config.limit} of {len(train)} rows (limit, seed {config.split_seed})")
         order = np.random.default_rng(config.split_seed % 2**63).permutation(len(train))
         train = train.take(np.sort(order[: config.limit]))
     notes += describe_near({"train": train, "dev": dev, "test": test})
+    # 6. the metric, the texts that stand for labels, and the digests
     has_entities = bool(entity_types(scheme.labels))
     metric = resolve_metric(config.metric, scheme.kind, len(scheme.labels), has_entities=has_entities)
     notes += bad.notes()
@@ -319,7 +326,7 @@ def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[
             f"name the label column with `--label`; the task's labels are {join_some(scheme.labels)}",
             path=rows.path,
         )
-    if scheme.targets.is_ordered:  # what training never saw has no place among the levels
+    if scheme.targets.is_ordered:  # an unknown label has no place among the levels
         raise BadData(
             f"levels that no training row has: {join_some([f'`{name}`' for name in unseen])}",
             "name all levels from the lowest to the highest with `--labels`",
@@ -337,7 +344,7 @@ def _settle_spellings(parts: dict[str, Rows], scheme: Scheme, config: DataConfig
     counts = count_names(parts["train"], scheme)
     variants = find_variants(counts)
     if not config.merge_labels:
-        # Whoever names the labels means each of them.
+        # A user who names the labels means each of them.
         notes += [describe_variants(variants, counts)] if variants and not config.labels else []
         return scheme
     merged = {name for names in variants for name in names[1:]}
@@ -375,7 +382,7 @@ def _cut_sides(
     *,
     keeps_single: bool = True,
 ) -> dict[str, Split]:
-    """The splits with dev, test or both cut from the training rows, which keep what is alone in its class."""
+    """Cut dev, test or both from the training rows, which keep rows that are alone in their class."""
     train = splits["train"]
     assert train.targets is not None
     keys = row_keys(kind, train.texts, train.pairs)
@@ -407,7 +414,7 @@ def _draw_rows(task: Task, config: DataConfig) -> Task:
 
 
 def take_sample(task: Task, num_rows: int, seed: int) -> Task:
-    """The task with so many of its training rows, drawn by `seed`; all of them where it has no more."""
+    """The task with `num_rows` of its training rows, drawn by `seed`; all of them where it has no more."""
     if num_rows >= len(task.train):
         return task
     order = np.random.default_rng(seed % 2**63).permutation(len(task.train))
@@ -417,7 +424,7 @@ def take_sample(task: Task, num_rows: int, seed: int) -> Task:
 
 
 def cut_task(task: Task, most: Mapping[str, int], seed: int = 0) -> Task:
-    """The task with at most so many dev and test rows, drawn by `seed`."""
+    """The task with at most this many dev and test rows, drawn by `seed`."""
     sides: dict[str, Split | None] = {"train": task.train, "dev": task.dev, "test": task.test}
     notes = []
     for side, number in most.items():
@@ -438,7 +445,7 @@ def with_sides(task: Task, sides: Mapping[str, Split | None], note: str) -> Task
 
 
 def _with_digests(task: Task) -> Task:
-    """The task with the digests of its rows. What is written for its labels trains it, and does not judge it."""
+    """Add the digests of a task's rows. The written texts of labels are part of training, not of judging."""
     head = [task.kind, *task.labels, task.metric]
     written = ["written", *task.answers] if task.answers else []
     sides = {"train": task.train, "dev": task.dev} | ({"test": task.test} if task.test else {})

@@ -34,7 +34,7 @@ SMALL_CHARACTERS = 100_000
 """Sets with fewer characters are not worth a file: they are tokenised in a fraction of a second."""
 MEMORY_BYTES = 256 << 20
 _LATER = {"prompt": "", "pairs": "joined"}  # settings of a reading that came when sets were kept already
-_FORMAT = 1  # to be raised with every change of what a text set's windows are
+_FORMAT = 1  # raise it with every change in how a text set becomes windows
 
 
 class Memory:
@@ -68,7 +68,7 @@ _IDENTITIES: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 def encode_cached(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
     """Return what `encode_split` gives, remembered in this process and, where a set is large, in the user's cache.
 
-    `progress` hears nothing of a set that is known.
+    `progress` is not called for a set that is known.
     """
     key = _name_set(tokenizer, split, reading)
     encoded = _MEMORY.get(key)
@@ -104,7 +104,7 @@ def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
     words = find_layout(reading.kind).words
     asked = {
         "format": _FORMAT,
-        # What came later: as it was before, what earlier processes kept is still what is asked for.
+        # Later settings are left out at their old values, so that sets kept by earlier versions are still found.
         "reading": {key: value for key, value in dataclasses.asdict(reading).items() if _LATER.get(key, ...) != value},
         "tokenizer": _identify(tokenizer),
         "tokenizers": importlib.metadata.version("tokenizers"),
@@ -170,7 +170,7 @@ class ArrayCache:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever garbage makes of itself
             return None
         with suppress(OSError):
-            os.utime(path)  # its time is that of its last use
+            os.utime(path)  # a file's time is its last use
         return arrays
 
     def write(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -232,7 +232,7 @@ def open_cache(name: str) -> ArrayCache:
 
 
 def _map_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file, as views of its bytes. Raises what the damage makes it raise."""
+    """Map the arrays of a safetensors file, as views of its bytes. A damaged file raises any error."""
     mapped = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     start = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
     header = json.loads(mapped[8:start].tobytes())

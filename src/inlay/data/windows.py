@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.encode import CHUNK_ROWS, Cut, Encoded, Pile, encode, encode_apart, tokenize
+from inlay.data.encode import CHUNK_ROWS, Encoded, Pile, Truncation, encode, encode_apart, tokenize
 from inlay.data.kinds import KINDS
 from inlay.data.tags import Word, split_words
 from inlay.data.targets import IGNORED
@@ -24,7 +24,7 @@ MAX_QUESTION = 64  # tokens of a question at most, as published for SQuAD; the r
 
 
 Progress = Callable[[int], None]
-"""Hears how many rows are done."""
+"""Called with the number of rows done."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Reading:
     stride: int = 128
     """tokens that neighbouring windows of one context share"""
     prompt: str = ""
-    """what stands before every text or pair that is read whole"""
+    """the text before every text or pair that is read whole"""
     pairs: str = "joined"
-    """how a pair is read: `joined` as one text, or `towers`, each text by itself, cut by itself"""
+    """the way a pair is read: `joined` as one text, or `towers`, each text by itself, cut by itself"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Layout:
     overlaps: bool = False
     """whether a long row becomes several windows"""
     words: Callable[[Split], list[tuple[Word, ...]]] | None = None
-    """the words of every row that tokens stand for, which are more than its texts say"""
+    """the words of every row that tokens stand for, where the texts do not show them"""
 
 
 def find_layout(kind: str) -> Layout:
@@ -137,7 +137,7 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
     longest = min(MAX_QUESTION, reading.max_length // 2)
     # A window must have more room than it shares, or it would never end; 4 is the most special tokens a pair has.
     stride = min(reading.stride, max(0, (reading.max_length - longest - 4) // 2))
-    cut = Cut(reading.max_length, "only_second", stride)
+    cut = Truncation(reading.max_length, "only_second", stride)
     pile = Pile(tokenizer)
     owners: list[int] = []
     is_context: list[np.ndarray] = []
@@ -159,7 +159,7 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
 
 
 def _cut_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[str]:
-    """Texts of at most so many tokens; only one with more bytes than that can have more tokens."""
+    """Cut texts to this number of tokens; only a text with more bytes than that can have more tokens."""
     cut = list(texts)
     long = [row for row, text in enumerate(texts) if len(text.encode()) > max_tokens]
     if long:
@@ -195,7 +195,7 @@ def _find_answer(places: np.ndarray, golds: Sequence[tuple[int, str]]) -> tuple[
 
 
 PAIR_WORDS = ("sentence1: ", "sentence2: ")
-"""What stands before the texts of a pair where they are read as one, as published for T5."""
+"""The words before the texts of a pair that is read as one, as published for T5."""
 
 
 def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
@@ -203,7 +203,7 @@ def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Pro
     if split.pairs is None:
         return _encode_whole(tokenizer, split, reading, progress)
     first, second = PAIR_WORDS
-    pile, cut, num_truncated = Pile(tokenizer), Cut(reading.max_length), 0
+    pile, cut, num_truncated = Pile(tokenizer), Truncation(reading.max_length), 0
     for start in range(0, len(split), CHUNK_ROWS):
         texts = [reading.prompt + first + text for text in split.texts[start : start + CHUNK_ROWS]]
         pairs = [second + pair for pair in split.pairs[start : start + CHUNK_ROWS]]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
-from inlay.exchange.heads import check_classifier, read_labels, take_classifier, take_flexible_head
+from inlay.exchange.foreign_heads import check_classifier, read_labels, take_classifier, take_flexible_head
 from inlay.exchange.parts import ForeignAdapter, LowRank, join_bottlenecks, join_low_ranks, name_layers
 from inlay.model import (
     FACTORS,
@@ -36,7 +36,7 @@ CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")
 HEAD_WEIGHTS = ("model_head.safetensors", "pytorch_model_head.bin")
 VERSION = "adapters.1.3.0"
-"""of the library that this file was written against, as its configs spell it"""
+"""version of the library that this file was written against, as its configs spell it"""
 
 MODEL_CLASSES = {
     "bert": "BertAdapterModel",
@@ -49,7 +49,7 @@ MODEL_CLASSES = {
 """family -> the library's model class with flexible heads; a family not here has none"""
 
 METHODS = ("houlsby", "pfeiffer", "parallel", "lora", "ia3")
-"""of ours that it has too"""
+"""the methods of ours that it has too"""
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -66,7 +66,7 @@ ACTIVATIONS = {
 
 ATTENTION_LINEARS = {"q": "query", "k": "key", "v": "value"}
 
-# setting -> the values at which it changes nothing, and what it means otherwise
+# setting -> the values at which it changes nothing, and its meaning otherwise
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "ln_before": ((False,), "a layer norm of its own before the bottleneck"),
     "ln_after": ((False,), "a layer norm of its own after the bottleneck"),
@@ -79,7 +79,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "vera_d": ((None,), "VeRA's shared random matrices"),
     "vera_b": ((None,), "VeRA's shared random matrices"),
 }
-# What tells how weights began or are dropped in training, and sizes, which the tensors tell themselves.
+# Settings that only matter in training (initial values, dropout), and sizes, which the tensors show themselves.
 _IGNORED = {
     *("architecture", "init_weights", "init_weights_seed", "dropout", "stochastic_depth", "reduction_factor", "dtype"),
     *("inv_adapter_reduction_factor", "adapter_residual_before_ln", "phm_dim", "phm_rank", "phm_bias", "phm_c_init"),
@@ -91,12 +91,12 @@ _READ = {
     *("scaling", "leave_out", "selfattn_lora", "intermediate_lora", "output_lora", "attn_matrices", "r", "alpha"),
     "composition_mode",
 }
-# What versions before 2021 called the modules.
+# Module names of versions before 2021.
 _LEGACY = re.compile(r"\b(attention|layer)_text_(task|lang)_adapters\b")
 
 
 def read(folder: Path, backbone: Backbone) -> Foreign:
-    """The task in a folder that `save_adapter` wrote; what Inlay cannot do exactly is refused by name."""
+    """Read the task in a folder that `save_adapter` wrote; what Inlay cannot reproduce exactly is refused by name."""
     config = read_json(folder / CONFIG)
     _check_backbone(config, backbone)
     weights = read_weights(folder, WEIGHTS)
@@ -104,7 +104,7 @@ def read(folder: Path, backbone: Backbone) -> Foreign:
         raise BadData(f"no weights: neither `{WEIGHTS[0]}` nor `{WEIGHTS[1]}`", "save the adapter again", path=folder)
     weights.rename(lambda name: _LEGACY.sub("adapters", name))
     inner, name = _check_settings(config, weights, folder / CONFIG), str(config.get("name"))
-    locate = _Locator(backbone.anatomy, weights, name)
+    locate = _AdapterHubLocator(backbone.anatomy, weights, name)
     method, tensors = _ARCHITECTURES[_find_architecture(inner)](inner, locate)
     weights.finish(backbone.anatomy.num_layers)
     head, labels, head_tensors = _read_head(folder, backbone)
@@ -129,7 +129,7 @@ def _check_backbone(config: Mapping[str, Any], backbone: Backbone) -> None:
 
 
 def _check_settings(config: Mapping[str, Any], weights: Weights, path: Path) -> dict[str, Any]:
-    """The architecture's settings, after refusing each that Inlay has nothing equal to."""
+    """Refuse every setting that Inlay has no equal of, and return the architecture's settings."""
     inner = config.get("config")
     if not isinstance(inner, dict):
         raise Unsupported(
@@ -179,8 +179,8 @@ def _find_architecture(inner: Mapping[str, Any]) -> str:
     return str(name)
 
 
-class _Locator:
-    """The library's names for what lies in one backbone's blocks."""
+class _AdapterHubLocator:
+    """The library's names for the modules of one backbone's blocks."""
 
     def __init__(self, anatomy: Anatomy, weights: Weights, name: str) -> None:
         self.anatomy, self.weights, self.name = anatomy, weights, name
@@ -200,7 +200,7 @@ def locate_bottleneck(anatomy: Anatomy, site_key: str) -> str:
     return site.path.rpartition(".")[0]
 
 
-def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_bottleneck(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     anatomy = locate.anatomy
     name, places = _find_places(inner)
     activation = ACTIVATIONS.get(str(inner.get("non_linearity")).lower())
@@ -224,7 +224,7 @@ def _read_bottleneck(inner: Mapping[str, Any], locate: _Locator) -> tuple[Resolv
     return resolve_method(method), tensors
 
 
-def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> ForeignAdapter:
+def _take_bottleneck(locate: _AdapterHubLocator, key: str, *, has_scaling: bool) -> ForeignAdapter:
     """An adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
     width, path = locate.anatomy.hidden_size, locate_bottleneck(locate.anatomy, key)
     down = locate.take(path, "adapters", "adapter_down.0.weight", None, width)
@@ -239,7 +239,7 @@ def _take_bottleneck(locate: _Locator, key: str, *, has_scaling: bool) -> Foreig
 
 
 def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Which of Inlay's methods the placement flags describe, and at which places."""
+    """Find which of Inlay's methods the placement flags describe, and at which places."""
     flags = {"attention": inner.get("mh_adapter"), "feedforward": inner.get("output_adapter")}
     places = tuple(place for place, is_set in flags.items() if is_set)
     if not places:
@@ -275,13 +275,13 @@ def _find_linears(inner: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(linear for key, linear in ATTENTION_LINEARS.items() if key in attention) + wide
 
 
-def _linear_method(inner: Mapping[str, Any], locate: _Locator, name: str) -> MethodConfig:
+def _linear_method(inner: Mapping[str, Any], locate: _AdapterHubLocator, name: str) -> MethodConfig:
     anatomy = locate.anatomy
     layers = name_layers(_adapted_layers(inner, anatomy), anatomy.num_layers)
     return MethodConfig(name=name, linears=_find_linears(inner), layers=layers)
 
 
-def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_lora(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     config, rank = _linear_method(inner, locate, "lora"), int(read_number(inner, "r", 8))
     parts = {}
     for site in adapted_linears(locate.anatomy, resolve_method(config)):
@@ -292,7 +292,7 @@ def _read_lora(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMeth
     return resolve_method(replace(config, size=size, alpha=scale * size)), tensors
 
 
-def _read_ia3(inner: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_ia3(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     if inner.get("output_lora"):
         raise Unsupported(
             "`output_lora` with `composition_mode` `scale`: it multiplies what the second feed-forward layer gives, "

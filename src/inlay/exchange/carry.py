@@ -1,6 +1,6 @@
-"""The doors: a folder of another library becomes a version, a version becomes such a folder.
+"""Imports a folder of another library as a version, and exports a version as such a folder.
 
-A folder is recognised by what it holds, not by its name. An imported version has labels, a backbone's fingerprint and
+A folder is recognised by its content, not by its name. An imported version has labels, a backbone's fingerprint and
 probes like any other, so it is listed, served and proved like any other; it has no scores, as nothing was judged.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from inlay.data import KINDS, METRICS, Split, resolve_metric
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
-from inlay.exchange.folder import Folder, Foreign, Leaving, digest_files, dump_json, read_json
+from inlay.exchange.folder import Folder, Foreign, TaskToExport, digest_files, dump_json, read_json
 from inlay.model import (
     BUILT_IN,
     Anatomy,
@@ -39,7 +39,7 @@ from inlay.store import Manifest, Probe, Store, Version, legal_name
 from inlay.training import current_commit, describe_backbone, encode_rows
 
 OWN = "inlay.json"
-"""what a folder says about the task that the other library has no word for"""
+"""the file with the settings of a task that the other library has no word for"""
 
 PROBES = (
     "The meeting was moved to Thursday at ten.",
@@ -54,12 +54,12 @@ PROBES = (
 
 @dataclass(frozen=True)
 class Format:
-    """How one library's folders are read and written."""
+    """The reader and writer of one library's folders."""
 
     read: Callable[[Path, Backbone], Foreign]
-    write: Callable[[Leaving, Anatomy], Folder]
+    write: Callable[[TaskToExport, Anatomy], Folder]
     files: tuple[str, ...]
-    """that the folder is made of"""
+    """the files of a folder"""
     base: str
     """the key of its config that names the backbone"""
 
@@ -77,7 +77,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user says about a folder; None leaves it to the folder."""
+    """The user's wishes about a folder; None leaves the choice to the folder."""
 
     name: str | None = None
     labels: tuple[str, ...] | None = None
@@ -96,7 +96,7 @@ class Imported:
 
 
 def find_format(folder: Path) -> str:
-    """Which library wrote a folder: both call their config `adapter_config.json`, but PEFT's says its `peft_type`."""
+    """Find which library wrote a folder: both call their config `adapter_config.json`, but PEFT's has a `peft_type`."""
     path = folder / adapterhub.CONFIG
     if not path.is_file():
         raise BadData(
@@ -113,9 +113,9 @@ def find_format(folder: Path) -> str:
 
 
 def named_backbone(folder: Path) -> str:
-    """The backbone that a folder says it was trained on; an export of Inlay knows it by Inlay's own name.
+    """The name of the backbone that a folder was trained on; Inlay's own name in an export of Inlay.
 
-    What the hub has and Inlay carries is named as Inlay does, so no network is needed.
+    A hub backbone that Inlay carries gets Inlay's name, so no network is needed.
     """
     key = FORMATS[find_format(folder)].base
     base = _read_own(folder / OWN).get("backbone") or read_json(folder / adapterhub.CONFIG).get(key)
@@ -162,7 +162,7 @@ _OWN_TYPES: dict[str, type] = {
 
 
 def _read_own(path: Path) -> dict[str, Any]:
-    """What Inlay's own export said about the task; nothing where another library wrote the folder."""
+    """Read the settings that Inlay's own export noted about the task; none where another library wrote the folder."""
     own = read_json(path) if path.is_file() else {}
     for key, kind in _OWN_TYPES.items():
         if key in own and not isinstance(own[key], kind):
@@ -173,7 +173,7 @@ def _read_own(path: Path) -> dict[str, Any]:
 
 
 def _read_thresholds(own: dict[str, Any], kind: str, num_outputs: int) -> tuple[float, ...] | None:
-    """Where Inlay's own export cut labels; None where it did not, or where the task is another kind now."""
+    """Read the thresholds of Inlay's own export; None where it has none, or where the task is another kind now."""
     cuts, is_same = own.get("thresholds"), kind == own.get("kind")
     if cuts is None or not is_same:
         return None
@@ -186,7 +186,7 @@ def _read_thresholds(own: dict[str, Any], kind: str, num_outputs: int) -> tuple[
 def _describe(
     foreign: Foreign, own: dict[str, Any], backbone: Backbone, wishes: Wishes
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """The manifest of an imported version, and what had to be guessed."""
+    """The manifest of an imported version, and notes on what had to be guessed."""
     kind = wishes.kind or own.get("kind") or foreign.head.kind
     head = dataclasses.replace(
         foreign.head,
@@ -276,7 +276,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
     check_backbone(version, manifest, backbone)
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
     base = BUILT_IN[backbone.name].hub if backbone.name in BUILT_IN else backbone.name
-    task = Leaving(version.name, spec.method, spec.head, tuple(manifest.labels), loaded.tensors, base)
+    task = TaskToExport(version.name, spec.method, spec.head, tuple(manifest.labels), loaded.tensors, base)
     folder = FORMATS[format_name].write(task, anatomy)
     own = {
         "name": version.name,
@@ -298,7 +298,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
 
 
 def _write_folder(target: Path, files: dict[str, bytes]) -> None:
-    """All files or none: they are written into a folder beside the target, which then takes its name."""
+    """Write all files or none: into a folder beside the target, which then takes its name."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadConfig(f"`{target}` is there already", "give a folder that does not exist, or an empty one")
     if not target.parent.is_dir():

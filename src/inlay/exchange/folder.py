@@ -1,4 +1,4 @@
-"""A folder of another library, read strictly: its JSON, and its weights with a ledger of what was used.
+"""Reads a folder of another library strictly: its JSON, and its weights with a ledger of the tensors used.
 
 Pickled weights are read by torch's safe loader only, which builds tensors and nothing else. A tensor that no one asked
 for is an error: weights that Inlay cannot place would otherwise be dropped, and the answers be wrong without a word.
@@ -38,11 +38,11 @@ class Foreign:
     base: str
     """the backbone the folder names"""
     notes: tuple[str, ...] = ()
-    """what was decided on the way, to be shown"""
+    """decisions made on the way, to be shown"""
 
 
 @dataclass(frozen=True)
-class Leaving:
+class TaskToExport:
     """A version on its way into another library's folder."""
 
     name: str
@@ -52,12 +52,12 @@ class Leaving:
     labels: tuple[str, ...]
     tensors: Mapping[str, Tensor]
     base: str
-    """what the other library loads the backbone from"""
+    """the name that the other library loads the backbone from"""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The files another library is to find, and what was decided on the way."""
+    """The files for another library, and the decisions made on the way."""
 
     files: dict[str, bytes]
     notes: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Weights:
         return tensor.to(torch.float32)
 
     def finish(self, num_layers: int) -> None:
-        """Refuse what is left."""
+        """Refuse tensors that nobody took."""
         if not self._left:
             return
         name, more = min(self._left), f" and {len(self._left) - 1} more" if len(self._left) > 1 else ""
@@ -140,7 +140,7 @@ def read_list(tree: Mapping[str, Any], key: str, default: Sequence[Any] = ()) ->
 
 
 def read_weights(folder: Path, names: Sequence[str]) -> Weights | None:
-    """The weights in the first of `names` that is there; None where there is none."""
+    """Read the weights in the first of `names` that exists; None where there is none."""
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         return None
@@ -167,7 +167,7 @@ _UNREADABLE = (
     *(UnpicklingError, struct.error, RuntimeError, OSError, EOFError),
     *(ValueError, LookupError, AttributeError, TypeError, AssertionError),
 )
-"""what torch's loader raises on bytes that are not a file of named tensors"""
+"""the errors of torch's loader on bytes that are not a file of named tensors"""
 
 
 def _load_pickled(path: Path) -> dict[str, Tensor]:
@@ -191,13 +191,13 @@ def _load_pickled(path: Path) -> dict[str, Tensor]:
 
 
 def _is_pickled(path: Path) -> bool:
-    """Whether a file begins as torch's do: as a zip, or as a pickle of protocol 2 or later."""
+    """Whether a file begins like torch's own: as a zip, or as a pickle of protocol 2 or later."""
     with path.open("rb") as file:
         return file.read(2).startswith((b"PK", b"\x80"))
 
 
 def digest_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """sha256 of those of the named files that are there."""
+    """sha256 of the named files that exist."""
     paths = {name: folder / name for name in names}
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path.is_file()}
 

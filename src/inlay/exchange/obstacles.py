@@ -1,4 +1,4 @@
-"""What a format cannot express of a version: found all at once and told in one error, as each may cost a training."""
+"""Obstacles: parts of a version that a format cannot express, found all at once and told in one error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Obstacle:
 
     reason: str
     options: str | None = None
-    """of `inlay train` that avoid it; None where none do"""
+    """options of `inlay train` that avoid it; None where none do"""
 
 
 def find_settings(method: ResolvedMethod, needs: Mapping[str, tuple[Any, str]]) -> list[Obstacle]:

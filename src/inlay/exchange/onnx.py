@@ -1,4 +1,4 @@
-"""A bank leaves Inlay whole: one ONNX graph for many tasks, the task id an input, with all that is needed to use it.
+"""Exports many tasks as one ONNX graph, with the task id as an input, and everything needed to use it.
 
 The folder holds `model.onnx` (and `model.onnx.data` where the weights do not fit into one protobuf), `tasks.json`,
 the tokenizer and a README with a working example; nothing in it needs Inlay, torch or transformers. It appears under
@@ -34,16 +34,16 @@ from inlay.serving import check_backbone, find_reading
 from inlay.store import DRAFT_PREFIX, Manifest, Store, Version, sync_directory
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-"""What the extra `[onnx]` installs."""
+"""The packages of the extra `[onnx]`."""
 INLINE_LIMIT_BYTES = 1536 * 1024**2
 """Weights beyond this go into a file of their own: a protobuf ends at 2 GiB, and the graph itself takes room too."""
 TOLERANCE = 1e-4
-"""of the largest logit, or of 1 if that is more: by how much a probe's answer may differ in onnxruntime"""
+"""largest difference of a probe's answer in onnxruntime, as a share of its largest logit (of 1, if that is larger)"""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far its answers to the probes are from the published ones."""
+    """The export: its files, and the distance of its answers to the probes from the published ones."""
 
     folder: Path
     versions: tuple[Version, ...]
@@ -54,8 +54,8 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """A version on its way out; its place in the list is its task id."""
+class GraphTask:
+    """A version to be exported; its place in the list is its task id."""
 
     version: Version
     manifest: Manifest
@@ -93,15 +93,15 @@ def check_packages() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a place where something stands already, or that has no folder around it."""
+    """Refuse a place that is not empty, or that has no parent folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadConfig(f"`{folder}` is there already and is not an empty folder", "name a new folder for the export")
     if not folder.absolute().parent.is_dir():
         raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
 
 
-def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[Leaving]:
-    tasks: list[Leaving] = []
+def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[GraphTask]:
+    tasks: list[GraphTask] = []
     for reference in references:
         version = store.resolve(reference)
         if any(task.version == version for task in tasks):
@@ -110,14 +110,14 @@ def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[L
         check_backbone(version, loaded.manifest, backbone)
         spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
         check_spec(version.reference, spec)
-        tasks.append(Leaving(version, loaded.manifest, spec, loaded.tensors))
+        tasks.append(GraphTask(version, loaded.manifest, spec, loaded.tensors))
     if not tasks:
         raise BadConfig("no task to export", "name at least one; `inlay tasks` lists them")
     return tasks
 
 
 def check_spec(reference: str, spec: SlotSpec) -> None:
-    """Refuse what a graph that mixes tasks cannot hold."""
+    """Refuse a version that a graph of mixed tasks cannot hold."""
     if spec.is_finetuned:
         raise Unsupported(
             f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
@@ -140,7 +140,7 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
         )
 
 
-def fill_bank(backbone: Backbone, tasks: Sequence[Leaving]) -> Bank:
+def fill_bank(backbone: Backbone, tasks: Sequence[GraphTask]) -> Bank:
     """A bank in which every task has the slot of its id."""
     bank = Bank(backbone, len(tasks))
     for slot, task in enumerate(tasks):
@@ -148,7 +148,7 @@ def fill_bank(backbone: Backbone, tasks: Sequence[Leaving]) -> Bank:
     return bank
 
 
-def has_towers(tasks: Sequence[Leaving]) -> bool:
+def has_towers(tasks: Sequence[GraphTask]) -> bool:
     """Whether a task reads the two texts of a pair apart."""
     return any(task.spec.head.has_towers for task in tasks)
 
@@ -160,8 +160,8 @@ def input_names(backbone: Backbone, *, has_towers: bool = False) -> tuple[str, .
     return ("input_ids", "attention_mask", *types, "task", *second)
 
 
-def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[str, Any]:
-    """The content of `tasks.json`: what a program needs to ask the graph and to read its answers."""
+def describe(tasks: Sequence[GraphTask], backbone: Backbone, opset: int) -> dict[str, Any]:
+    """The content of `tasks.json`, by which a program asks the graph and reads its answers."""
     inputs = dict.fromkeys(input_names(backbone, has_towers=has_towers(tasks)), "[batch, tokens] int64")
     inputs["task"] = "[batch] int64: each row's task id"
     if "second" in inputs:
@@ -185,7 +185,7 @@ def describe(tasks: Sequence[Leaving], backbone: Backbone, opset: int) -> dict[s
     }
 
 
-def _describe_task(task: Leaving) -> dict[str, Any]:
+def _describe_task(task: GraphTask) -> dict[str, Any]:
     manifest, head = task.manifest, task.spec.head
     return {
         "task": task.version.name,
@@ -204,7 +204,7 @@ def _describe_task(task: Leaving) -> dict[str, Any]:
 
 
 def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], path: Path) -> int:
-    """Trace and write the graph with these inputs; the opset it is in."""
+    """Trace and write the graph with these inputs; return its opset."""
     # Sizes other than 0 and 1, which the exporter takes for constants; one padded row, so that the mask is no constant.
     rows = [Row([backbone.pad_id + 1] * length, 0, [0] * length) for length in (5, 9, 9)]
     batch = collate(rows, backbone.pad_id)
@@ -238,7 +238,7 @@ def _trace(graph: TaskGraph, inputs: dict[str, Any], axes: dict[str, dict[int, s
 
 
 def _strip(model: Any) -> None:
-    """Drop what the exporter notes at every node: stack traces, with the paths of this machine in them."""
+    """Drop the exporter's notes at every node: stack traces, with the paths of this machine in them."""
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
         node.doc_string = None
@@ -258,8 +258,8 @@ def _write_tokenizer(backbone: Backbone, folder: Path) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf8")
 
 
-def _check_probes(tasks: Sequence[Leaving], backbone: Backbone, folder: Path) -> tuple[int, float]:
-    """How many probes the graph answers in onnxruntime, and the largest difference; refuses one beyond tolerance."""
+def _check_probes(tasks: Sequence[GraphTask], backbone: Backbone, folder: Path) -> tuple[int, float]:
+    """Check the probes' answers in onnxruntime; return their number and the largest difference within tolerance."""
     session = open_session(folder)
     num_probes, largest = 0, 0.0
     for place, task in enumerate(tasks):
@@ -316,7 +316,7 @@ def answer(session: Any, rows: Sequence[Row], pad_id: int) -> np.ndarray:
 
 @contextmanager
 def _drafted(folder: Path) -> Iterator[Path]:
-    """A folder to write into that gets its name at the end of the block: whole, or not at all."""
+    """A folder to write into that gets its name at the end of the block: complete, or not at all."""
     draft = folder.absolute().parent / f"{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
     try:
         draft.mkdir()
@@ -335,7 +335,7 @@ def _drafted(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings of the exporter, which speaks of its own insides."""
+    """Silence the exporter's warnings, which are about its own internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

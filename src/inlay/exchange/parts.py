@@ -1,4 +1,4 @@
-"""What a folder holds at each place, made the tensors of one slot.
+"""Joins the tensors that a folder has at each place to the tensors of one slot.
 
 Other libraries let every layer have its own size, and any set of layers; a slot has one size and a rectangle of layers
 and places. Both come together exactly: zero columns change no answer, nor does an adapter that adds nothing.
@@ -67,7 +67,7 @@ def join_low_ranks(parts: Mapping[str, LowRank], ours: LoraPart = LORA) -> tuple
 def complete(
     backbone: Backbone, method: ResolvedMethod, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], int]:
-    """The tensors with neutral ones where the method has a place and the folder had none, and how many those are."""
+    """Fill the method's places that the folder lacks with neutral tensors; return all tensors and how many are new."""
     whole = dict(tensors)
     for spec in layout(backbone.anatomy, method):
         if spec.name not in whole and spec.start == "backbone":

@@ -19,8 +19,17 @@ from torch import Tensor
 from inlay.data import KINDS
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub
-from inlay.exchange.folder import Folder, Foreign, Leaving, Weights, dump_json, read_json, read_number, read_weights
-from inlay.exchange.heads import check_classifier, describe_decisions, fold_targets, take_classifier
+from inlay.exchange.folder import (
+    Folder,
+    Foreign,
+    TaskToExport,
+    Weights,
+    dump_json,
+    read_json,
+    read_number,
+    read_weights,
+)
+from inlay.exchange.foreign_heads import check_classifier, describe_decisions, fold_targets, take_classifier
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
 from inlay.model import (
@@ -46,11 +55,11 @@ from inlay.settings import MethodConfig
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 VERSION = "0.21.2"
-"""of the library that this file was written against"""
+"""version of the library that this file was written against"""
 ROOT = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"  # DoRA's
 
-# method -> setting -> the values at which it changes nothing, and what it means otherwise
+# method -> setting -> the values at which it changes nothing, and its meaning otherwise
 _COMMON: dict[str, tuple[tuple[Any, ...], str]] = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
 _NEUTRAL: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "LORA": {
@@ -88,7 +97,7 @@ def read(folder: Path, backbone: Backbone) -> Foreign:
     weights = read_weights(folder, WEIGHTS)
     if weights is None:
         raise BadData(f"no weights: neither `{WEIGHTS[0]}` nor `{WEIGHTS[1]}`", "save the adapter again", path=folder)
-    locate = _Locator(backbone.anatomy, weights)
+    locate = _PeftLocator(backbone.anatomy, weights)
     method, tensors = _READERS[kind](config, locate)
     head, head_tensors = _read_head(config, weights, backbone)
     weights.finish(backbone.anatomy.num_layers)
@@ -105,8 +114,8 @@ def read(folder: Path, backbone: Backbone) -> Foreign:
     )
 
 
-class _Locator:
-    """PEFT's names for what lies in one backbone."""
+class _PeftLocator:
+    """PEFT's names for the modules of one backbone."""
 
     def __init__(self, anatomy: Anatomy, weights: Weights) -> None:
         self.anatomy, self.weights = anatomy, weights
@@ -148,7 +157,7 @@ def _method_of(name: str, sites: list[LinearSite], anatomy: Anatomy) -> MethodCo
     return MethodConfig(name=name, linears=names, layers=name_layers((s.layer for s in sites), anatomy.num_layers))
 
 
-def _read_lora(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_lora(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     parts, sites = {}, locate.linears("lora_A.weight")
     for site in sites:
         down = locate.take(site.path, "lora_A.weight", None, site.in_width)
@@ -173,7 +182,7 @@ def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_ia3(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     tensors, sites = {}, locate.linears("ia3_l")
     for site in sites:
         is_input = locate.shape(site.path, "ia3_l")[0] == 1
@@ -187,7 +196,7 @@ def _read_ia3(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMeth
     return resolve_method(_method_of("ia3", sites, locate.anatomy)), tensors
 
 
-def _read_norms(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+def _read_norms(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     tensors, item = {}, "ln_tuning_layers"
     for norm in locate.anatomy.norms:
         if locate.has(norm.path, f"{item}.weight"):
@@ -198,7 +207,7 @@ def _read_norms(config: Mapping[str, Any], locate: _Locator) -> tuple[ResolvedMe
     return resolve_method(MethodConfig(name="norms", norms="all" if has_outer else "encoder")), tensors
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], _Locator], tuple[ResolvedMethod, dict[str, Tensor]]]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any], _PeftLocator], tuple[ResolvedMethod, dict[str, Tensor]]]] = {
     "LORA": _read_lora,
     "IA3": _read_ia3,
     "LN_TUNING": _read_norms,
@@ -236,8 +245,8 @@ Labels in order: {labels}
 {temperature}"""
 
 
-def write(task: Leaving, anatomy: Anatomy) -> Folder:
-    """The folder's files; what PEFT cannot express is refused with the reason and what to do."""
+def write(task: TaskToExport, anatomy: Anatomy) -> Folder:
+    """The folder's files; a version that PEFT cannot express is refused with the reason and a way out."""
     _refuse_obstacles(task, anatomy)
     config, weights = _WRITERS[task.method.name](task, anatomy)
     modules, head = _write_head(task, anatomy)
@@ -262,8 +271,8 @@ def write(task: Leaving, anatomy: Anatomy) -> Folder:
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
-def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
-    """Refuse with all that stands in the way, and with AdapterHub's format where it has what PEFT has not."""
+def _refuse_obstacles(task: TaskToExport, anatomy: Anatomy) -> None:
+    """Refuse a version with all its obstacles, and name AdapterHub's format where that can express it."""
     obstacles = [*_method_obstacles(task.method), *_head_obstacles(task.head, anatomy)]
     has_model = anatomy.family in adapterhub.MODEL_CLASSES and task.method.name in adapterhub.METHODS
     formats = ("adapterhub", "inlay") if has_model else ("inlay",)
@@ -281,7 +290,7 @@ def _method_obstacles(method: ResolvedMethod) -> list[Obstacle]:
 
 
 def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[Obstacle]:
-    """Only a head that transformers' own classifier has can leave."""
+    """List why a head cannot be exported: it must be one that transformers' own classifier has."""
     form, keeps = CLASSIFIERS[anatomy.family], "PEFT keeps the head of transformers' own classifier"
     if isinstance(form, str):
         return [Obstacle(f"{keeps}, which in the family `{anatomy.family}` has {form}")]
@@ -308,7 +317,7 @@ def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[Obstacle]:
 _READS = {"cls": "the first token", "pooler": "the pooler"}
 
 
-def _write_lora(task: Leaving, anatomy: Anatomy) -> Written:
+def _write_lora(task: TaskToExport, anatomy: Anatomy) -> Written:
     method, prefix = task.method, find_family(anatomy.family).prefix
     rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
     alpha, weights = scale * rank, {}
@@ -326,7 +335,7 @@ def _write_lora(task: Leaving, anatomy: Anatomy) -> Written:
     return config, weights
 
 
-def _write_ia3(task: Leaving, anatomy: Anatomy) -> Written:
+def _write_ia3(task: TaskToExport, anatomy: Anatomy) -> Written:
     prefix, sites = find_family(anatomy.family).prefix, adapted_linears(anatomy, task.method)
     weights = {}
     for site in sites:
@@ -337,7 +346,7 @@ def _write_ia3(task: Leaving, anatomy: Anatomy) -> Written:
     return {**config, "feedforward_modules": wide, "fan_in_fan_out": False}, weights
 
 
-def _write_norms(task: Leaving, anatomy: Anatomy) -> Written:
+def _write_norms(task: TaskToExport, anatomy: Anatomy) -> Written:
     prefix, weights, targets = find_family(anatomy.family).prefix, {}, []
     for norm in trained_norms(anatomy, task.method):
         targets.append(f"{prefix}.{norm.path}")
@@ -349,7 +358,7 @@ def _write_norms(task: Leaving, anatomy: Anatomy) -> Written:
 _WRITERS = {"lora": _write_lora, "dora": _write_lora, "ia3": _write_ia3, "norms": _write_norms}
 
 
-def _write_head(task: Leaving, anatomy: Anatomy) -> tuple[list[str], dict[str, Tensor]]:
+def _write_head(task: TaskToExport, anatomy: Anatomy) -> tuple[list[str], dict[str, Tensor]]:
     """The modules to save, and their tensors."""
     head, form, family = task.head, CLASSIFIERS[anatomy.family], find_family(anatomy.family)
     assert not isinstance(form, str), "refused before"

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from inlay.data import KINDS
 from inlay.exchange import adapterhub
-from inlay.exchange.folder import Folder, Leaving, dump_json
-from inlay.exchange.heads import describe_decisions, fold_targets
+from inlay.exchange.folder import Folder, TaskToExport, dump_json
+from inlay.exchange.foreign_heads import describe_decisions, fold_targets
 from inlay.exchange.obstacles import Obstacle, find_settings, refuse
 from inlay.model import (
     BLOCK,
@@ -71,8 +71,8 @@ _NEEDS: dict[str, tuple[Any, str]] = {
 _KINDS = {name: kind.head_type for name, kind in KINDS.items() if kind.head_type is not None}
 
 
-def write(task: Leaving, anatomy: Anatomy) -> Folder:
-    """The folder's files; what AdapterHub cannot express is refused with the reason and what to do."""
+def write(task: TaskToExport, anatomy: Anatomy) -> Folder:
+    """The folder's files; a version that AdapterHub cannot express is refused with the reason and a way out."""
     _refuse_obstacles(task, anatomy)
     name = task.name.replace(".", "-")  # names of torch modules have no dots
     config, weights, notes = _WRITERS[task.method.name](task, anatomy, name)
@@ -104,8 +104,8 @@ The adapter and its prediction head are called `{name}`. Layer norms are those o
 {temperature}"""
 
 
-def _refuse_obstacles(task: Leaving, anatomy: Anatomy) -> None:
-    """Refuse with all that stands in the way, and the preset that avoids it where one does."""
+def _refuse_obstacles(task: TaskToExport, anatomy: Anatomy) -> None:
+    """Refuse a version with all its obstacles, and name the preset that avoids them where there is one."""
     if anatomy.family not in adapterhub.MODEL_CLASSES:
         reason = f"AdapterHub has no models of the family `{anatomy.family}`"
         refuse([Obstacle(reason)], formats=("inlay",) if anatomy.has_decoder else ("inlay", "onnx"))
@@ -150,7 +150,7 @@ def _head_obstacles(head: HeadSpec) -> list[Obstacle]:
     return found
 
 
-def _describe(task: Leaving, anatomy: Anatomy, name: str) -> dict[str, Any]:
+def _describe(task: TaskToExport, anatomy: Anatomy, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model_name": task.base,
@@ -164,7 +164,7 @@ def _describe(task: Leaving, anatomy: Anatomy, name: str) -> dict[str, Any]:
 Written = tuple[dict[str, Any], dict[str, Tensor], list[str]]
 
 
-def _write_bottleneck(task: Leaving, anatomy: Anatomy, name: str) -> Written:
+def _write_bottleneck(task: TaskToExport, anatomy: Anatomy, name: str) -> Written:
     method, prefix = task.method, find_family(anatomy.family).prefix
     weights = {}
     for site, group in adapter_groups(anatomy, method).items():
@@ -191,7 +191,7 @@ def _write_bottleneck(task: Leaving, anatomy: Anatomy, name: str) -> Written:
 
 
 def _find_factor(width: int, size: int) -> float:
-    """The reduction factor of which the library makes `size`: it takes the floor of width / factor."""
+    """The reduction factor that gives `size` in the library, which takes the floor of width / factor."""
     if width % size == 0:
         return width // size
     factor = width / size
@@ -200,7 +200,7 @@ def _find_factor(width: int, size: int) -> float:
     return factor
 
 
-def _left_out(task: Leaving, anatomy: Anatomy) -> list[int]:
+def _left_out(task: TaskToExport, anatomy: Anatomy) -> list[int]:
     return sorted(set(range(anatomy.num_layers)) - set(adapted_layers(anatomy, task.method)))
 
 
@@ -212,7 +212,7 @@ _LINEARS = {
 """method -> the linear layers it can change there, by the library's own flags"""
 
 
-def _linear_config(task: Leaving, anatomy: Anatomy) -> dict[str, Any]:
+def _linear_config(task: TaskToExport, anatomy: Anatomy) -> dict[str, Any]:
     """The flags that say which linear layers are changed."""
     linears = task.method.linears
     attention = [_ATTENTION[linear] for linear in linears if linear in adapterhub.ATTENTION_LINEARS.values()]
@@ -226,7 +226,7 @@ def _linear_config(task: Leaving, anatomy: Anatomy) -> dict[str, Any]:
     }
 
 
-def _write_lora(task: Leaving, anatomy: Anatomy, name: str) -> Written:
+def _write_lora(task: TaskToExport, anatomy: Anatomy, name: str) -> Written:
     method, prefix = task.method, find_family(anatomy.family).prefix
     rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
     config = _linear_config(task, anatomy)
@@ -238,7 +238,7 @@ def _write_lora(task: Leaving, anatomy: Anatomy, name: str) -> Written:
     return config, weights, []
 
 
-def _write_ia3(task: Leaving, anatomy: Anatomy, name: str) -> Written:
+def _write_ia3(task: TaskToExport, anatomy: Anatomy, name: str) -> Written:
     prefix = find_family(anatomy.family).prefix
     config = _linear_config(task, anatomy)
     config |= {"r": 1, "alpha": 1, "composition_mode": "scale", "init_weights": "ia3"}
@@ -258,7 +258,7 @@ _WRITERS = {
 }
 
 
-def _write_head(task: Leaving, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _write_head(task: TaskToExport, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     head = task.head
     out_weight, out_bias = fold_targets(task)
     weights, layers = {f"heads.{name}.1.weight": out_weight, f"heads.{name}.1.bias": out_bias}, 1

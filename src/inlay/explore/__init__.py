@@ -1,4 +1,4 @@
-"""Before and around training: sweeps, starting points, cheap baselines."""
+"""The explore room: sweeps, starting points and cheap baselines, before and around training."""
 
 from __future__ import annotations
 

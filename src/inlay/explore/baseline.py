@@ -58,7 +58,7 @@ def fit_baseline(
 ) -> Baseline:
     """Train on a task's training rows, choose the strength on dev, score dev and test.
 
-    `chars` adds n-grams of three to five letters within words. `on_fit` hears how many strengths have been tried.
+    `chars` adds n-grams of three to five letters within words. `on_fit` is called with the number of strengths tried.
     """
     if KINDS[task.kind].linear is None:
         raise Unsupported(f"a baseline for a `{task.kind}` task", f"it knows: {linear_kinds()}")

@@ -29,22 +29,22 @@ from inlay.training import linear_kinds
 
 NUM_ROWS = 256
 _SLOTS = 16  # candidates in one bank
-_PENALTIES = np.logspace(-4, 3, 15)  # of the ridge, as multiples of the mean squared singular value
+_PENALTIES = np.logspace(-4, 3, 15)  # penalties of the ridge, as multiples of the mean squared singular value
 
 Vectors = np.ndarray
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A candidate, and what its vectors are worth for the new task."""
+    """A candidate, and the value of its vectors for the new task."""
 
     reference: str
     score: float
-    """of the task's metric, by predictions for rows left out"""
+    """score by the task's metric, from predictions for rows left out"""
     fit: float
     """share of the targets' variance that those predictions explain; below 0: worse than the mean"""
     gain: float
-    """of the score over the plain backbone's; above 0 is better, whichever way the metric goes"""
+    """gain of the score over the plain backbone's; above 0 is better, whichever way the metric goes"""
     kind: str = ""
     method: str = ""
 
@@ -114,20 +114,20 @@ def suggest(
 
 @dataclass(frozen=True)
 class SuggestSettings:
-    """The limits of what is looked at."""
+    """The limits of the sample."""
 
     num_rows: int = NUM_ROWS
     """rows of the sample at most"""
     max_length: int = 128
     """tokens a row is cut to"""
     on_rows: Callable[[int], object] = lambda num_rows: None
-    """hears how many rows have just gone through the backbone"""
+    """called with the number of rows that have just gone through the backbone"""
 
 
 def sample_rows(task: Task, num_rows: int) -> np.ndarray:
     """Positions of training rows, drawn once for all: the same shares of every class, and no text twice.
 
-    A text that is there again would tell the label of the row left out.
+    A repeated text would reveal the label of the row left out.
     """
     keys, targets = group_keys(task.train.texts, task.train.pairs), task.train.targets
     assert targets is not None
@@ -182,7 +182,7 @@ def _row(encoded: Encoded, slot: int, row: int) -> Row:
 
 
 def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None) -> list[np.ndarray]:
-    """Each row's pooled vector, in order; where a slot's head pools nothing, as suits the backbone."""
+    """Each row's pooled vector, in order; a slot whose head does not pool gets the backbone's default pooling."""
     backbone = bank.backbone
     batch = collate(rows, backbone.pad_id, backbone.device)
     assert batch.mask_BT is not None
@@ -245,7 +245,9 @@ def _load(
             if loaded.manifest.data_digest == data_digest:
                 raise Unsupported("it was trained on these very rows")
             spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
-            Bank(backbone, 1).put(0, spec, loaded.tensors)  # what no bank can hold is known before any work
+            Bank(backbone, 1).put(
+                0, spec, loaded.tensors
+            )  # fails now, before any work, on a version that no bank can hold
             found.append(_Candidate(version.reference, spec, loaded.tensors, loaded.manifest.kind))
         except InlayError as error:
             refused[version.reference] = error.message

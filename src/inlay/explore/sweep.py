@@ -39,7 +39,7 @@ class RankedSetting:
     scores: tuple[float, ...]
     mean: float | None
     std: float | None
-    """of the sample; None for fewer than two scores"""
+    """standard deviation of the sample; None for fewer than two scores"""
     best: float | None
 
 
@@ -89,7 +89,7 @@ def make_grid(config: RunConfig, axes: Mapping[str, Sequence[Any]], num_seeds: i
 
 
 def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) -> Ranking:
-    """Runs by dev score and settings by the mean of theirs; of equals the first. Refuses a sweep that all diverged."""
+    """Rank runs by dev score, and settings by their mean; ties keep their order. Refuse a sweep that all diverged."""
     from inlay.data import METRICS
 
     task = runs[0].task
@@ -109,7 +109,7 @@ def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) ->
 
 
 def _rank_run(run: Run, result: Result, axes: Sequence[str]) -> RankedRun:
-    # A run that diverged after a good epoch is no candidate: its settings do not hold.
+    # A run that diverged after a good epoch is not a candidate: its settings are not stable.
     score = None if result.status == "diverged" else result.dev_metric
     values = {key: _look_up(run.config, key) for key in axes}
     seed = run.config.train.seed

@@ -59,7 +59,7 @@ from inlay.model.heads.inference import (
 )
 from inlay.model.heads.readout import apply_heads, pair_features
 from inlay.model.kernels import fold_residual, launch
-from inlay.model.kernels.cuda_graphs import Recorder, is_out_of_memory
+from inlay.model.kernels.cuda_graphs import GraphRecorder, is_out_of_memory
 from inlay.model.kernels.select import Gather, pick_numbered
 from inlay.model.parts import head
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, adapter_groups
@@ -102,6 +102,7 @@ __all__ = [
     "DecoderTargets",
     "FlatBank",
     "Gather",
+    "GraphRecorder",
     "GraphedForward",
     "HeadSpec",
     "LinearSite",
@@ -109,7 +110,6 @@ __all__ = [
     "Outcome",
     "Output",
     "PackedRows",
-    "Recorder",
     "ResolvedMethod",
     "Route",
     "Row",

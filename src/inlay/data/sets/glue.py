@@ -17,7 +17,7 @@ from inlay.errors import BadConfig, Missing, UnknownName
 from inlay.settings import DataConfig
 
 _NLI = ("sentence1", "sentence2", "label")
-_COLA_COLUMNS = ("source", "label", "mark", "sentence")  # of the files without a header
+_COLA_COLUMNS = ("source", "label", "mark", "sentence")  # columns of the files without a header
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class GlueSet:
     kind: str = "classify"
     dev: str = "dev"
     test: str = "test"
-    names: tuple[str, ...] | None = None  # of train and dev files that have no header
-    bounds: tuple[float, float] | None = None  # of its numbers
+    names: tuple[str, ...] | None = None  # columns of train and dev files without a header
+    bounds: tuple[float, float] | None = None  # range of its numbers
 
 
 GLUE = {

@@ -19,7 +19,7 @@ from inlay.data.sources import Source, Table, read_table
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings import DataConfig
 
-SHARE = 0.1  # of the rows, for dev and for test
+SHARE = 0.1  # share of the rows for dev, and for test
 _STANCES = {"AGAINST:.*": "against", "FOR:.*": "for", "NEUTRAL:.*": "neutral", "NONE OF THE ABOVE:.*": "none"}
 _OPINIONS = {r"1\..*": "about the target", r"2\..*": "about something else", r"3\..*": "none"}
 
@@ -39,9 +39,9 @@ class ExtraSet:
     is_cut: bool = True
     """dev and test are cut from the rows, as in the paper"""
     names: tuple[str, ...] | None = None
-    """of columns, where the file has no header"""
+    """names of the columns, where the file has no header"""
     suffix: str | None = None
-    """of its format, where the file's name has none"""
+    """suffix of its format, where the file's name has none"""
     kind: str = "classify"
     note: str = ""
 

@@ -1,7 +1,7 @@
 """Backbones: a frozen pretrained encoder with its tokenizer and fingerprint.
 
-A model that transformers has read (`loading.py`), frozen and wrapped at its sites; its passes, and what is pooled of
-them. Nothing in Inlay ever writes to its weights.
+A model that transformers has read (`loading.py`), frozen and wrapped at its sites, with its forward passes and the
+pooling of their states. Nothing in Inlay ever writes to its weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Backbone:
         """whether its files have a pooler, trained or not"""
         fresh_std = float(getattr(model.config, "initializer_range", 0.02))
         self.pooler_noise = describe_noise(weights.pooler, fresh_std) if self.has_pooler else ""
-        """what shows that the pooler of its files was never trained; nothing where it was, or there is none"""
+        """evidence that the pooler of its files was never trained; "" where it was, or there is none"""
         self.anatomy = survey(model)
         self.num_parameters = weights.num_parameters
         self.model = model.eval().requires_grad_(False)
@@ -66,7 +66,7 @@ class Backbone:
         own_pooling = find_default(folder, family, has_pooler=self.has_pooler, noise=self.pooler_noise)
         self.default_pooling = WRITTEN if self.is_seq2seq else own_pooling.name
         self.pooling_reason = "it writes its answers" if self.is_seq2seq else own_pooling.reason
-        """why its outputs are read as `default_pooling` says, as a clause"""
+        """the reason for `default_pooling`, as a clause"""
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         start_id = getattr(model.config, "decoder_start_token_id", None)
         self.start_id = self.pad_id if start_id is None else int(start_id)
@@ -92,7 +92,7 @@ class Backbone:
 
     @property
     def max_length(self) -> int:
-        """The most tokens a row may have."""
+        """The largest number of tokens of a row."""
         limit = find_family(self.anatomy.family).max_length
         return limit or int(self.model.config.max_position_embeddings) - self.first_position  # type: ignore[union-attr, arg-type]
 
@@ -103,13 +103,13 @@ class Backbone:
         return collate(rows, self.pad_id, self.device)
 
     def in_own_type(self, weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
-        """Weights that replace the backbone's in several passes, as precise as its own."""
+        """Weights that replace the backbone's in several passes, in the backbone's precision."""
         return None if weights is None else {name: tensor.to(self.dtype) for name, tensor in weights.items()}
 
     def resolve_pooling(self, pooling: str, *, takes_noise: bool = False) -> str:
-        """`auto` as the pooling that suits this backbone; refuses a pooler that was never trained, or is not there.
+        """Resolve `auto` to the pooling that suits this backbone; refuse a pooler that is missing or was never trained.
 
-        With `takes_noise` one that was never trained is taken: what read it before goes on reading it.
+        With `takes_noise` an untrained pooler is accepted: older versions that read it go on reading it.
         """
         if self.is_seq2seq and pooling not in ("auto", WRITTEN):
             raise Unsupported(
@@ -147,7 +147,7 @@ class Backbone:
         return [*layers, last]
 
     def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
-        """What a backbone that writes has read of a batch: padded, or where passes are for any mix of rows, packed."""
+        """The encoder's states of a batch, for the decoder: padded, or packed in passes for any mix of rows."""
         states, pack, tiling = self.hidden_layers(batch, weights)[-1], batch.pack, batch.route.tiling
         if tiling is not None and tiling.rows_N is not None:
             return Read(states, batch.input_ids_BT.new_ones(1, 1), tiling)
@@ -166,24 +166,26 @@ class Backbone:
         keeps: bool = False,
         tree: Tree | None = None,
     ) -> tuple[Tensor, Any]:
-        """The logits [R, T, V] behind tokens that follow those of `cache`; with `keeps`, what the next ones need.
+        """Compute the logits [R, T, V] after each token of `ids_RT`, given `cache`; with `keeps` the new cache too.
 
-        By themselves each follows all before it; of a `tree` each follows those that it says.
+        Each token sees all before it; in a `tree` it sees its ancestors only.
         """
         assert read.tiling is None or not (cache or keeps or tree), "what is read is packed in training alone"
-        # Masks of four axes, as attention adds them: transformers would ask the device whether one of two hides
-        # anything, and before 5.22 copy a number there for the one that hides later tokens: neither can be captured.
+        # Masks of four axes, added to the scores by attention. Given masks of two axes, transformers would ask the
+        # device whether they hide anything, and before 5.22 copy a number there: neither can be captured.
         dtype, num_before = read.states_BTD.dtype, cache.get_seq_length() if cache is not None else 0
         lowest, num_tokens = torch.finfo(dtype).min, ids_RT.shape[1]
         mask_B11T = torch.zeros_like(read.mask_BT, dtype=dtype).masked_fill_(read.mask_BT == 0, lowest)
         hidden_TT = ids_RT.new_full((num_tokens, num_before + num_tokens), lowest, dtype=dtype)
         standing: AbstractContextManager[None] = nullcontext()
+        # Which tokens of the answer see which: those before them, or their ancestors in the tree.
         if tree is None:
             hidden_TT.triu_(num_before + 1)
         else:
             places_T, sees_TT = tree.layout(ids_RT.device)
             hidden_TT.masked_fill_(sees_TT, 0.0)
             standing = placed(self.model, places_T)
+        # Where the encoder's states are packed, cross-attention reads them as they lie.
         attending = nullcontext() if read.tiling is None else crossing(self._cross_attentions, read.tiling)
         inputs = {
             "encoder_outputs": (read.states_BTD,),
@@ -199,7 +201,7 @@ class Backbone:
 
     @property
     def _cross_attentions(self) -> list[nn.Module]:
-        """Of the blocks that write, what attends to what was read."""
+        """The cross-attention modules of the decoder's blocks."""
         path = find_family(self.anatomy.family).cross
         return [block.get_submodule(path) for block in self._blocks[self.anatomy.num_readers :]]
 
@@ -210,6 +212,7 @@ class Backbone:
         """
         if reach.layer == self.anatomy.num_layers:
             return self.hidden(batch)
+        # Note the block's input, and with attention its projection's output; then end the pass by an exception.
         found: list[Tensor] = []
 
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -248,7 +251,7 @@ class Backbone:
         return inputs
 
     def _run(self, inputs: dict[str, Any], weights: Mapping[str, Tensor] | None = None, *, reads: bool = False) -> Any:
-        """A pass of the whole model, or of the part that reads."""
+        """Run the whole model, or its encoder with `reads`."""
         if weights is None:
             return self._passes.find(reads=reads)(**inputs)
         own = {f"model.{self._mounted_names[name]}": tensor.to(self.dtype) for name, tensor in weights.items()}
@@ -295,7 +298,7 @@ class Backbone:
 
         The first rung is compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest.
 
-        What was compiled is kept between processes, where `$TORCHINDUCTOR_CACHE_DIR` says or in our cache.
+        Compiled code is kept between processes, in `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
         """
         use_compiled()
         # Which of them a pass leaves out is not compiled.
@@ -332,7 +335,7 @@ class Backbone:
         return functional_call(self.model.get_submodule(prefix[:-1]), own, (hidden_BTD,))
 
     def own_tensor(self, name: str) -> Tensor:
-        """The backbone's own value of what a slot calls `name`, as a float32 copy on the CPU."""
+        """The backbone's own value of a slot's tensor `name`, as a float32 copy on the CPU."""
         return self._find_own(name).detach().to("cpu", torch.float32, copy=True)
 
     def like_own(self, name: str, tensor: Tensor) -> Tensor:
@@ -399,7 +402,7 @@ class _Passes(nn.Module):
         self.model, self._has_reader = model, has_reader
 
     def find(self, *, reads: bool) -> Any:
-        """The whole model, or the part that reads."""
+        """The whole model, or its encoder."""
         return self.model.encoder if reads and self._has_reader else self.model
 
     def forward(self, inputs: dict[str, Any], *, reads: bool) -> Any:
@@ -407,11 +410,11 @@ class _Passes(nn.Module):
 
 
 class _Reached(Exception):
-    """A pass has come as far as it should."""
+    """Raised to end a pass at the depth asked for."""
 
 
 class _Block(nn.Module):
-    """A block as it was before its activations were no longer kept."""
+    """A block as it was before checkpointing wrapped it."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -421,9 +424,9 @@ class _Block(nn.Module):
         return self.compute(*args, **kwargs)
 
     def recompute(self, *args: Any, **kwargs: Any) -> Any:
-        """The block's output; what backward needs is computed again then, with the weights of now.
+        """Run the block without keeping activations; backward computes them again, with the weights used now.
 
-        Not the block's own: a slot's copy of them (`full`, `top`) stands in the block only during the forward pass.
+        Not with the block's own: a slot's copy (`full`, `top`) stands in the block only during the forward pass.
         """
         weights: dict[str, Tensor] = {f"block.{name}": tensor for name, tensor in self.block.named_parameters()}
 
@@ -435,9 +438,9 @@ class _Block(nn.Module):
 
 @contextmanager
 def _collecting(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """What every block reads, in a list that fills during the forward pass.
+    """Collect the input of every block in a list that fills during the forward pass.
 
-    Not what they give: DeBERTa's convolution joins in between two blocks.
+    Inputs, not outputs: DeBERTa's convolution joins in between two blocks.
     """
     found: list[Tensor] = []
 
@@ -453,7 +456,7 @@ def _collecting(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, float]]:
-    """Where a model keeps its dropout rates: in modules, and as ModernBERT's and T5's attention, in plain numbers."""
+    """The dropout rates of a model: in modules, or as plain numbers in ModernBERT's and T5's attention."""
     for path, module in model.named_modules():
         for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout", "dropout"):
             rate = vars(module).get(name)

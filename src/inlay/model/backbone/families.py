@@ -25,9 +25,9 @@ class Stack:
     norms: Mapping[str, str]
     linears: Mapping[str, str]
     closing: str = ""
-    """the norm behind the last block, where it counts as that block's"""
+    """the norm after the last block, where it counts as that block's"""
     activation: str = ""
-    """that of a block's feed-forward network, where it is a module of its own"""
+    """the activation of a block's feed-forward network, where it is a module of its own"""
 
 
 @dataclass(frozen=True)
@@ -52,46 +52,46 @@ class Family:
     pooler: str | None = None
     """the pooling layer, where the family has one"""
     pooling: str = "mean"
-    """how a row is read where a backbone's files do not say it; `pooler`: by that layer, if it was trained"""
+    """the default way to read a row where a backbone's files do not say; `pooler`: by that layer, if it was trained"""
     prefix: str = ""
-    """what a checkpoint with a pretraining head puts before the backbone's tensor names"""
+    """the prefix that a checkpoint with a pretraining head puts before the backbone's tensor names"""
     first_position: int = 0
     """the position id of a row's first token: padding_idx + 1 where positions are counted from there"""
     attention: str = "attention.self"
     """self-attention of a block"""
     cross: str = ""
-    """a decoder's attention to what was read"""
+    """a decoder's cross-attention"""
     packing: str = "interface"
-    """how rows are packed: through transformers' attention "interface"; "bias" or "buckets", where the family adds a
-    position bias to the scores, as mpnet or T5 does, and its modules are taught to; "none": they are padded"""
+    """the way rows are packed: through transformers' attention "interface"; "bias" or "buckets" where the family adds
+    a position bias to the scores, as mpnet or T5 does, and we replace its modules; "none": they are padded"""
     is_prenorm: bool = False
-    """norms stand before the sublayers, where a task may train them, not behind"""
+    """norms stand before the sublayers, where a task may train them, not after"""
     activation: str = ""
     """the activation of a block's feed-forward network, where it is a module of its own"""
     num_outputs: int = 0
-    """what a block gives: 0, the states alone; else a tuple of so many, the states first"""
+    """the form of a block's output: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
     """transformers' attention implementation; "eager" where the family has no other"""
     closing: str = ""
-    """the norm behind the last block, where it counts as that block's"""
+    """the norm after the last block, where it counts as that block's"""
     decoder: Stack | None = None
     """the blocks that write, in a family that reads and writes; layers are counted through them after the others"""
     loader: str = "AutoModel"
     """transformers' class that loads it"""
     copies: tuple[str, ...] = ()
-    """tensors of a file, of which the later may repeat the first: then they are no parameters of their own"""
+    """tensors of a file that may repeat the first of them: repeats are not counted as parameters"""
     unused: tuple[str, ...] = ()
     """tensors of a file that nothing reads"""
     config_fields: tuple[str, ...] = ()
-    """settings that change the function computed, besides those that other families have too"""
+    """config fields that change the function computed, besides those of all families"""
     max_length: int | None = None
     """the most tokens a row may have, where positions are relative and the config sets no limit"""
     reuses: bool = True
-    """a pass may begin at any block: what it reads is all that the lower ones leave"""
+    """a pass may begin at any block: the block's input is all that it needs from the lower ones"""
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """The blocks that read, then those that write."""
+        """The encoder's blocks, then the decoder's."""
         own = Stack(self.stack, self.places, self.norms, self.linears, self.closing, self.activation)
         return (own,) if self.decoder is None else (own, self.decoder)
 
@@ -125,7 +125,7 @@ def _t5_stack(stack: str, sublayers: tuple[str, ...]) -> Stack:
     attention, feedforward = "layer.0.SelfAttention", f"{last}.DenseReluDense"
     return Stack(
         f"{stack}.block",
-        # The whole sublayer with its residual is what a block gives.
+        # A block's output is the whole sublayer with its residual.
         places={"attention": f"{attention}.o", "feedforward": feedforward, "output": last},
         norms={name: f"layer.{index}.layer_norm" for index, name in enumerate(sublayers)},
         linears={
@@ -152,7 +152,7 @@ _T5 = Family(
     prefix="transformer",
     attention="layer.0.SelfAttention",
     cross="layer.1.EncDecAttention",
-    packing="buckets",  # what is read; what is written is short, and padded
+    packing="buckets",  # the encoder; answers are short, and padded
     is_prenorm=True,
     activation=_T5_ENCODER.activation,
     num_outputs=3,
@@ -261,7 +261,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class Classifier:
-    """Where transformers' own sequence classifier of a family keeps its head, which other libraries save as it is."""
+    """The place of the head in transformers' own sequence classifier of a family, as other libraries save it."""
 
     out: str
     hidden: str = ""
@@ -282,7 +282,7 @@ CLASSIFIERS: dict[str, Classifier | str] = {
     "t5": "none that scores or writes texts",
     "mt5": "none that scores or writes texts",
 }
-"""family -> its classifier, or what it has that no head of ours has"""
+"""family -> its classifier, or the part of it that no head of ours has"""
 
 
 def find_family(model_type: str) -> Family:

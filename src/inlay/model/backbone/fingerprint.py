@@ -41,7 +41,7 @@ PROBE_STRINGS = (
 
 @dataclass(frozen=True)
 class WeightsDigest:
-    """What was read from a backbone's weight files."""
+    """Digests and counts of a backbone's weight files."""
 
     rounded: str
     """sha256 over the backbone's tensors as bf16: part of the fingerprint"""
@@ -115,7 +115,7 @@ def hash_file(path: Path) -> str:
 
 
 def read_tensors(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Those of some tensors that a folder's weight files have."""
+    """The tensors of these names that a folder's weight files have."""
     return {name: tensor for file in weight_files(folder) for name, tensor in _file_tensors(file) if name in names}
 
 

@@ -1,4 +1,4 @@
-"""Where a backbone's files lie: carried by a package, in a folder, or on a model hub.
+"""Finds a backbone's files: carried by a package, in a folder, or on a model hub.
 
 The built-in backbone comes from the package index and needs no hub; nothing is fetched for a name that is a folder.
 """
@@ -25,7 +25,7 @@ class BuiltIn:
     sha256: str
     summary: str
     hub: str
-    """the same weights on the model hub, which is what other libraries load"""
+    """the same weights on the model hub, as other libraries load them"""
 
     @property
     def requirement(self) -> str:
@@ -93,5 +93,5 @@ def _fetch_from_hub(name: str) -> Path:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short."""
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -21,9 +21,9 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.slots import SlotSpec
 
 PRECISIONS = ("auto", "int8")
-"""of the frozen linear layers while they answer; `auto` is the one the backbone was loaded in"""
+"""precision of the frozen linear layers while they answer; `auto` is the one the backbone was loaded in"""
 _ENGINE = "fbgemm"
-# Tokens at a time: what is scaled, multiplied and scaled back stays in the caches. Twice as fast as all at once.
+# Tokens at a time: their scaled copies and products stay in the caches. Twice as fast as all at once.
 _BLOCK = 512
 _SMALLEST = 1e-12  # a token of zeros still needs a range
 _REACH = 1 + 2**-16

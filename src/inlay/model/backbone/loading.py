@@ -1,6 +1,6 @@
 """A backbone by its name, read by transformers in the precision and on the device that suit this process.
 
-Names are those of `folders.py`: built in, a folder, on a hub. What always holds: files that cannot be read are an error
+Names are those of `folders.py`: built in, a folder, on a hub. Invariants: files that cannot be read are an error
 that names the folder, and one without a tokenizer is refused.
 
 Which embeddings of a text-to-text backbone are one is not left to transformers, whose versions differ: some tie what a
@@ -69,7 +69,7 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
 
 
 def _own_device(device: torch.device) -> torch.device:
-    """Where several processes were started, `cuda` is for each a GPU of its own, as far as they go round."""
+    """Resolve a plain `cuda` to one GPU per process where several processes were started, in turn."""
     place = current_process()
     if device != torch.device("cuda") or place.size == 1:
         return device
@@ -94,7 +94,7 @@ def _quiet_transformers() -> Any:
 
 
 def tie_embeddings(model: Any, folder: Path) -> None:
-    """Set a model's embeddings to those of its folder's files, one tensor for both stacks, and tie what they tie."""
+    """Set a model's embeddings to those of its folder's files, one tensor for both stacks, and tie the same ones."""
     found = read_tensors(folder, {*_INPUTS, _OUTPUT})
     inputs = [found[name] for name in _INPUTS if name in found]
     if not inputs:
@@ -115,7 +115,7 @@ def tie_embeddings(model: Any, folder: Path) -> None:
     is_own = output is not None and not torch.equal(output, inputs[0])
     model.lm_head.weight = _like(model.shared.weight, output) if is_own and output is not None else model.shared.weight
     model.lm_head.forward = types.MethodType(_write_in_float32, model.lm_head)
-    # Where output and embedding were trained as one, what is written is scaled first. Older versions read it off the
+    # Where output and embedding were trained as one, states are scaled before it. Older versions read it off the
     # second of these settings, newer ones off the first.
     model.config.scale_decoder_outputs = model.config.tie_word_embeddings = bool(
         config.get("scale_decoder_outputs", _is_tied(config))

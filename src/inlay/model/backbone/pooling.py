@@ -1,7 +1,7 @@
-"""What a backbone's outputs are read by where nobody says, and why: found in its files.
+"""The default pooling of a backbone, and the reason for it, found in its files.
 
 The word of `1_Pooling/config.json`, which sentence-transformers writes, comes first; then the family's default, which
-for BERT is its pretrained pooler. What always holds: a pooler that was never trained is never the default. Files of
+for BERT is its pretrained pooler. Invariant: a pooler that was never trained is never the default. Files of
 masked language models often have one all the same, as transformers drew it: MiniLM's and MPNet-base's are noise.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from inlay.model.backbone.families import Family
 
 POOLED = {"cls": "the first token", "pooler": "the pooler on the first token", "mean": "the mean over the tokens"}
-"""pooling -> what it reads, in words"""
+"""pooling -> the states it reads, in words"""
 _FILE = "1_Pooling/config.json"
 # sentence-transformers' modes that we have -> what we call them; it joins the vectors of several.
 _OURS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
@@ -28,7 +28,7 @@ _TOLERANCE = 5.0
 
 @dataclass(frozen=True)
 class DefaultPooling:
-    """How a backbone's outputs are read unless a run says otherwise."""
+    """The pooling of a backbone's outputs unless a run says otherwise."""
 
     name: str
     """cls, mean or pooler"""
@@ -59,7 +59,7 @@ def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) 
 
 
 def read_modes(folder: Path) -> list[str]:
-    """What a folder's `1_Pooling/config.json` says: `mean_tokens`, `max_tokens`; nothing where there is none."""
+    """The modes in a folder's `1_Pooling/config.json`, such as `mean_tokens`; none where there is no such file."""
     path = folder / _FILE
     if not path.is_file():
         return []
@@ -73,13 +73,13 @@ def read_modes(folder: Path) -> list[str]:
 
 
 def describe_noise(pooler: Mapping[str, Tensor], fresh_std: float) -> str:
-    """Why a pooler was never trained, with the numbers that show it; nothing where it was.
+    """Describe why a pooler was never trained, with the numbers that show it; "" where it was trained.
 
-    `pooler` has the `weight` [D, D] and the `bias` [D] of the file, and may lack the bias. Untrained is what has a bias
-    of exactly 0 and weights that are independent draws: a mean of 0, tails no heavier than a normal distribution's, no
+    `pooler` has the `weight` [D, D] and the `bias` [D] of the file, and may lack the bias. It is untrained if its bias
+    is exactly 0 and its weights are independent draws: a mean of 0, tails no heavier than a normal distribution's, no
     direction stronger than chance gives. Their size does not count: weight decay shrinks what nothing else trains
-    (MiniLM's are 0.009, drawn with 0.02). `fresh_std` is what transformers draws with, to be told. Untrained is also
-    what PyTorch's own linear layer begins with: weights and bias drawn evenly within 1/√D.
+    (MiniLM's are 0.009, drawn with 0.02). `fresh_std` is the scale transformers draws with, for the message. It is also
+    untrained if it is as PyTorch's own linear layer begins: weights and bias drawn evenly within 1/√D.
     """
     bias, weight_DD = pooler.get("bias"), pooler["weight"].double()
     std = float(weight_DD.std(correction=0))

@@ -1,4 +1,4 @@
-"""Where a task may write in a backbone: what its family's entry says, found in a model (real or on the meta device).
+"""The sites of a backbone, where a task may write: found in a model (real or on the meta device) by its family's entry.
 
 `wrappers.py` sets thin wrappers there.
 """
@@ -26,7 +26,7 @@ class Site:
     path: str
     """dotted, as `model.get_submodule` takes it"""
     is_norm: bool = False
-    """the adapter stands at a layer norm and reads what it gives (Pfeiffer's place)"""
+    """the adapter stands at a layer norm and reads its output (Pfeiffer's place)"""
 
     @property
     def key(self) -> str:
@@ -42,7 +42,7 @@ class NormSite:
     """stable name: "embeddings", "3.attention", …"""
     path: str
     layer: int
-    """of its block; -1 before the first, the number of layers after the last"""
+    """the layer of its block; -1 before the first, the number of layers after the last"""
     width: int
     has_shift: bool
 
@@ -57,7 +57,7 @@ class NormSite:
 
     @property
     def name(self) -> str:
-        """Its name within its block, or among the outer norms."""
+        """The norm's name within its block, or among the outer norms."""
         return self.key.rpartition(".")[2]
 
 
@@ -84,7 +84,7 @@ class LinearSite:
 
     @property
     def reads(self) -> str | None:
-        """The place of its block whose sublayer it reads the input of, where it is the one that tells."""
+        """The place of the sublayer whose input this layer reads, where it is the layer that shows it."""
         return {"value": "attention", "expand": "feedforward"}.get(self.name)
 
 
@@ -96,17 +96,17 @@ class ParameterSite:
     """as transformers has it"""
     shape: tuple[int, ...]
     layer: int
-    """of its block; -1 before the first, the number of layers after the last"""
+    """the layer of its block; -1 before the first, the number of layers after the last"""
     is_pooler: bool
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """All that the methods need to know of a backbone: what a task may write to, and how wide it is."""
+    """The facts that the methods need about a backbone: its sites and its width."""
 
     family: str
     blocks: tuple[str, ...]
-    """the path of every block, the decoder's behind the encoder's"""
+    """the path of every block, the encoder's, then the decoder's"""
     num_readers: int
     """blocks that read the text; those from here on are a decoder's"""
     hidden_size: int
@@ -164,7 +164,7 @@ def survey(model: nn.Module) -> Anatomy:
 
 
 Blocks = list[tuple[str, Stack]]
-"""The path of every block and what stands in it."""
+"""The path of every block and the stack it is of."""
 
 
 def _find_blocks(model: nn.Module, family: Family) -> Blocks:

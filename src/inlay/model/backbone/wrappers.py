@@ -29,7 +29,7 @@ class Joined(NamedTuple):
 
 
 def join(linears: Mapping[str, Any]) -> Joined | None:
-    """The layers as one; from then on their own weights are views of it. None if they are no plain layers alike."""
+    """Join layers into one; their own weights become views of it. None unless they are plain layers of one shape."""
     layers = list(linears.values())
     first = layers[0]
     if not all(type(layer) is nn.Linear and layer.weight.shape == first.weight.shape for layer in layers):
@@ -48,7 +48,7 @@ def _lay(parameters: list[nn.Parameter]) -> Tensor:
 
 
 class SlotOperations(Protocol):
-    """What a wrapper asks of the active bank; the route is already bound, and names are those within a block."""
+    """The operations that a wrapper calls on the active bank. The route is bound; names are those within a block."""
 
     def at(self, layer: int, *, is_last: bool) -> SlotOperations: ...
 
@@ -71,8 +71,8 @@ class SlotOperations(Protocol):
 class ActiveRoute:
     """The wrappers of one backbone, or of one of its blocks, and the bank and route that are active in them.
 
-    Blocks have mounts of their own, so that a wrapper knows its place within its block and nothing of which block it
-    is: what is compiled for one block serves all.
+    Blocks have mounts of their own, so that a wrapper knows its place within its block, but not which block it is in:
+    code compiled for one block serves all.
     """
 
     def __init__(self, num_blocks: int = 0) -> None:
@@ -170,7 +170,7 @@ class ActivationWrapper(_Wrapper):
 class BlockWrapper(_Wrapper):
     """A block that a pass with a prefix leaves out, or begins at.
 
-    What is replaced is what the block reads, not what the one below gives: DeBERTa's convolution joins in between.
+    The block's input is replaced, not the output of the block below: DeBERTa's convolution joins in between.
     """
 
     def __init__(self, inner: nn.Module, mount: ActiveRoute, num_outputs: int) -> None:

@@ -3,16 +3,16 @@
 A slot holds one task's parameters at its own size, padded to the bank's; a slot without a tensor at some site is that
 site's identity (no adapter, the backbone's own norm). `Bank.routed` binds a route to the backbone's wrappers for the
 forward passes inside the block. Training banks have gradients, and their slots are of one structure: sites that share
-an adapter read one stack. Serving banks grow as versions come in and may mix methods: what is shared is expanded.
+an adapter read one stack. Serving banks grow as versions come in and may mix methods: shared adapters are expanded.
 
 A run may own several slots, one for each of its tasks, that share parameters (a hypernetwork, norms, a copy of the
-backbone): those are stacked by run. What such slots read is expanded for every pass (`Expander`); only training banks
-have them, since a trained task becomes an ordinary slot.
+backbone): those are stacked by run. For every pass, `Expander` makes ordinary per-slot stacks of them; only training
+banks have such slots, since a trained task becomes an ordinary one.
 
 A slot with its own copy of the backbone's weights (full and top-k fine-tuning) shares no forward pass with another:
-`is_finetuned` tells, and a batch for it goes alone.
+check `is_finetuned`, and send a batch for it alone.
 
-What always holds: reading a slot gives back exactly what was put in it (rounded, where a serving bank holds matrices in
+Invariants: reading a slot gives back exactly what was put in it (rounded, where a serving bank holds matrices in
 bf16), and no operation on one slot touches another.
 """
 
@@ -61,9 +61,9 @@ class Bank:
         dtype: torch.dtype = torch.float32,
         slots_per_run: int = 1,
     ) -> None:
-        """`dtype` is what the matrices of adapters are held in while they serve; all else is float32.
+        """Make an empty bank. While it serves, adapter matrices are held in `dtype`; all other tensors are float32.
 
-        In training so many neighbouring slots belong to one run.
+        In training, `slots_per_run` neighbouring slots belong to one run.
         """
         assert num_slots % slots_per_run == 0
         self.backbone = backbone
@@ -78,7 +78,7 @@ class Bank:
         self._removed: list[frozenset[int]] = [frozenset()] * num_slots
         self._is_repeated = self._is_flat = False
         self._grown: set[str] = set()
-        """leaders of stacks of which one grew since all of theirs were as wide"""
+        """leaders of the stacks that grew since their widths were last equalised"""
         self._items: dict[str, TensorSpec] = {}
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
@@ -86,15 +86,16 @@ class Bank:
         self._molds: dict[tuple[Gated, ...], TiledLayouts] = {}
         self._trees: dict[tuple[str, ...], writing.Tree] = {}
         self._views: Views | None = None
-        self._beside_own: tuple[Views | None, Views] = (None, Views())  # of slots with their own weights
+        self._beside_own: tuple[Views | None, Views] = (None, Views())  # for slots with their own weights
         self.num_changes = 0
-        """how often a slot changed hands"""
+        """number of times a slot was filled, freed or gated"""
 
     @property
     def views(self) -> Views:
-        """What the wrappers read: another object whenever stacks were replaced or slots became of a new kind.
+        """The stacks by place, as the wrappers read them.
 
-        Slots of kinds that occur already change hands in place, so that what was compiled or captured stays right.
+        A new object whenever stacks were replaced or a slot became of a new kind. Slots of kinds that occur already are
+        changed in place, so that compiled and captured programs stay right.
         """
         if self._views is None:
             slots = [self._slot_method(slot) for slot in range(self.num_slots)]
@@ -107,9 +108,9 @@ class Bank:
 
     @property
     def layout_key(self) -> object:
-        """What programs are made for: as long as it is equal, all that they read lies where it lay.
+        """Key of the bank's memory layout: captured programs stay valid while it compares equal.
 
-        What a hypernetwork writes is made in every pass, out of stacks that stay where they are.
+        A hypernetwork's output is computed in every pass, from stacks that keep their addresses.
         """
         if self._expander is None or self.is_finetuned(0):
             return self.views
@@ -117,7 +118,7 @@ class Bank:
         return self._basis
 
     def drop_generated(self) -> None:
-        """Write anew for the next pass without gradients: a replayed graph changes stacks, and their versions stay."""
+        """Forget generated adapters. A replayed graph changes the stacks without changing their version counters."""
         self._known_views = None
 
     @property
@@ -125,11 +126,11 @@ class Bank:
         return len(self.specs)
 
     def run_of(self, slot: int) -> int:
-        """Which run a slot belongs to."""
+        """The number of the run that a slot belongs to."""
         return slot // self.slots_per_run
 
     def is_finetuned(self, slot: int) -> bool:
-        """Whether rows of this slot must go through the backbone alone, in a copy of their own."""
+        """Whether rows of this slot need a pass of their own, with the slot's copy of the backbone's weights."""
         spec = self.specs[slot]
         return spec is not None and spec.is_finetuned
 
@@ -170,7 +171,7 @@ class Bank:
             self._equalise_widths()
 
     def mark_dynamic(self, hear: Callable[[Tensor, int], None]) -> None:
-        """Let `hear` know every stack and its axes that are as wide as the largest of the slots."""
+        """Call `hear(stack, axis)` for every axis that is padded to the size of the largest slot."""
         for name, stack in self.stacks.items():
             for axis in self._items[name].ranks:
                 hear(stack, axis + 1)
@@ -178,7 +179,7 @@ class Bank:
     def initialise(self, slot: int, spec: SlotSpec, seed: int, task: str = "") -> None:
         """Set a slot to fresh values, which depend on the seed, the site and the slot's own size only.
 
-        Where a run has several tasks, what each has of its own also depends on the name of the task.
+        Where a run has several tasks, tensors that are not shared also depend on the task's name.
         """
         items = spec.layout(self.anatomy)
         self.put(slot, spec, {item.name: self._initial(item, seed, "" if item.is_shared else task) for item in items})
@@ -199,13 +200,13 @@ class Bank:
     def gate(self, slot: int, removed: Iterable[int]) -> None:
         """Take the adapters of these layers out of a slot: no update there, while its norms and its head stay.
 
-        Its tensors stay too: another gate brings them back, and so does whoever is put there next.
+        Its tensors stay: another gate, or the next task put into the slot, brings the adapters back.
         """
         self._removed[slot] = frozenset(removed)
         self._refresh_views(slot)
 
     def repeated(self, slot: int, num_slots: int) -> Bank:
-        """A bank whose slots are all this one, to be gated each in its way: they share its tensors, without copies."""
+        """A bank whose slots are all views of this slot's tensors, each to be gated in its own way."""
         assert not self.is_trainable
         assert not self.is_finetuned(slot), "its tensors are not in the stacks"
         bank = Bank(self.backbone, num_slots, dtype=self._dtype)
@@ -227,9 +228,9 @@ class Bank:
         return tensors
 
     def flatten(self, *, shared: bool = False) -> FlatBank:
-        """Lay the slots' own stacks out for training, or those of the runs, if they share any.
+        """Lay the slots' own stacks out flat for training, or with `shared` the stacks that the slots of a run share.
 
-        The bank must not grow after it: what its slots will hold is reserved.
+        The bank must not grow after it: reserve room for later slots first.
         """
         items = {name: item for name, item in self._items.items() if item.is_shared == shared}
         num_rows = self.num_slots // (self.slots_per_run if shared else 1)
@@ -251,25 +252,28 @@ class Bank:
         Running statistics of batch norms move when the block ends: call `backward` inside it.
         """
         is_training = self.is_trainable and self.backbone.model.training
-        # A slot with its own weights has its own norms and biases among them, not the identity of the bank's.
-        is_finetuned = self.is_finetuned(
-            route.segments[0].slot if route.segments else 0
-        )  # a route of any mix has no segments
+        # Does the pass use a slot's own weights? Its norms and biases are among them, so the bank's are not applied.
+        # A route for any mix of rows has no segments.
+        is_finetuned = self.is_finetuned(route.segments[0].slot if route.segments else 0)
         is_finetuned = is_finetuned and (bool(route.segments) or self.num_slots == self.slots_per_run)
         device = self.backbone.device
+        # Choose the views: expanded from shared parameters, beside own weights, or the ordinary ones.
         if self._expander is not None and not is_finetuned:
             views, route = self._expand(self._expander, route)
         else:
             views = self._views_beside_own() if is_finetuned else self.views
+        # On a GPU, tile the route and the decoder's route.
         if launch.is_available(device) and route.tiling is None:
             num_slots = views.num_slots or self.num_slots
             route = self._tiled(route, num_slots)
             if route.decoder is not None:
                 route = replace(route, decoder=self._tiled(route.decoder, num_slots))
+        # Copy the adapters to the type of the tokens, and draw a seed of dropout for every layer.
         views.renew_copies()
         seeds = None
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
+        # Bind the route to the wrappers, and move the running statistics of batch norms after the pass.
         num_readers = self.anatomy.num_readers
         operations = BankForward(
             views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_finetuned=is_finetuned
@@ -279,7 +283,7 @@ class Bank:
         operations.settle()
 
     def _views_beside_own(self) -> Views:
-        """What slots with their own weights have besides: the same object while the views are the same."""
+        """The views for slots with their own weights: operations beside whole blocks. Cached while `views` stays."""
         if self._beside_own[0] is not self.views:
             self._beside_own = self.views, self.views.beside_own_weights()
         return self._beside_own[1]
@@ -293,31 +297,34 @@ class Bank:
     ) -> list[Tensor]:
         """The logits of each segment of the batch, through backbone, slots and heads.
 
-        They are [n, L], or [n, T, L] with padding where a head reads tokens. Where answers are written they are those
-        of every token [n, T, V] if the batch knows them, else what `writing.answer` gives. `dropout` is each slot's
-        rate on the vectors the head's layers read; of the slots `as_vectors` these vectors are given in place of
-        logits. Rows are two texts where a head has towers, and nowhere else. Call it, and `backward`, inside
+        They are [n, L], or [n, T, L] with padding where a head reads tokens. Where the backbone writes its answers,
+        they are [n, T, V] if the batch has the answers, else the results of `writing.answer`. `dropout` is each slot's
+        rate on the vectors that its head reads; for the slots in `as_vectors` these vectors are returned in place of
+        logits. Rows have two texts where a head has towers, and nowhere else. Call it, and `backward`, inside
         `routed(batch.route)`.
         """
+        # The slots of the batch, their own weights and their heads.
         slots = [segment.slot for segment in batch.route.segments]
         is_one_run = len({self.run_of(slot) for slot in slots}) == 1
         assert is_one_run or not any(map(self.is_finetuned, slots)), "a slot with its own weights shares no batch"
         weights = self.backbone.in_own_type(self.weights_of(slots[0]))
         heads = [self.head_of(slot) for slot in slots]
+        # Written answers: score or write them; if the batch has them, return the logits of their tokens.
         if heads[0].is_written:
             assert all(head.is_written for head in heads), "answers of a batch are all written, or none"
             if batch.written_BT is None:
                 return writing.answer(self, batch, weights)
             logits_BTV = writing.forced_logits(self, batch, weights)
-            return list(
-                logits_BTV.split(readout.sizes_of(batch.rows))
-            )  # slices would each fill all with zeros in backward
+            # Not by slices: in backward each would fill a tensor of all rows with zeros.
+            return list(logits_BTV.split(readout.sizes_of(batch.rows)))
+        # The forward pass, and the vectors that the heads read.
         layers = self.backbone.hidden_layers(batch, weights, all_layers=any(head.features == "mix" for head in heads))
         rates = [dropout[slot] if dropout else 0.0 for slot in slots]
         _check_texts(batch, heads)
         read = readout.read(self, batch, layers, rates, weights)
         if as_vectors and all(slot in as_vectors for slot in slots):
             return [seen.vectors for seen in read]
+        # All linear heads at once: vectors end to end, a segment for each slot.
         stops = list(itertools.accumulate(seen.states[..., 0].numel() for seen in read))
         segments = tuple(map(Segment, slots, [0, *stops[:-1]], stops))
         num_outputs = [0 if spec is None else spec.head.num_outputs for spec in self.specs]
@@ -327,9 +334,11 @@ class Bank:
             route = route.tiled(self.num_slots, 1, self.backbone.device)
         weight, bias = self.stacks[head_part.WEIGHT], self.stacks[head_part.BIAS]
         logits = kernels.linear_heads(vectors, weight, bias, num_outputs, route)
+        # Add the features of pairs whose texts are read apart.
         if any(head.has_towers for head in heads):
             pairs = [(slot, seen.pairs_BF) for slot, seen in zip(slots, read, strict=True)]
             logits = kernels.add_pairs(logits, self.stacks[head_part.PAIR_WEIGHT], pairs)
+        # Token logits as padded rows; vectors where they were asked for.
         found = [
             part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
             for part, seen, head, texts in zip(logits, read, heads, batch.texts, strict=True)
@@ -362,7 +371,7 @@ class Bank:
         return {OWN_WEIGHTS.theirs(name): self.stacks[name].view(self.stacks[name].shape[1:]) for name in names}
 
     def _expand(self, expander: Expander, route: Route) -> tuple[Views, Route]:
-        """What the slots of a route read, computed from what their runs share, and the route among them alone."""
+        """Expand parameters that runs share into views for the slots of a route, and renumber the route to match."""
         used = [segment.slot for segment in route.segments]
         if not used:  # a route of any mix
             used = list(range(self.num_slots))
@@ -392,7 +401,7 @@ class Bank:
         return find_part(name).places(self.anatomy, spec.method, name)
 
     def _row(self, item: TensorSpec, slot: int) -> int:
-        """Which row of its stack a slot's tensor is."""
+        """The row of its stack that holds a slot's tensor."""
         return self.run_of(slot) if item.is_shared else slot
 
     def _neutral(self, name: str) -> Tensor | float:
@@ -432,7 +441,7 @@ class Bank:
         self._grown = set()
 
     def _refresh_views(self, slot: int) -> None:
-        """A slot changed hands: in place where the views have room for its kind, else they are built anew."""
+        """Update the views after a slot changed: in place where its kind occurs already, else they are built anew."""
         self.num_changes += 1
         self._basis = ()
         shapes = site_shapes(self.anatomy, *self._slot_method(slot))

@@ -1,7 +1,7 @@
-"""The forward pass of a bank's slots: what the wrappers in a backbone call while a route is bound.
+"""The forward pass of a bank's slots: the operations that a backbone's wrappers call while a route is bound.
 
-A `BankForward` lives for one pass, and remembers what the pass brings: what sublayers read, what batch norm saw. It
-loops over the operations that parts have bound at a hook (`linear`, `output`, `norm`); `at` gives that of one block.
+A `BankForward` lives for one pass, and keeps state of the pass: inputs of sublayers, statistics of batch norm. It
+loops over the operations that parts have bound at a hook (`linear`, `output`, `norm`); `at` returns the one of a block.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class BankForward:
         self.seed: Tensor | None = None
         self._moments: dict[SlotOperation, list[kernels.Moments]] | None = {} if is_training else None
         self.inputs: dict[str, Tensor] = {}
-        """what the sublayers read that something stands beside"""
+        """inputs of the sublayers that have an operation beside them"""
         self.entered: Tensor | None = None
-        """what this block reads, where something stands beside it"""
+        """the input of this block, where an operation stands beside the block"""
         self._blocks: list[BankForward] = []
         self._layer = -1
-        self._attended: Tensor | None = None  # what this block's attention gives, where it was known before
-        self._projected: tuple[Tensor, Tensor] | None = None  # what was read, and query, key and value of it
+        self._attended: Tensor | None = None  # output of this block's attention, where it is cached
+        self._projected: tuple[Tensor, Tensor] | None = None  # an input, and its query, key and value
 
     def at(self, layer: int, *, is_last: bool = False) -> BankForward:
         """The same for the wrappers of one block."""
@@ -86,18 +86,18 @@ class BankForward:
         return self
 
     def take(self, states: Tensor) -> Tensor:
-        """What this block computes of the states of all tokens."""
+        """The part of all tokens' states that this block computes."""
         return states
 
     @property
     def pack(self) -> Pack | None:
-        """Where the rows lie, if they are packed."""
+        """The layout of the packed rows; None if they are padded."""
         return self.route.pack
 
-    # What the wrappers call.
+    # Called by the wrappers.
 
     def enter(self, hidden: Tensor) -> Tensor | None:
-        """What this block reads: `hidden`, or what was known of it before; None if the pass begins above."""
+        """The input of this block: `hidden`, or the cached states; None if the pass begins above."""
         prefix = self.route.prefix
         read: Tensor | None = hidden
         if prefix is not None and self._layer <= prefix.reach.layer:
@@ -106,7 +106,7 @@ class BankForward:
         return read
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        """Each packed row's attention to itself."""
+        """Attention of each packed row to itself."""
         if self._attended is not None:
             return q  # nothing reads it
         if self._projected is None:
@@ -115,7 +115,7 @@ class BankForward:
         return kernels.attend_joined(projected.view(-1, 3, *q.shape[1:]), self.route, **options)
 
     def on_output(self, place: str, output: Tensor, dropout: Any = None) -> Tensor:
-        """A sublayer's output, through its `dropout` if one stands there, with what the operations make of it."""
+        """A sublayer's output, through its `dropout` if one stands there, changed by the operations at this place."""
         operations = self._views.outputs.get(place, ())
         if dropout is not None:
             first = operations[0] if len(operations) == 1 else None
@@ -140,13 +140,13 @@ class BankForward:
         return inner(x) if found is None else found
 
     def on_linear(self, sites: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None = None) -> Tensor:
-        """A linear layer with what the slots make of it; `joined` is what may be computed with it at once.
+        """A linear layer with the slots' operations; `joined` are the layers that may be computed with it at once.
 
         It may be several sites side by side, each with operations of its own.
         """
         self._note(sites, x)
         if self._attended is not None and sites[0].name in ATTENTION_LINEARS:
-            return self._attended if sites[0].name == "project" else x  # of the others nothing is read
+            return self._attended if sites[0].name == "project" else x  # the other results are not read
         found = [self._views.linears.get(site.name, ()) for site in sites]
         if not any(found):
             if joined is None or not self._joins(joined, sites[0].name):
@@ -165,7 +165,7 @@ class BankForward:
         return pieces[0] if len(sites) == 1 else torch.cat(pieces, -1)
 
     def _joins(self, joined: Joined, name: str) -> bool:
-        """Whether query, key and value are the backbone's own, and packed attention reads them by our kernels."""
+        """Whether query, key and value are the backbone's own and go through our packed attention kernels."""
         if name not in joined.names or self._is_solo:
             return False
         is_ours = self.route.tiling is not None and self.route.pack is not None
@@ -178,22 +178,22 @@ class BankForward:
         return self._projected[1].chunk(3, -1)[joined.names.index(name)]
 
     def _note(self, sites: tuple[LinearSite, ...], x: Tensor) -> None:
-        """Keep what a sublayer reads for the adapter beside it."""
+        """Keep the input of a sublayer for the adapter beside it."""
         for site in sites:
             if site.reads is not None and site.reads in self._views.beside_sublayers:
                 self.inputs[site.reads] = x
 
     def settle(self) -> None:
-        """End the pass: operations take up what they noted, such as what batch norm saw."""
+        """End the pass: operations update their running statistics with those of the pass."""
         for block in self._blocks:
             block.settle()
         for operation, seen in (self._moments or {}).items():
             operation.settle(seen)
 
-    # What the operations call.
+    # Called by the operations.
 
     def moments_of(self, operation: SlotOperation) -> list[kernels.Moments] | None:
-        """Where batch norm notes what it sees while it trains."""
+        """The list in which batch norm notes its statistics while it trains; None outside of training."""
         if self._moments is None or operation.weights.running is None:
             return None
         return self._moments.setdefault(operation, [])
@@ -210,22 +210,22 @@ class BankForward:
         return self.unlay(kernels.rms_norm(self.lay(x), scale_SD, eps, self.route))
 
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
-        """Each row's own vector, to be added to or multiplied with the rows of x, as precise as it is learnt."""
+        """Each row's own vector, to be added to or multiplied with the rows of x, in the precision it is learnt in."""
         if self.gather is not None:
             return self.gather.per_row(stacked_SD, x)
         return kernels.per_row(stacked_SD, self.lay(x), self.route)
 
     def lay(self, x: Tensor) -> Tensor:
-        """Along the axis the segments count: rows, or the tokens of a pack, which the backbone sees as one row."""
+        """Flatten x to the axis that segments count: rows, or the tokens of a pack (one row to the backbone)."""
         return x if self.route.pack is None else x.squeeze(0)
 
     def unlay(self, x: Tensor) -> Tensor:
-        """As the backbone sees it again."""
+        """Undo `lay`: the shape that the backbone expects."""
         return x if self.route.pack is None else x.unsqueeze(0)
 
 
 class _FirstTokens(BankForward):
-    """The last block of a pass whose heads read first tokens alone: keys and values of all tokens, the rest of those.
+    """The last block of a pass whose heads read only first tokens: keys and values of all tokens, the rest of these.
 
     It saves 8% (rows of 9 tokens) to 15% (of 35) of a CPU step on a MiniLM. What keys and values are computed of is
     what the block reads, as in every family that is packed.
@@ -257,7 +257,7 @@ class _FirstTokens(BankForward):
         assert self._read is not None
         self._note(sites, x)
         self._kept[name] = self._whole.on_linear(sites, inner, self._read)
-        return x  # as long as the attention module expects; what it makes of it is not used
+        return x  # the attention module expects this length; its result is not used
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if self._attended is not None:

@@ -50,7 +50,7 @@ class Method:
     summary: str
     parts: tuple[Part, ...]
     settings: frozenset[str]
-    """of `MethodConfig`, those it takes"""
+    """the fields of `MethodConfig` that it takes"""
     size: int | None = None
     activation: str = "auto"
     norms: str = "none"
@@ -61,11 +61,11 @@ class Method:
     linears: tuple[str, ...] = ()
     layers: str = "all"
     lr: float = 5e-4
-    """the learning rate where nobody gives one: what did well on four GLUE tasks with MiniLM (docs/results.md)"""
+    """the default learning rate: it did well on four GLUE tasks with MiniLM (docs/results.md)"""
     lr_writing: float | None = None
-    """that on backbones that write their answers, if it is another"""
+    """the default learning rate on backbones that write their answers, if it differs"""
     lr_alone: float | None = None
-    """that where a task of several trains nothing but what is its own, if it is another"""
+    """the default learning rate where a task of a joint run trains only its own tensors, if it differs"""
     is_finetuned: bool = False
     """it trains a copy of the backbone's own weights: no other slot can share its forward pass"""
     shared: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Method:
         return bool(self.shared)
 
     def find_lr(self, *, is_seq2seq: bool, is_alone: bool) -> float:
-        """The learning rate where nobody gives one; `is_alone`: what tasks share is frozen."""
+        """The default learning rate; `is_alone`: shared parameters are frozen."""
         usual = (self.lr_writing if is_seq2seq else None) or self.lr
         return (self.lr_alone if is_alone else None) or usual
 
@@ -98,7 +98,7 @@ class Method:
 
 
 def resolve_method(config: MethodConfig) -> ResolvedMethod:
-    """Replace everything that a config leaves open by the method's own choice: what is hashed, stored and shown."""
+    """Replace every open setting of a config by the method's own choice; the result is hashed, stored and shown."""
     method = find_method(config.name)
     _refuse_foreign_settings(config, method)
     size = config.size or method.size
@@ -131,7 +131,7 @@ def resolve_method(config: MethodConfig) -> ResolvedMethod:
 
 
 def materialized_method(method: ResolvedMethod) -> ResolvedMethod:
-    """The ordinary method that a task of this one is of once it is trained; an ordinary one is its own."""
+    """The ordinary method that a trained task of this method becomes; an ordinary method is its own."""
     becomes = find_method(method.name).becomes
     if not becomes:
         return method
@@ -143,14 +143,14 @@ def materialized_method(method: ResolvedMethod) -> ResolvedMethod:
 
 
 def make_expander(anatomy: Anatomy, method: ResolvedMethod, slots_per_run: int) -> Expander:
-    """What makes the stacks of runs that own several slots those that the slots read."""
+    """Make the `Expander` that turns a run's shared parameters into ordinary per-slot stacks."""
     row = find_method(method.name)
     nets = [part.network(anatomy, method) for part in row.parts if isinstance(part, HypernetPart)]
     return Expander(nets[0] if nets else None, row.shared, slots_per_run)
 
 
 def layout(anatomy: Anatomy, method: ResolvedMethod, head: HeadSpec | None = None) -> list[TensorSpec]:
-    """Every tensor of a task with this method, in a fixed order; refuses what the backbone's family cannot do."""
+    """List every tensor of a task with this method, in a fixed order; refuse a method that the family cannot have."""
     if reason := UNSUPPORTED.get((anatomy.family, method.name)):
         raise Unsupported(f"method `{method.name}` on the backbone family `{anatomy.family}`: {reason[0]}", reason[1])
     row = find_method(method.name)
@@ -180,7 +180,7 @@ def first_layer(anatomy: Anatomy, method: ResolvedMethod) -> int:
 
 
 def has_frozen_attention(anatomy: Anatomy, method: ResolvedMethod) -> bool:
-    """Whether in the lowest trained layer nothing is trained up to what attention's projection gives."""
+    """Whether the lowest trained layer trains nothing up to and including the output of attention's projection."""
     layer = first_layer(anatomy, method)
     has_own = find_method(method.name).is_finetuned
     if layer == anatomy.num_layers or has_own or find_family(anatomy.family).is_prenorm:
@@ -232,7 +232,7 @@ _HYPERFORMER = Method(
     places=("attention", "feedforward"),
     form="sequential",
     scale=1.0,
-    # A head multiplies a step by what it reads, 64 numbers of size one: with T5's published 3e-4 MiniLM learns nothing.
+    # A head's input, 64 numbers of size one, multiplies a step: with T5's published 3e-4 MiniLM learns nothing.
     lr=1e-4,
     lr_writing=3e-4,
     # An embedding begins with numbers of size one: at the rates of weights it stays where it was. Of 1e-4 to 0.1, tried
@@ -384,7 +384,7 @@ JOINT_METHODS: dict[str, Method] = {
         becomes="pal-full",
     ),
 }
-"""Those that train several tasks as one run."""
+"""The methods that train several tasks as one run."""
 _NO_BIASES = ("its layers have no biases", "use `norms` or an adapter method")
 _NO_HEAD = ("it writes its answers with its own frozen output layer, and has no other head", "use `norms`")
 _NO_PAL = "projected attention stands beside the blocks of an encoder"
@@ -397,5 +397,5 @@ UNSUPPORTED: dict[tuple[str, str], tuple[str, str]] = {
     **{(family, method): (_NO_PAL, "use `mahabadi`") for family in ("t5", "mt5") for method in ("pal", "pal-full")},
     **{(f, "pal-published"): (_NO_PAL, "use `mahabadi-multi` or `hyperformer++`") for f in ("t5", "mt5")},
 }
-"""(family, method) -> why it cannot be, and a method to use instead, which the same command takes. DeBERTa's query and
-key are refused as `shared_linears`."""
+"""(family, method) -> why it is impossible, and a method to use instead, which the same command takes. DeBERTa's query
+and key are refused as `shared_linears`."""

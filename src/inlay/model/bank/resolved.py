@@ -10,7 +10,7 @@ from inlay.settings import MethodConfig
 
 @dataclass(frozen=True)
 class ResolvedMethod:
-    """A method with every setting filled in: what a `MethodConfig` asks for, and the method's defaults for the rest."""
+    """A method with every setting filled in: those of a `MethodConfig`, and the method's defaults for the rest."""
 
     name: str
     size: int | None
@@ -39,5 +39,5 @@ class ResolvedMethod:
         return cls(**{item.name: getattr(config, item.name) for item in dataclasses.fields(cls)})
 
     def as_config(self) -> MethodConfig:
-        """The config that says all of it: what a run's identity is made of, and what is shown."""
+        """The config with every setting spelt out, for a run's identity and for display."""
         return MethodConfig(**{item.name: getattr(self, item.name) for item in dataclasses.fields(self)})

@@ -1,4 +1,4 @@
-"""What a slot is: a resolved method and a head, and so a set of tensors."""
+"""The spec of a slot: a resolved method and a head, which together decide its tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inlay.settings import MethodConfig
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """What a slot holds: a method with all its settings, and a head."""
+    """The content of a slot: a method with all its settings, and a head."""
 
     method: ResolvedMethod
     head: HeadSpec
@@ -34,7 +34,7 @@ class SlotSpec:
         return layout(anatomy, self.method, self.head)
 
     def count_parameters(self, anatomy: Anatomy) -> int:
-        """How many parameters are trained, head included."""
+        """Count the trained parameters, head included."""
         return sum(item.num_parameters for item in self.layout(anatomy))
 
     @property

@@ -1,4 +1,4 @@
-"""A bank's stacks arranged by place: which operations act at each hook of the backbone, and what each slot is there.
+"""A bank's stacks arranged by place: the operations at each hook of the backbone, and each slot's bottleneck there.
 
 `build_views` makes them of the parts; they are rebuilt whenever a slot becomes of a new kind. `forward.py` reads them.
 """
@@ -24,13 +24,13 @@ _ALIGNED = 8  # numbers of two bytes that programs read at once
 
 TiledLayouts = Mapping[tuple[str, str], tiled.TiledBottleneck]
 Operations = Mapping[str, tuple[Operation, ...]]
-"""place -> what acts there, in order"""
+"""place -> the operations there, in order"""
 
 
 class Copies:
-    """Copies of stacks in another type, renewed together; those that lie in one piece of memory as one tensor.
+    """Copies of stacks in another type, renewed together; stacks in one piece of memory are copied as one tensor.
 
-    What a hypernetwork writes lies so, all sites of a stack of blocks side by side, and a training bank of one slot.
+    A hypernetwork's output lies so (all sites of a stack of blocks side by side), and a training bank of one slot.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -38,7 +38,7 @@ class Copies:
         self._pieces: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def add(self, stack: Tensor) -> Tensor:
-        """Where the copy of a stack will be, the same for the same stack; nothing is in it yet."""
+        """The (still empty) copy of a stack; the same stack gives the same copy."""
         stack, memory = stack.detach(), stack.untyped_storage()
         # Programs read aligned memory faster: a copy that would not be is laid out by itself.
         is_piece = stack.is_contiguous() and stack.storage_offset() % _ALIGNED == 0
@@ -52,7 +52,7 @@ class Copies:
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Bring the copies up to what was copied."""
+        """Copy the current values of the stacks."""
         if self._pieces:
             copied, copies = zip(*self._pieces.values(), strict=True)
             torch._foreach_copy_(list(copies), list(copied))
@@ -68,7 +68,7 @@ class Views:
     _layers: dict[int, Views] = field(default_factory=dict, repr=False)
     _copies: Copies | None = field(default=None, repr=False)
     beside_sublayers: frozenset[str] = field(init=False, repr=False)
-    """the places where something stands beside a sublayer, and reads what it reads"""
+    """the places where an operation stands beside a sublayer, and reads the sublayer's input"""
     has_beside_block: bool = field(init=False, repr=False)
     """whether something stands beside a whole block"""
 
@@ -80,7 +80,7 @@ class Views:
 
     @property
     def _slotted(self) -> dict[tuple[str, str], SlotOperation]:
-        """(form, place) -> the operation there, of those in which slots may differ in kind."""
+        """(form, place) -> the operation there, for operations whose slots may differ in kind."""
         return {
             (operation.form, key): operation
             for found in (self.outputs, self.linears)
@@ -91,11 +91,11 @@ class Views:
 
     @property
     def num_slots(self) -> int:
-        """How many slots the adapters here have; 0 if there are none."""
+        """The number of slots of the adapters here; 0 if there are none."""
         return next((len(operation.weights.shapes) for operation in self._slotted.values()), 0)
 
     def set_slot(self, slot: int, shapes: SiteShapes) -> bool:
-        """Make a slot what `shapes` say, in place. False if there is no place for it here: build them anew."""
+        """Give a slot these shapes, in place. False if the views have no room for them and must be built anew."""
         places = self._slotted
         if not all(place in places and places[place].weights.has_kind(shape) for place, shape in shapes.items()):
             return False
@@ -128,16 +128,16 @@ class Views:
 
     @property
     def molds(self) -> TiledLayouts:
-        """What follows from the shapes at every site, of views in tiles."""
+        """The parts of tiled views that follow from the shapes at every site, to be reused."""
         return {place: kernels.tiled_layout(operation.weights) for place, operation in self._slotted.items()}
 
     def renew_copies(self) -> None:
-        """Bring the copies up to what was copied."""
+        """Copy the current values of the stacks."""
         if self._copies is not None:
             self._copies.renew()
 
     def beside_own_weights(self) -> Views:
-        """What slots with their own weights have besides: the operations that stand beside whole blocks."""
+        """The views for slots with their own weights: only the operations beside whole blocks."""
         found = {
             key: tuple(operation for operation in operations if operation.reads_block)
             for key, operations in self.outputs.items()
@@ -145,7 +145,7 @@ class Views:
         return Views(outputs={key: operations for key, operations in found.items() if operations})
 
     def at(self, layer: int) -> Views:
-        """Those of one block."""
+        """The views of one block."""
         if layer not in self._layers:
             self._layers[layer] = Views(
                 _within(layer, self.linears), _within(layer, self.outputs), _within(layer, self.norms)
@@ -167,7 +167,7 @@ Gated = tuple[ResolvedMethod | None, frozenset[int]]
 
 
 def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
-    """What a slot of this method is at each site; nothing for a free slot, or in the layers `removed`."""
+    """The bottleneck of a slot of this method at each site; none for a free slot, or in the layers `removed`."""
     if method is None:
         return {}
     found = [item for part in find_method(method.name).parts for item in part.shapes(anatomy, method).items()]
@@ -177,7 +177,7 @@ def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozen
 def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
     """The views of slots with these methods. `is_expanded`: shared adapters stand at every site."""
     known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
-    by_site: dict[tuple[str, str], list[kernels.Shape | None]] = {}
+    by_site: dict[tuple[str, str], list[kernels.BottleneckShape | None]] = {}
     for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
         by_site[place] = [known[slot].get(place) for slot in slots]
     occupants = Occupants(tuple(method for method, _ in known if method), by_site, is_expanded)

@@ -26,7 +26,7 @@ PAD_ROW = 64  # tokens of a row of padding at most
 
 
 def round_up_tokens(num_tokens: int, *, is_varied: bool = False) -> int:
-    """The lowest rung that holds so many tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …
+    """The lowest rung that holds this number of tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …
 
     Where steps are of varied lengths the large ones are eight to a doubling: 8192, 9216, 10240 …
     """
@@ -43,11 +43,11 @@ def bound_length(lengths: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a compiled pass is made for."""
+    """The sizes that a compiled pass is made for."""
 
     num_tokens: int
     num_rows: int
-    """of real rows; those of padding come on top"""
+    """real rows; those of padding come on top"""
     num_slots: int
     max_length: int
 
@@ -77,7 +77,7 @@ class PackedRows:
     types: np.ndarray | None
     lengths: np.ndarray
     slots: np.ndarray
-    """of each row"""
+    """the slot of each row"""
 
 
 class BucketBuffers:
@@ -133,7 +133,7 @@ class BucketBuffers:
         return Tiles(slots, starts, stops, p["row_begins"], p["row_ends"], tile=self.capacity.tile)
 
     def lay(self, rows: PackedRows) -> np.ndarray:
-        """What the buffers will hold for these rows, as they lie: int32, zero where there is nothing."""
+        """The content of the buffers for these rows: int32, zero where there is nothing."""
         packed, start = np.zeros(len(self._host), np.int32), 0
         laid = self._lay_parts(rows)
         for name, size in self._sizes.items():
@@ -153,7 +153,7 @@ class BucketBuffers:
         slots = np.concatenate([rows.slots, np.full(len(pads), last)])
         every = np.concatenate([rows.slots, np.full(self.capacity.all_rows - len(rows.slots), last)])  # empty rows too
         stops = np.cumsum(lengths)
-        # An empty row lies where the last row begins: whoever reads its first token reads one of its own slot.
+        # An empty row lies where the last row begins, so that its "first token" is one of its own slot.
         empty = np.full(self.capacity.all_rows - len(lengths), (stops - lengths)[len(rows.lengths) - 1])
         laid = {
             "ids": np.concatenate([rows.ids, np.full(spare, self._pad_id)]),
@@ -191,7 +191,7 @@ class BucketBuffers:
 
 
 class DecoderTargets:
-    """The answers to the rows of a rung, at fixed addresses: what a decoder writes in a pass of fixed shapes.
+    """The answers to the rows of a rung, at fixed addresses: the decoder's tokens in a pass of fixed shapes.
 
     Every row has `width` tokens, those behind an answer's end included. Of the rows of padding, which come last, only
     as many are answered as there is room for real ones, with nothing, by the last slot, as they are read. `fill` writes
@@ -208,12 +208,12 @@ class DecoderTargets:
         self._there = torch.zeros_like(self._host, device=device)
         written, slots_N, tiles = self._there.split(sizes)
         self.written_RT = written.view(self._num_rows, width)
-        """what is to be written, -100 behind its end"""
+        """the answers to be written, -100 after their ends"""
         placed, nowhere = place_tiles(tiles, self._num_slots, self._tile), written[:0]
         self.route = Route((), tiling=Tiling(placed, slots_N, nowhere, nowhere, max_length=0))
 
     def lay(self, answers: Sequence[np.ndarray], slots: np.ndarray) -> np.ndarray:
-        """What the buffers will hold for these answers, whose slots are those of their rows, in order."""
+        """The content of the buffers for these answers; `slots` are the slots of their rows, in order."""
         written = np.full((self._num_rows, self._width), IGNORED, np.int32)
         for row, answer in enumerate(answers):
             written[row, : len(answer)] = answer

@@ -5,7 +5,7 @@ segment. A batch is packed where the family allows it: rows end to end on one to
 count tokens. Elsewhere it is padded to its longest row, and the segments count rows.
 
 A row is one text, or two that are read apart (towers): those lie side by side, each as a row of its own would. Where a
-batch has such rows, its texts are more than its rows; what is said of rows in packs and paddings holds of its texts.
+batch has such rows, it has more texts than rows; statements about rows in packs and paddings hold of its texts.
 
 Rows may bring a prefix: states of the backbone's frozen lower layers, computed before. A batch whose rows all do begins
 above those layers.
@@ -30,7 +30,7 @@ from inlay.model.batch.transfer import send
 
 TokenIds = Sequence[int] | np.ndarray
 IGNORED = -100
-"""in place of a token of an answer where there is none"""
+"""stands for a missing token of an answer"""
 LONG = 256
 """Tokens of a packed row, in the mean, from which on rows are long. On an H200, forward and backward, torch's flash
 attention takes 4.4 times as long as our programs with rows of 38 tokens, 1.4 times with 192, 0.9 with 256, 0.8 with 384
@@ -47,7 +47,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pack:
-    """Where the rows of a packed batch lie on its token axis."""
+    """The places of a packed batch's rows on its token axis."""
 
     lengths: tuple[int, ...]
     device: torch.device
@@ -79,13 +79,13 @@ class Pack:
 
     @cached_property
     def places_BT(self) -> Tensor:
-        """Where each token of each row would be read from, were the rows padded; padding reads its row's last token."""
+        """The place in the pack of each token of the padded rows; padding reads its row's last token."""
         columns_T = torch.arange(max(self.lengths), device=self.device)
         return self.starts_B.unsqueeze(1) + torch.minimum(columns_T, self.lengths_B.unsqueeze(1) - 1)
 
     @cached_property
     def is_real_BT(self) -> Tensor:
-        """Which tokens of the padded rows are real."""
+        """True for the real tokens of the padded rows, False for padding."""
         return torch.arange(max(self.lengths), device=self.device) < self.lengths_B.unsqueeze(1)
 
     @cached_property
@@ -95,29 +95,29 @@ class Pack:
 
 
 class CacheDepth(NamedTuple):
-    """How far up a prefix goes: to what block `layer` reads; beyond the last block, to the backbone's last states."""
+    """The depth of a prefix: the input of block `layer`, or beyond the last block the backbone's last states."""
 
     layer: int
     with_attention: bool = False
-    """and on through that block's attention, to what its projection gives"""
+    """also through that block's attention, up to its projection's output"""
 
 
 @dataclass(frozen=True, eq=False)
 class CachedStates:
-    """What is known of the lower layers."""
+    """Cached states of the lower layers."""
 
     reach: CacheDepth
     states: Tensor
-    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed; with attention 2D wide, what it gives behind"""
+    """[T, D] of a row; [B, T, D] of a batch, or [1, N, D] if packed; with attention 2D wide, its output last"""
 
     @property
     def hidden(self) -> Tensor:
-        """What the block reads."""
+        """The input of the block."""
         return self.states.chunk(2, -1)[0] if self.reach.with_attention else self.states
 
     @property
     def attended(self) -> Tensor | None:
-        """What the block's attention gives, if it is known."""
+        """The output of the block's attention, if it is cached."""
         return self.states.chunk(2, -1)[1] if self.reach.with_attention else None
 
 
@@ -139,7 +139,7 @@ class Tiling:
     """whether packed rows are long, in the mean"""
 
     def unpack(self, values_N: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Values of tokens as so many first rows, padded to the longest that may come [B, T, …], and which are real.
+        """Values of tokens as the first `num_rows` rows, padded to the longest possible [B, T, …], and which are real.
 
         The padding repeats a row's last value.
         """
@@ -161,16 +161,16 @@ class Route:
     pack: Pack | None = field(default=None, compare=False)
     """where the rows lie, if they are packed"""
     prefix: CachedStates | None = field(default=None, compare=False)
-    """what is known of the lower layers, which the pass then skips"""
+    """cached states of the lower layers, which the pass then skips"""
     tiling: Tiling | None = field(default=None, compare=False)
     """the same as tensors, where operations take all slots at once"""
     decoder: Route | None = field(default=None, compare=False)
-    """that of what is written in answer, where it lies otherwise than what is read"""
+    """the route of the answers, where their tokens lie otherwise than those of the texts"""
     wide: Route | None = field(default=None, compare=False)
-    """where this is the route of first tokens alone, that of all: every block but the last follows it"""
+    """where this is the route of first tokens only, the route of all tokens: every block but the last follows it"""
 
     def tiled(self, num_slots: int, tokens_per_item: int, device: torch.device) -> Route:
-        """The route with a tiling for a bank of so many slots; a padded row is an item of several tokens."""
+        """The route with a tiling for a bank of `num_slots` slots; a padded row is an item of several tokens."""
         segments = [(slot, start * tokens_per_item, stop * tokens_per_item) for slot, start, stop in self.segments]
         num_tokens = segments[-1][2]
         # One row to a task leaves tiles half empty; a smaller one wastes less.
@@ -245,7 +245,7 @@ class Row:
 
     @property
     def width(self) -> int:
-        """Tokens of the longest of its texts: what it is padded to, alone; with the answer where it is written."""
+        """Tokens of its longest text: its padded width when alone; with the answer where it is written."""
         return self.num_tokens if self.other is None else max(len(self.ids), len(self.other))
 
 
@@ -274,7 +274,7 @@ class Batch:
     positions_BT: Tensor | None = None
     """position ids [1, N] if packed: they start anew in every row"""
     written_BT: Tensor | None = None
-    """the answers to be written, -100 behind their ends; None where they are not known"""
+    """the answers to be written, -100 after their ends; None where they are not known"""
     split: tuple[Segment, ...] | None = None
     """the segments counted in texts, where some rows are two; None: every row is one"""
 
@@ -284,7 +284,7 @@ class Batch:
 
     @property
     def texts(self) -> tuple[Segment, ...]:
-        """The segments counted in texts: what lies in the pack, or padded."""
+        """The segments counted in texts, as they lie in the pack or the padded batch."""
         return self.rows if self.split is None else self.split
 
     @property

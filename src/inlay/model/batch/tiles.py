@@ -2,7 +2,7 @@
 
 A pack's tokens lie on one axis, sorted by slot, so a slot's tokens are one range. That range is cut into tiles of at
 most `tile` tokens: one program works on one tile, with the weights of one slot. A launch depends on the number of
-tiles and slots only, never on what the tensors hold, so a captured CUDA graph goes on being right when a new route is
+tiles and slots only, never on the tensors' values, so a captured CUDA graph goes on being right when a new route is
 copied into them.
 
 Shape letters: M tiles, S slots.
@@ -58,7 +58,7 @@ def make_tiles(
 ) -> Tiles:
     """The tiles of (slot, start, stop) ranges of tokens, one range for a slot at most; `capacity` tiles in all.
 
-    For whoever calls a kernel by itself, as tests and benches do: a route sends its tiles along with its other tensors.
+    For tests and benches that call a kernel by itself: a route sends its tiles along with its other tensors.
     """
     laid = lay_tiles(segments, num_slots, tile, capacity)
     return place_tiles(torch.from_numpy(laid).to(device), num_slots, tile)
@@ -72,7 +72,7 @@ def lay_tiles(segments: Sequence[tuple[int, int, int]], num_slots: int, tile: in
     counts = (ends - begins + tile - 1) // tile
     num_tiles = int(counts.sum())
     assert num_tiles <= capacity, f"{num_tiles} tiles do not fit {capacity}"
-    place = np.arange(num_tiles) - np.repeat(np.cumsum(counts) - counts, counts)  # of a tile within its slot
+    place = np.arange(num_tiles) - np.repeat(np.cumsum(counts) - counts, counts)  # index of a tile within its slot
     by_tile = np.zeros((3, capacity), np.int32)
     by_tile[0, :num_tiles] = np.repeat(slots, counts)
     by_tile[1, :num_tiles] = np.repeat(begins, counts) + place * tile
@@ -96,5 +96,5 @@ def tile_for(num_tokens: int) -> int:
 
 
 def tile_capacity(num_tokens: int, num_slots: int, tile: int) -> int:
-    """The most tiles that so many tokens of at most so many slots can need."""
+    """The largest number of tiles that these tokens of at most `num_slots` slots can need."""
     return (num_tokens + num_slots * (tile - 1)) // tile

@@ -26,14 +26,14 @@ from inlay.model.batch.route import Row
 from inlay.model.heads.readout import apply_heads
 from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import launch
-from inlay.model.kernels.cuda_graphs import Recorder
+from inlay.model.kernels.cuda_graphs import GraphRecorder
 from inlay.model.kernels.select import pick
 from inlay.model.parts import head as head_part
 
 BACKEND: Callable[..., Any] = rewrite.inductor
-"""What compiles; a test counts with one of its own."""
+"""The compiler backend; a test counts with one of its own."""
 MOST_TOKENS = 65536
-"""Of a captured pass: beyond, launches are no cost worth the memory a capture holds."""
+"""Largest pass to capture, in tokens. Above it launch overhead is small, and the memory that a graph holds is not."""
 
 
 def find_obstacle(backbone: Backbone) -> tuple[str, str] | None:
@@ -56,7 +56,7 @@ class GraphedForward:
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         self._programs: dict[tuple[Any, ...], _Program] = {}
-        self._recorder = Recorder()
+        self._recorder = GraphRecorder()
         self._num_changes = -1
         self._forms = _Forms()
         self._views: Any = None
@@ -88,7 +88,7 @@ class GraphedForward:
         capacity = Capacity(round_up_tokens(len(laid.ids)), round_up_tokens(len(laid.lengths)), bank.num_slots, longest)
         if self._num_changes != bank.num_changes:
             self._num_changes, self._forms = bank.num_changes, _Forms.of(bank)
-        if self._views is not bank.views:  # stacks were replaced: what was captured reads the old ones
+        if self._views is not bank.views:  # stacks were replaced, and captured programs read the old ones
             self._views, self._programs = bank.views, {}
             bank.mark_dynamic(torch._dynamo.maybe_mark_dynamic)  # a larger task must not compile anything again
         key = (capacity, self._forms.poolings, self._forms.has_hidden)
@@ -100,7 +100,7 @@ class GraphedForward:
         return program
 
     def _run(self, program: _Program) -> None:
-        """As it is the first time, which compiles what is new; captured from the second on."""
+        """Run a program: the first time uncaptured, which compiles new shapes; captured from the second time on."""
         if program.graph is not None:
             program.graph.replay()
             return
@@ -114,7 +114,7 @@ class GraphedForward:
             graph.replay()
 
     def _announce(self, rung: BucketBuffers) -> None:
-        """Say what is compiled: blocks for the first rung, for all others, for larger tiles and for long rows."""
+        """Announce a compilation: blocks for the first rung, for all others, for larger tiles and for long rows."""
         shape = (rung.capacity.tile, rung.is_long)
         if self._shapes.count(shape) < 2:
             self._shapes.append(shape)
@@ -127,7 +127,7 @@ class GraphedForward:
         return self._recorder.capture(work)
 
     def _compute(self, program: _Program) -> Tensor:
-        """Of tensors alone: nothing here knows which tasks it is for."""
+        """Compute logits from tensors alone: nothing here depends on which tasks the rows are for."""
         bank, rung, stacks = self._bank, program.rung, self._bank.stacks
         with bank.routed(rung.route):
             hidden_ND = bank.backbone.hidden(rung.batch).squeeze(0)
@@ -141,10 +141,10 @@ class GraphedForward:
 
 @dataclass(frozen=True, eq=False)
 class _Forms:
-    """What the heads of a bank read: poolings, and a layer before their last."""
+    """The forms of the heads of a bank: poolings, and whether they have a hidden layer."""
 
     poolings: tuple[str, ...] = ()
-    """those that occur"""
+    """the poolings that occur"""
     has_hidden: bool = False
     """whether any has, or had, a layer before its last"""
     by_slot: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int32))
@@ -169,7 +169,7 @@ class _Program:
         self._chosen: _Forms | None = None
 
     def choose(self, forms: _Forms, device: torch.device) -> None:
-        """What each slot's head reads, at a fixed address."""
+        """Copy each slot's pooling and hidden-layer flag to a fixed address."""
         if forms is self._chosen:
             return
         sent = torch.from_numpy(forms.by_slot).to(device, copy=True)

@@ -4,7 +4,7 @@ Answers are known texts that are scored (a label's score is the sum of its token
 not divided by its length), or texts written token by token, greedily or by beam search. Texts that are scored are one
 pass of a row: a tree, in which each token sees those before it in its own text, and texts share how they begin. The
 slots of rows follow them through all of it: repeated and reordered for beams, with the keys and values that earlier
-tokens left. What always holds: a row's answer does not depend on the rows beside it.
+tokens left. Invariant: a row's answer does not depend on the rows beside it.
 
 Shape letters: B rows, T tokens of a row, D hidden, V vocabulary, R rows of the decoder, K beams, L texts, W tokens of a
 text.
@@ -31,31 +31,31 @@ MOST_SCORED = {"cpu": 2**25, "cuda": 2**28}
 
 @dataclass(frozen=True)
 class Read:
-    """What was read of rows: what a decoder attends to."""
+    """The encoder's states of rows, which a decoder attends to."""
 
     states_BTD: Tensor
     """[1, N, D] where rows are packed"""
     mask_BT: Tensor
-    """which are real; of a pack nothing is hidden by it"""
+    """which tokens are real; all ones for a pack"""
     tiling: Tiling | None = None
     """where the rows lie, if they are packed"""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The tokens of several texts, each once where they begin alike; the first is that before all texts."""
+    """The tokens of several texts as a tree of their prefixes; the root is the start token."""
 
     ids: tuple[int, ...]
-    """without those that end a text: nothing is asked behind them"""
+    """tokens, without the ends of texts: no token follows an end"""
     parents: tuple[int, ...]
     """the token before each, by its place; -1: none"""
     paths: tuple[tuple[int, ...], ...]
-    """of each text the places that its tokens are asked at"""
+    """for each text, the places in `ids` at which its tokens are predicted"""
     texts: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], start: int) -> Tree:
-        """The tree of these texts behind a start."""
+        """Build the tree of these texts after a start token."""
         ids, parents, paths, known = [start], [-1], [], {}
         for text in texts:
             path = [0]
@@ -70,7 +70,7 @@ class Tree:
         return cls(tuple(ids), tuple(parents), tuple(paths), tuple(map(tuple, texts)))
 
     def layout(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """How deep each token stands [T], and whether one sees another [T, T]: itself and those before it."""
+        """The depth of each token [T], and which tokens each one sees [T, T]: itself and its ancestors."""
         sees_TT = torch.eye(len(self.ids), dtype=torch.bool)
         depths = [0] * len(self.ids)
         for place, parent in enumerate(self.parents[1:], 1):
@@ -83,13 +83,13 @@ def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None
     """The logits [B, T, V] of every token of the answers that the batch knows, each given those before it."""
     assert batch.written_BT is not None
     backbone = bank.backbone
-    before_BT = batch.written_BT.clamp(min=0).roll(1, 1)  # padding is never read by what stands before it
+    before_BT = batch.written_BT.clamp(min=0).roll(1, 1)  # padding comes last, and tokens see only those before them
     before_BT[:, 0] = backbone.start_id
     return backbone.write(backbone.read(batch, weights), before_BT, weights)[0]
 
 
 def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> list[Tensor]:
-    """Of each segment the scores of its slot's texts [n, L], or the letters that were written [n, W], -1 at the end."""
+    """Score the texts of each segment's slot [n, L], or write answers as codes of letters [n, W], -1 after the end."""
     states, heads = bank.backbone.hidden_layers(batch, weights)[-1], [bank.head_of(slot) for slot, *_ in batch.rows]
     most_texts = max(len(head.texts) for head in heads)
     # One tensor for all rows: a tensor of each row would be a launch for each, and wait as often.
@@ -110,7 +110,7 @@ def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> li
 
 
 def read_rows(batch: Batch, states: Tensor, rows: Sequence[int]) -> Read:
-    """Some rows of what was read of a batch, padded to the longest of them."""
+    """Take some rows of a batch's encoder states, padded to the longest of them."""
     index_R = torch.as_tensor(rows, device=states.device)
     if batch.pack is None:
         assert batch.mask_BT is not None
@@ -125,7 +125,7 @@ def _slots(batch: Batch) -> list[int]:
 
 
 def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
-    """Rows that are answered together: with the same number of beams, or by the same texts, not too many at a time."""
+    """Group rows that are answered together: with the same number of beams, or by the same texts, within a limit."""
     vocabulary = int(bank.backbone.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     limit = MOST_SCORED[bank.backbone.device.type] // vocabulary
     written: dict[tuple[int, int], list[int]] = {}
@@ -144,7 +144,7 @@ def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
 
 
 class _Decoder:
-    """Writes for some rows of a batch, and remembers what it wrote."""
+    """Writes answers for some rows of a batch, and keeps the keys and values of written tokens."""
 
     def __init__(self, bank: Bank, read: Read, slots: Sequence[int], weights: Mapping[str, Tensor] | None) -> None:
         self._bank, self._weights, self._cache = bank, weights, None
@@ -168,7 +168,7 @@ class _Decoder:
         return torch.full((self.num_rows, 1), self.backbone.start_id, device=self.device)
 
     def write(self, ids_RT: Tensor) -> Tensor:
-        """Log-probabilities [R, T, V] of the tokens behind these, which follow those written before."""
+        """Log-probabilities [R, T, V] of the tokens after these, which follow those written before."""
         route = Route.from_slots(self._slots, torch.ones_like(ids_RT))
         with self._bank.routed(route):
             logits, self._cache = self.backbone.write(self._read, ids_RT, self._weights, self._cache, keeps=True)
@@ -189,11 +189,11 @@ class _Decoder:
         return own_RLW.masked_fill(tokens_LW < 0, 0.0).sum(-1)
 
     def spread(self, index_R: Tensor) -> None:
-        """Go on with these rows, of which one may be several; their order by slots must stay."""
+        """Go on with these rows; a row may be repeated. They must stay sorted by slot."""
         assert self._cache is not None
         self._cache.reorder_cache(index_R)
         self._slots = [self._slots[row] for row in index_R.tolist()]
-        # Keys and values of what was read are kept: the states themselves are not looked at any more.
+        # The cache has the keys and values of the encoder's states: the states themselves are not read any more.
         states = self._read.states_BTD[:1].expand(len(index_R), -1, -1)
         self._read = Read(states, self._read.mask_BT[index_R])
 
@@ -209,14 +209,14 @@ def _write(pen: _Decoder, num_beams: int, max_tokens: int) -> list[Tensor]:
 
 
 def _write_greedily(pen: _Decoder, max_tokens: int) -> list[list[int] | None]:
-    """The likeliest token after each; a row that has ended writes padding while others go on. None: they are NaN."""
+    """Take the likeliest token at each step; rows that have ended write padding. None: probabilities are NaN."""
     ids, written = pen.start(), []
     is_done = torch.zeros(pen.num_rows, dtype=torch.bool, device=pen.device)
     is_lost = is_done.clone()
     for _ in range(max_tokens):
         log_RV = pen.write(ids)[:, -1]
         next_R = log_RV.argmax(-1)
-        # One logit that is NaN or infinite makes every probability NaN: the chosen one tells.
+        # One logit that is NaN or infinite makes every probability NaN, so checking the chosen one is enough.
         is_lost |= log_RV.gather(-1, next_R.unsqueeze(-1)).squeeze(-1).isnan() & ~is_done
         is_done |= is_lost
         next_R = next_R.masked_fill(is_done, pen.backbone.pad_id)
@@ -230,7 +230,7 @@ def _write_greedily(pen: _Decoder, max_tokens: int) -> list[list[int] | None]:
 
 @dataclass
 class _Ended:
-    """A row's texts that have come to their end, the best first, with their scores divided by their lengths."""
+    """A row's finished texts, the best first, with their scores divided by their lengths."""
 
     texts: list[tuple[float, list[int]]]
     is_done: bool = False
@@ -242,23 +242,25 @@ class _Ended:
 
 
 def _search(pen: _Decoder, num_beams: int, max_tokens: int) -> list[list[int] | None]:
-    """Beam search: of all continuations the best, until no open text can beat the ended ones. None: they are NaN.
+    """Search by beams until no open text can beat the ended ones. None: probabilities are NaN.
 
     Texts are compared by the mean log-probability of their tokens, the end included.
     """
+    # Every row begins with the start token, repeated once for each beam.
     num_rows, end = pen.num_rows, pen.backbone.end_id
     scores_BK = torch.full((num_rows, num_beams), -torch.inf, device=pen.device)
-    scores_BK[:, 0] = 0.0  # all beams are alike at first: one of them counts
+    scores_BK[:, 0] = 0.0  # all beams are equal at first: only one of them counts
     log_BKV = pen.write(pen.start())[:, -1].unsqueeze(1).expand(-1, num_beams, -1)
     pen.spread(torch.arange(num_rows, device=pen.device).repeat_interleave(num_beams))
     texts: list[list[list[int]]] = [[[] for _ in range(num_beams)] for _ in range(num_rows)]
     ended = [_Ended([]) for _ in range(num_rows)]
     for length in range(1, max_tokens + 1):
+        # 1. the best continuations; twice as many as beams, so that enough are left if the best ones end
         flat = (scores_BK.unsqueeze(-1) + log_BKV).flatten(1)
         best_BC, place_BC = flat.topk(min(2 * num_beams, flat.shape[1]))
-        # Twice as many as beams: if all that end are among the best, as many others go on.
         size = log_BKV.shape[-1]
         candidates = zip(best_BC.tolist(), (place_BC // size).tolist(), (place_BC % size).tolist(), strict=True)
+        # 2. in each row, keep the texts that end and go on with the best of the others
         chosen: list[list[tuple[float, int, int]]] = []
         for row, options in enumerate(candidates):
             if math.isnan(options[0][0]) and not ended[row].is_done:  # NaN comes first
@@ -273,14 +275,17 @@ def _search(pen: _Decoder, num_beams: int, max_tokens: int) -> list[list[int] | 
             chosen.append(going)
             full = len(ended[row].texts) == num_beams
             ended[row].is_done |= full and ended[row].texts[-1][0] >= going[0][0] / length
+        # 3. extend the beams; stop when every row is done
         texts = [[[*texts[row][beam], token] for _, beam, token in going] for row, going in enumerate(chosen)]
         scores_BK = torch.tensor([[score for score, *_ in going] for going in chosen], device=pen.device)
         if length == max_tokens or all(item.is_done for item in ended):
             break
+        # 4. reorder the decoder's rows to the chosen beams, and write one token
         beams_BK = torch.tensor([[beam for _, beam, _ in going] for going in chosen], device=pen.device)
         tokens_BK = torch.tensor([[token for *_, token in going] for going in chosen], device=pen.device)
         pen.spread((beams_BK + num_beams * torch.arange(num_rows, device=pen.device).unsqueeze(1)).flatten())
         log_BKV = pen.write(tokens_BK.view(-1, 1))[:, -1].unflatten(0, (num_rows, num_beams))
+    # Rows that never ended: their open texts count as they are.
     for row, item in enumerate(ended):
         if not item.is_done:
             for score, text in zip(scores_BK[row].tolist(), texts[row], strict=True):

@@ -101,7 +101,7 @@ _NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
 
 def batched_class_losses(batch: RowBatch) -> Tensor:
     num_labels = batch.logits_BL.shape[1]
-    classes_B = batch.targets_B.long().clamp(0, num_labels - 1)  # other kinds' numbers are no classes
+    classes_B = batch.targets_B.long().clamp(0, num_labels - 1)  # targets of other kinds may be out of range
     return F.cross_entropy(batch.logits_BL.masked_fill(~batch.own_BL, -math.inf), classes_B, reduction="none")
 
 
@@ -138,7 +138,7 @@ def batched_passage_losses(batch: TokenBatch) -> Tensor:
     largest_B2 = scores_N2.new_full((len(batch.num_outputs_B), 2), _NEVER)
     largest_B2.scatter_reduce_(0, rows_N2, scores_N2.detach(), "amax")
     away_N2 = scores_N2 - largest_B2.index_select(0, batch.rows_N)
-    # A row without tokens, which nobody reads, has no sum to take a logarithm of.
+    # A row without tokens, which is never read, has no sum to take a logarithm of.
     logs_B2 = batch.add_up(away_N2.exp()).clamp(min=1e-30).log()
     shares_N2 = away_N2 - logs_B2.index_select(0, batch.rows_N)
     return -batch.add_up(torch.where(batch.marks_N2 == 1, shares_N2, 0.0)).mean(-1)

@@ -1,4 +1,4 @@
-"""The heads: `HEADS` has one entry for each kind of task: how many outputs, what they read, which loss, which answer.
+"""The heads: `HEADS` has one entry for each kind of task: number of outputs, input, loss and answer.
 
 `inlay.data.kinds.KINDS` has the other half, which needs no torch.
 
@@ -8,7 +8,7 @@ that a free one is written. What training finds out besides weights travels with
 targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing,
 the thresholds of labels.
 
-What always holds: outputs that are NaN or infinite are no answer. The argmax of NaN would be the first class.
+Invariant: NaN or infinite outputs are never an answer. The argmax of NaN would be the first class.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from inlay.model.heads.spans import Entity, Passage, Passages, Word, find_passag
 WRITTEN = "text"
 """The pooling of a head whose answers the backbone writes."""
 JOINED, TOWERS = "joined", "towers"
-"""How a pair of texts is read: as one text, or each by itself."""
+"""The two ways to read a pair of texts: as one text, or each by itself."""
 
 
 @dataclass(frozen=True)
@@ -58,26 +58,26 @@ class HeadSpec:
     target_mean: float = 0.0
     target_std: float = 1.0
     temperature: float = 1.0
-    """what logits are divided by before they become probabilities; it changes no label"""
+    """logits are divided by it before they become probabilities; it changes no label"""
     null_threshold: float | None = None
     """span: there is no answer if the null score is above the best answer's by more than this; None: there always is"""
     thresholds: tuple[float, ...] | None = None
-    """multilabel: what each label's logit must reach; of two classes, what the second's must exceed the first's by;
-    None: 0. Probabilities are the same with them"""
+    """multilabel: the least logit of each label that applies; two classes: the margin that the second's logit must
+    have over the first's; None: 0. They change no probability"""
     hidden: str = "none"
     """the layer before it: none, tanh, or pooler (a trained copy of the backbone's)"""
     features: str = "last"
-    """what it reads: the last layer, or a learned mix of all"""
+    """its input: the last layer, or a learned mix of all"""
     texts: tuple[str, ...] = ()
-    """where answers are written: those that are scored, one for each output; none: the answer is a free text"""
+    """where answers are written: the texts that are scored, one for each output; (): the answer is a free text"""
     beams: int = 1
     """texts that are pursued at a time while a free text is written"""
     max_answer: int = 64
     """tokens of a free text at most"""
     prompt: str = ""
-    """where answers are written: what stands before every text, so that one backbone can tell its tasks apart"""
+    """where answers are written: the text before every row, so that one backbone can tell its tasks apart"""
     pairs: str = JOINED
-    """how a pair is read: `joined` as one text, or `towers`, each text by itself"""
+    """the way a pair is read: `joined` as one text, or `towers`, each text by itself"""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "texts", tuple(self.texts))  # a manifest's JSON has lists
@@ -85,14 +85,14 @@ class HeadSpec:
             object.__setattr__(self, "thresholds", tuple(self.thresholds))
 
     def to_stored(self) -> dict[str, Any]:
-        """As a manifest has it. Thresholds that nobody tuned are left out, as versions before them have none."""
+        """The head as a manifest stores it. Untuned thresholds are left out, as in manifests older than thresholds."""
         fields = asdict(self)
         if self.thresholds is None:
             del fields["thresholds"]
         return fields
 
     def shift(self, logits_L: Tensor) -> Tensor:
-        """Logits of which a label applies from 0 on, or of classes the largest is the answer."""
+        """Shift the logits by the thresholds: a label applies from 0 on, and of classes the largest is the answer."""
         if self.thresholds is None:
             return logits_L
         cuts = self.thresholds if self.kind == "multilabel" else (0.0, *self.thresholds)
@@ -100,12 +100,12 @@ class HeadSpec:
 
     @property
     def layout(self) -> str:
-        """The name of how its rows become windows of tokens."""
+        """The layout of its rows as windows of tokens, by name."""
         return WRITTEN if self.is_written else self.kind
 
     @property
     def is_written(self) -> bool:
-        """Whether the backbone writes the answer; there is no layer of the head's own then."""
+        """Whether the backbone writes the answer; the head then has no layer of its own."""
         return self.pooling == WRITTEN
 
     @property
@@ -131,7 +131,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class Output:
-    """A row's logits, window by window, and for heads that read tokens what of its text each token stands for."""
+    """A row's logits, window by window; for heads that read tokens, also the part of the text each token stands for."""
 
     logits: tuple[Tensor, ...]
     """[L], or [T, L] for a head that reads tokens"""
@@ -204,7 +204,7 @@ class Outcome:
         return join_entities(words, text)
 
     def to_json(self) -> dict[str, Any]:
-        """Only the fields that this kind of task has."""
+        """The fields that this kind of task has, as plain data."""
         found: dict[str, Any] = {}
         for name, value in vars(self).items():
             if isinstance(value, tuple) and name != "labels":
@@ -220,25 +220,25 @@ class Head:
     """An entry of the table."""
 
     num_outputs: Callable[[int], int]
-    """of the number of labels"""
+    """number of labels -> number of outputs"""
     row_losses: Callable[[Tensor, Tensor], Tensor]
     """logits [n, L] (or [n, T, L]) and targets -> the loss of each row [n], the mean over its labelled tokens"""
     read_answer: Callable[[Output, HeadSpec, Sequence[str]], Outcome]
-    """of finite outputs; `answer` is for all"""
+    """finite outputs -> the answer; `answer` also takes others"""
     read_prediction: Callable[[Output, HeadSpec, Sequence[str]], Any]
-    """what the metrics compare with a target, of finite outputs; `predict` is for all"""
+    """finite outputs -> the prediction that metrics compare with a target; `predict` also takes others"""
     confidence: Callable[[Outcome], float] | None = None
-    """how sure an outcome is; None: this kind cannot say"""
+    """the confidence of an outcome; None: this kind has none"""
     reads: str = "pooled"
     """"pooled": one vector per row; "tokens": every token; "nothing": the backbone writes the answer"""
     calibrates: bool = False
     """whether its logits, divided by a temperature, are the log-odds of a decision"""
     max_length: int = 128
-    """tokens of a row or window where nobody asks for a number"""
+    """default number of tokens of a row or window"""
     weight: Callable[[Tensor], float] = lambda target: 1.0
-    """how much a window counts in a mean, from its tokens' targets"""
+    """the weight of a window in a mean, from its tokens' targets"""
     fit_targets: Callable[[np.ndarray], dict[str, Any]] = lambda targets: {}
-    """training targets -> what of the head's specification they decide"""
+    """training targets -> the fields of the head's spec that they decide"""
     is_scaled: bool = False
     """whether targets are standardised by `target_mean` and `target_std` while training"""
     batched_losses: Callable[..., Tensor] | None = None
@@ -246,13 +246,13 @@ class Head:
     Of `RowBatch` for heads that read pooled vectors, of `TokenBatch` for heads that read tokens"""
 
     def answer(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-        """Return what a row's outputs say; refuses outputs that are not finite."""
+        """Read the answer from a row's outputs; refuse outputs that are not finite."""
         if not output.is_finite:
             raise NotFinite("the outputs of a row are not finite", "train the task again with a smaller `--lr`")
         return self.read_answer(output, spec, labels)
 
     def predict(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Any:
-        """Return what the metrics compare with a target; None where the outputs are not finite."""
+        """Read the prediction that metrics compare with a target; None where the outputs are not finite."""
         return self.read_prediction(output, spec, labels) if output.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:

@@ -33,10 +33,10 @@ def infer(
 ) -> list[Tensor]:
     """The logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
 
-    Of a free text they are its letters, as numbers.
+    For a free text they are its letters, as numbers.
 
-    `on_batch` hears how many rows were just answered. Rows are packed where the family allows it, unless `is_padded`.
-    A forward pass has at most `token_budget` tokens.
+    `on_batch` is called with the number of rows just answered. Rows are packed where the family allows it, unless
+    `is_padded`. A forward pass has at most `token_budget` tokens.
     """
     backbone = bank.backbone
     answers: list[Tensor | None] = [None] * len(rows)
@@ -55,7 +55,7 @@ def infer(
 
 
 def infer_vectors(bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> np.ndarray:
-    """What the head of each row's slot reads of it, without dropout, in order: [n, D], float64."""
+    """The vectors that the head of each row's slot reads, without dropout, in order: [n, D], float64."""
     backbone = bank.backbone
     found: list[np.ndarray | None] = [None] * len(rows)
     for indices in _batches(bank, rows, token_budget or TOKEN_BUDGET[backbone.device.type]):
@@ -170,7 +170,7 @@ def _load_canonical(name: str, fingerprint: str) -> Backbone:
 
 
 def canonical_environment() -> dict[str, str]:
-    """What must be equal for canonical answers to be equal to the last bit."""
+    """The versions and hardware that must be equal for canonical answers to be equal to the last bit."""
     import transformers
 
     cpuinfo = Path("/proc/cpuinfo")

@@ -1,7 +1,7 @@
-"""What the heads of a batch read of the states that a pass leaves: a vector of each row, or every token.
+"""The inputs of a batch's heads, read from the states of a pass: one vector for each row, or every token.
 
-Heads that pool alike do it at once, whatever their number: on a GPU each operation is a launch. Of a pair whose texts
-are read apart each text is pooled by itself: u and v, and what is computed of both.
+Heads that pool alike do it at once, whatever their number: on a GPU each operation is a launch. The two texts of a pair
+that is read apart are pooled each by itself, to u and v; the head reads them and features of both.
 
 Shape letters: B rows, D hidden, T tokens of a row, L outputs, F features of a pair beside u (3 D + 1).
 """
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from inlay.model.bank.bank import Bank
 
 
-_SMALLEST = 1e-12  # of two lengths multiplied that a cosine is divided by
+_SMALLEST = 1e-12  # least product of two lengths that a cosine is divided by
 
 
 @dataclass(frozen=True)
 class HeadInput:
-    """What the head of a segment reads, float32."""
+    """The input of a segment's head, float32."""
 
     states: Tensor
-    """a vector of each row [n, D], or those of its tokens; of pairs that are read apart u"""
+    """one vector for each row [n, D], or one for each token; u for pairs that are read apart"""
     pairs_BF: Tensor | None = None
-    """of such pairs v, |u − v|, u · v (element by element) and the cosine of u and v, side by side"""
+    """for such pairs v, |u − v|, u · v (element by element) and the cosine of u and v, side by side"""
 
     @property
     def vectors(self) -> Tensor:
-        """All that is read of each row, side by side."""
+        """The whole input of each row, side by side."""
         return self.states if self.pairs_BF is None else torch.cat([self.states, self.pairs_BF], -1)
 
 
 def read(
     bank: Bank, batch: Batch, layers: Sequence[Tensor], rates: Sequence[float], weights: Mapping[str, Tensor] | None
 ) -> list[HeadInput]:
-    """What the layer of each segment's head reads, after dropout at the segment's rate.
+    """Read the input of each segment's head, after dropout at the segment's rate.
 
     `layers` are the last states, or those of all layers; tokens are padded or packed as they lie.
     """
@@ -73,16 +73,16 @@ def read(
         if head.has_towers:
             found.append(_pair_up(states, rate))
             continue
-        # BERT drops what its pooler gives, not what it reads.
+        # BERT's dropout follows its pooler, it does not precede it.
         states = _dropped(states, 0.0 if head.hidden == "pooler" else rate)
         found.append(HeadInput(_before_head(bank, texts.slot, states, head, rate)))
     return found
 
 
 def _pair_up(vectors: Tensor, rate: float) -> HeadInput:
-    """What a head reads of pairs whose texts lie side by side, after dropout on each feature by itself."""
+    """Make a head's input of pairs whose texts lie side by side; dropout acts on each feature by itself."""
     u_BD, v_BD = vectors.float().unflatten(0, (-1, 2)).unbind(1)
-    # Not of vectors after dropout: the difference of two texts would be that of what was dropped of each.
+    # Features first, then dropout: otherwise |u − v| would mostly measure which elements were dropped.
     return HeadInput(_dropped(u_BD, rate), _dropped(pair_features(u_BD, v_BD), rate))
 
 
@@ -101,7 +101,7 @@ def as_rows(logits: Tensor, states: Tensor, batch: Batch, texts: Segment) -> Ten
 
 
 def sizes_of(segments: Sequence[Segment]) -> list[int]:
-    """How many items each segment has."""
+    """Number of items of each segment."""
     return [segment.stop - segment.start for segment in segments]
 
 
@@ -141,7 +141,7 @@ def apply_heads(
 ) -> Tensor:
     """The outputs of each vector by its own slot's head [V, L], of tensors alone: for passes of any mix of slots.
 
-    `has_hidden_V` says which have a layer before their last, if any may; `drop` is dropout on what that gives.
+    `has_hidden_V` says which have a hidden layer, if any may; `drop` is the dropout after that layer.
     """
     if has_hidden_V is not None:  # slots without one have zeros there
         weight_SDD = stacks[head_part.HIDDEN_WEIGHT].transpose(1, 2)

@@ -1,6 +1,6 @@
 """Answers that are places in a text: words with tags joined to entities, and the best passages of a context.
 
-Everything is cut from the text by the characters that tokens stand for, so an answer is always a part of what was read.
+Answers are cut from the text by the characters of their tokens, so an answer is always a part of the text.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def find_passages(
 ) -> Passages:
     """The best passages over all windows of a context, each `(logits [T, 2], places [T, 2])`.
 
-    A passage's score is the sum of its start and end logits, the null score that of a window's first token, the least
-    over the windows. Probabilities are the softmax over the best candidates.
+    A passage's score is the sum of its start and end logits; the null score is the first token's, the least over all
+    windows. Probabilities are the softmax over the best candidates.
     """
     scores: dict[tuple[int, int], float] = {}
     for logits, places in windows:

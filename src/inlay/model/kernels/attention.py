@@ -10,7 +10,7 @@ computes with plain products: torch's fused attention is made for long rows. Whe
 padded for this product alone.
 
 Shape letters: N packed tokens, B rows, T tokens of a padded row, M = B·T, H heads, C channels of a head, W distances,
-L tokens of what was read.
+L tokens of the encoder's text.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ def attend_any_mix(
     q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, tiling: Tiling, *, scaling: float, bias_HW: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """As `attend`, by tensors alone: rows are padded to the longest that may come, for this product only."""
+    """`attend` by tensors alone: rows are padded to the longest that may come, for this product only."""
     assert tiling.rows_N is not None
     places_T = torch.arange(tiling.max_length, device=q_NHC.device)
     tokens_BT = tiling.starts_B.unsqueeze(1) + places_T
-    # A row without tokens is never read, but what it gives must be a number.
+    # A row without tokens is never read, but its result must be a finite number.
     is_key_BT = (tokens_BT < tiling.stops_B.unsqueeze(1)) | (places_T == 0)
     tokens_BT = tokens_BT.clamp(max=q_NHC.shape[0] - 1)
     starts_N = tiling.starts_B.index_select(0, tiling.rows_N)
@@ -141,9 +141,9 @@ def attend_any_mix(
 def attend_across(
     q_BTHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, tiling: Tiling, *, scaling: float, dropout: float = 0.0
 ) -> Tensor:
-    """The attention of what is written of each row [B, T, H, C] to what was read of it, which lies in a pack.
+    """Cross-attention of each row's answer [B, T, H, C] to the row's text, which lies in a pack.
 
-    Of the pack's rows those behind the first B are read by nobody. A row without tokens gives some number.
+    The pack's rows after the first B are not read. A row without tokens gives some finite number.
     """
     num_rows = len(q_BTHC)
     if not dropout and flashes(q_BTHC.flatten(0, 1)):
@@ -158,7 +158,7 @@ def attend_across(
 
 
 def spread_bias(bias_HW: Tensor, length: int) -> Tensor:
-    """The bias of every pair of tokens of a row [H, T, T], from that of every distance."""
+    """The bias of every pair of tokens of a row [H, T, T], from the bias of every distance."""
     places_T = torch.arange(length, device=bias_HW.device)
     return bias_HW[:, bias_HW.shape[1] // 2 + places_T.unsqueeze(0) - places_T.unsqueeze(1)]
 
@@ -200,7 +200,7 @@ def replace_bucketed(attentions: list[Any], longest: int) -> None:
 
 @contextmanager
 def placed(model: Any, places_T: Tensor) -> Iterator[None]:
-    """The tokens of T5's decoder are as far from each other as these places say, not as they stand."""
+    """Inside the block, distances between tokens of T5's decoder are those of `places_T`."""
     attention = model.decoder.block[0].layer[0].SelfAttention  # the biases of all blocks
     buckets_TT = _find_buckets(attention, places_T[None, :] - places_T[:, None], both_ways=False)
     handle = attention.relative_attention_bias.register_forward_pre_hook(lambda module, args: (buckets_TT,))
@@ -212,7 +212,7 @@ def placed(model: Any, places_T: Tensor) -> Iterator[None]:
 
 @contextmanager
 def crossing(attentions: Sequence[Any], tiling: Tiling) -> Iterator[None]:
-    """What these, the cross-attentions of T5's decoder, read lies in a pack, not in padded rows."""
+    """Inside the block, these cross-attentions of T5's decoder read packed rows, not padded ones."""
 
     def forward(self: Any, hidden_states: Tensor, *, key_value_states: Tensor, **kwargs: Any) -> Any:
         shape = (-1, self.n_heads, self.key_value_proj_dim)
@@ -246,7 +246,7 @@ def _attention_with_buckets(padded: Callable[..., Any], longest: int) -> Callabl
         active = self.inlay.active
         if active is None or active.pack is None:
             return padded(self, hidden_states, mask, **kwargs)
-        bias_HW = kwargs.get("position_bias")  # of the first block, which has it for all
+        bias_HW = kwargs.get("position_bias")  # from the first block, which computes it for all
         if bias_HW is None:
             distances_W = torch.arange(-longest, longest + 1, device=hidden_states.device)
             buckets_W = _find_buckets(self, distances_W, both_ways=True)

@@ -1,4 +1,4 @@
-"""Captured work: what was launched once, replayed as a CUDA graph; and what memory running out looks like."""
+"""CUDA graphs: work that is captured once and replayed; and a test for out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inlay.errors import OutOfMemory
 _SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 
 
-class Recorder:
+class GraphRecorder:
     """Captures work on a stream of its own, into memory that all its graphs share."""
 
     def __init__(self) -> None:
@@ -23,10 +23,10 @@ class Recorder:
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def capture(self, work: Callable[[], None]) -> Any:
-        """The work as a graph. Nothing runs meanwhile; that it ran before has loaded all that it launches."""
+        """Capture the work as a graph, without running it. It must have run before: that loads all it launches."""
         if self._stream is None:
             self._stream = torch.cuda.Stream()
-        if not self._graphs:  # torch has given up the memory of graphs that are all gone, and takes it for no other
+        if not self._graphs:  # torch has released the pool of graphs that are all gone, and refuses it for new ones
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -45,15 +45,15 @@ class Recorder:
 
 
 def _abandon(graph: Any, pool: Any) -> None:
-    """End a capture that failed. Where it cannot be ended, torch would go on taking memory for it and drawing random
-    numbers for it: both are told that it is over, the second by a capture of nothing."""
+    """End a failed capture. If `capture_end` fails too, end the allocator's pool by hand, and the random generator's
+    capture by an empty one: torch would leave both in capture mode."""
     try:
         graph.capture_end()
     except RuntimeError:
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         nothing = torch.cuda.CUDAGraph()
         nothing.capture_begin()
-        with warnings.catch_warnings():  # torch tells that it is empty
+        with warnings.catch_warnings():  # torch warns that it is empty
             warnings.simplefilter("ignore", UserWarning)
             nothing.capture_end()
 

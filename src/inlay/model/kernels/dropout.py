@@ -1,7 +1,7 @@
 """Dropout while a backbone trains on a CPU: torch's draws one number after another, and takes a tenth of a step for it.
 
 Sixteen random bits for each element, from torch's own generator, so that a resumed run draws what it would have drawn.
-The rate is rounded to a 65536th; what is kept is multiplied so that the mean stays exactly.
+The rate is rounded to a 65536th; kept elements are multiplied so that the mean stays exactly.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_STEPS = 65536  # of a rate
-_LOWEST = -_STEPS // 2  # of the numbers that sixteen bits are read as
+_STEPS = 65536  # resolution of a rate
+_LOWEST = -_STEPS // 2  # the least number of sixteen bits
 
 
 class Dropout(nn.Dropout):
@@ -25,7 +25,7 @@ class Dropout(nn.Dropout):
 
 
 def draw_factors(x: Tensor, threshold: int) -> Tensor:
-    """What dropout multiplies each element of x by, at a rate of so many 65536ths."""
+    """The factors that dropout multiplies the elements of x by, at a rate of `threshold` 65536ths."""
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(_LOWEST << 48, None)
     numbers = words.view(torch.int16)[: x.numel()].view(x.shape)
     # 0 or 1 by clamping to two neighbours: comparing takes four times as long.

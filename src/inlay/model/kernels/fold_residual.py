@@ -1,6 +1,6 @@
-"""What a compiled block says shorter than the code it was traced from.
+"""An FX pass that folds a residual addition into the layer norm after it.
 
-A block adds a sublayer's output to what the sublayer read and gives the sum to a layer norm. The norm's program takes
+A block adds a sublayer's output to the sublayer's input and gives the sum to a layer norm. The norm's program takes
 both and adds them itself: a pass over all tokens less.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-_SHAPES = ("squeeze", "flatten")  # what a norm's wrapper does to the tokens before they are normed
+_SHAPES = ("squeeze", "flatten")  # reshapes between the sum and the norm, done by the norm's wrapper
 
 
 def inductor(module: GraphModule, inputs: Any) -> Any:
-    """torch's compiler, of what `add_in_norms` leaves."""
+    """Compile a graph with torch's inductor after `add_in_norms`."""
     from torch._inductor.compile_fx import compile_fx
 
     add_in_norms(module.graph)
@@ -25,13 +25,13 @@ def inductor(module: GraphModule, inputs: Any) -> Any:
 
 
 def add_in_norms(graph: Graph) -> int:
-    """Give the summands of every sum that only a norm reads to the norm; how many there were."""
+    """Fold every sum that only a norm reads into the norm; return the number of sums."""
     norms = graph.find_nodes(op="call_function", target=torch.ops.inlay.layer_norm.default)
     return sum(_add_in(graph, norm) for norm in norms if norm.args[1] is None)
 
 
 def _add_in(graph: Graph, norm: Node) -> bool:
-    chain: list[Node] = []  # from what the norm reads to what was summed
+    chain: list[Node] = []  # nodes from the norm's input down to the sum
     node = norm.args[0]
     while isinstance(node, Node) and node.op == "call_method" and node.target in _SHAPES:
         chain.append(node)
@@ -40,7 +40,7 @@ def _add_in(graph: Graph, norm: Node) -> bool:
         return False
     left, right = node.args
     assert isinstance(left, Node)
-    node.replace_all_uses_with(left)  # the chain, and whatever reads its shape
+    node.replace_all_uses_with(left)  # by the chain, and by readers of its shape
     with graph.inserting_before(norm):
         for link in reversed(chain):
             right = graph.call_method(str(link.target), (right, *link.args[1:]), link.kwargs)

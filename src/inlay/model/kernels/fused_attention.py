@@ -35,7 +35,7 @@ LARGEST_BLOCK = {2: 64, 4: 16}
 INNER = 32
 """tokens of a long row that a block meets at once; few, to leave registers for another program"""
 HALF_WARPS, NUM_WARPS = 2, 4
-"""of programs for rows of half a block, and of all others"""
+"""warps of programs for rows of half a block, and of all others"""
 WIDEST = 256
 """widest head that fits the registers"""
 
@@ -54,8 +54,8 @@ def segment_attention(
     *,
     is_long: bool = False,
 ) -> Tensor:
-    """What each token takes from its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`; rows
-    lie end to end from the first token on, empty ones anywhere.
+    """Attention of each token to its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`;
+    rows lie end to end from the first token on, empty ones anywhere.
 
     q, k and v may be slices of one tensor. Element [h, W//2 + key - query] of the bias is added to the scaled scores;
     it gets no gradient. `seed` [1] (int64, on the device) is needed with `dropout`, and a new one at every step.
@@ -80,7 +80,7 @@ def joined_attention(
     *,
     is_long: bool = False,
 ) -> Tensor:
-    """As `segment_attention`, of q, k and v side by side as one product leaves them; so do their gradients lie."""
+    """`segment_attention` for q, k and v side by side, as one product leaves them; their gradients lie likewise."""
     assert not dropout or seed is not None
     places, settings = (starts_B, stops_B), (scaling, max_length, dropout, is_long)
     return _joined(qkv_N3Hd, *places, bias_HW, seed if dropout else None, *settings)[0]
@@ -116,7 +116,7 @@ def _joined(
     dropout: float,
     is_long: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As `_attention`."""
+    """`_attention` for q, k and v side by side."""
     return _launch_forward(
         qkv.contiguous().unbind(1), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long)
     )
@@ -161,9 +161,9 @@ def flashes(q_NHd: Tensor) -> bool:
 def cross_attention(
     q_MHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, stops_B: Tensor, max_length: int, scaling: float
 ) -> Tensor:
-    """What the queries of each row, as many of every row, take from the row of the pack that they are about [M, H, d].
+    """The attention of a decoder's queries, equally many for each row, to their row of the pack [M, H, d].
 
-    Where `flashes` says so. Rows end at `stops_B`, with `max_length` keys at most; nobody reads what empty ones give.
+    Only where `flashes` says so. Rows end at `stops_B`, with `max_length` keys at most; empty rows are not read.
     """
     out_MHd: Tensor = _Across.apply(q_MHd, k_NHd, v_NHd, stops_B, max_length, scaling)
     return out_MHd
@@ -187,18 +187,18 @@ class _Across(torch.autograd.Function):
         num_queries, max_length, scaling = ctx.settings
         given = (grads[0].contiguous(), *qkv_and_out, asked, keys, num_queries, max_length)
         by_q, by_k, by_v = _flash_backward(*given, 0.0, False, *_no_seeds(grads[0]), scale=scaling)
-        # Behind the last row nothing was written: whatever was in memory would be a gradient.
+        # After the last row nothing was written: garbage in memory would become a gradient.
         is_behind_N11 = (torch.arange(len(by_k), device=by_k.device) >= keys[-1])[:, None, None]
         return by_q, by_k.masked_fill_(is_behind_N11, 0.0), by_v.masked_fill_(is_behind_N11, 0.0), None, None, None
 
 
 def _no_seeds(like):
-    """There is no dropout to be seeded."""
+    """Empty seeds, for attention without dropout."""
     return torch.zeros(2, dtype=torch.uint64, device=like.device), like.new_empty(0)
 
 
 def _offsets(stops: Tensor) -> Tensor:
-    """Where each row begins and the last one ends; empty rows, wherever they say they lie, end where the others do."""
+    """The start of each row and the end of the last; empty rows, whatever their place, end where the others do."""
     return F.pad(stops, (1, 0)).cummax(0).values.int()
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from inlay.model.batch.tiles import TILE_SIZES, Tiles
 from inlay.model.kernels.launch import (
     HAS_TRITON,
-    Cut,
-    WeightsCut,
+    LaunchConfig,
+    WeightsLaunchConfig,
     block_of,
     by_slot,
     chunks_of,
@@ -36,9 +36,13 @@ MAX_SIZE = 128
 
 # Bytes of one number of h, the tile -> how the programs are cut. Exact float32 products use no matrix units and need
 # the room. Few tokens are cut into small tiles, whose programs wait for weights more than they compute.
-FORWARD = {(2, 16): Cut(128, 4, 4), (2, 64): Cut(64, 4, 3), **{(4, tile): Cut(32, 4, 2) for tile in TILE_SIZES}}
+FORWARD = {
+    (2, 16): LaunchConfig(128, 4, 4),
+    (2, 64): LaunchConfig(64, 4, 3),
+    **{(4, tile): LaunchConfig(32, 4, 2) for tile in TILE_SIZES},
+}
 BACKWARD_TOKENS = dict(FORWARD)
-BACKWARD_WEIGHTS = {2: WeightsCut(128, 64, 4, 3), 4: WeightsCut(32, 32, 4, 2)}
+BACKWARD_WEIGHTS = {2: WeightsLaunchConfig(128, 64, 4, 3), 4: WeightsLaunchConfig(32, 32, 4, 2)}
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,7 @@ def _bottleneck_backward(
 
 
 class _Drop(NamedTuple):
-    """Where a program finds the mask of dropout."""
+    """The dropout mask's seed, salt and rate, as a program takes them."""
 
     seed: Tensor | None
     salt: int
@@ -262,8 +266,8 @@ def _weight_gradients(read: tuple[Tensor, ...], widths: tuple[int, int, int], dr
     return parts[0] if num_splits == 1 else parts.sum(0)
 
 
-def _chunk_of(cut: Cut, size_R: int) -> int:
-    """The chunk of a cut, or half of a large one where a bottleneck is wide: the weights in flight must fit a GPU."""
+def _chunk_of(cut: LaunchConfig, size_R: int) -> int:
+    """The chunk of a launch, or half of a large one where a bottleneck is wide, so that its weights fit a GPU."""
     return cut.block // 2 if size_R > 64 and cut.block > 64 else cut.block
 
 
@@ -280,7 +284,7 @@ def _backward_shapes(
 
 
 def weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
-    """How many numbers the gradients of down, up and their biases are."""
+    """The sizes of the gradients of down, up and their biases."""
     size_D, size_R, size_E = widths
     return [num_slots * size for size in (size_D * size_R, size_R * size_E, size_R, size_E)]
 

@@ -24,7 +24,7 @@ from inlay.model.kernels.launch import chunks_of, dense, on_device_of
 
 
 class Launch(NamedTuple):
-    """How programs are cut."""
+    """The launch settings of the norm's programs."""
 
     block: int
     """numbers that one works on at once, in whole tokens"""
@@ -38,7 +38,7 @@ class Launch(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """How programs that add up the others' sums are cut: the columns and the sums each adds at once."""
+    """The launch settings of programs that add up the others' sums: columns and sums added at once."""
 
     width: int
     block: int
@@ -155,7 +155,7 @@ def _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, h
 
 
 def _keep(ctx, inputs, output):
-    ctx.set_materialize_grads(False)  # of what is kept for backward: zeros would be made for nothing
+    ctx.set_materialize_grads(False)  # no zeros are needed for the gradients of tensors kept for backward
     x, residual, scale, shift, *places, _, _, ctx.is_centered = inputs
     _, total, moments = output
     ctx.has_residual, ctx.shift_dtype = residual is not None, None if shift is None else shift.dtype

@@ -21,12 +21,12 @@ BLOCK = 2048
 NUM_WARPS = 4
 
 
-# What transformers calls them -> how exact: by the error function, or by tanh.
+# transformers' name -> form: by the error function, or by tanh.
 _NAMES = {"GELUActivation": "none", "NewGELUActivation": "tanh", "GELUTanh": "tanh"}
 
 
 def find_gelu(module: nn.Module) -> str | None:
-    """Which GELU a module is, as torch names them: "none" by the error function, "tanh"; None: another activation."""
+    """Find the form of GELU of a module, as torch names it: "none" (error function) or "tanh"; None: no GELU."""
     return module.approximate if isinstance(module, nn.GELU) else _NAMES.get(type(module).__name__)
 
 
@@ -34,7 +34,7 @@ def lean_gelu(x: Tensor, kind: str) -> Tensor | None:
     """A GELU where Triton runs, in one launch; None if there is no better one than the block's own."""
     if kind == "tanh":
         return F.gelu(x, approximate=kind)
-    return quick_gelu(x) if x.dtype == torch.bfloat16 else None  # which rounds away what the polynomial misses
+    return quick_gelu(x) if x.dtype == torch.bfloat16 else None  # bf16 rounds away the polynomial's error
 
 
 def quick_gelu(x: Tensor) -> Tensor:

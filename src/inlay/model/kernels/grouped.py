@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from inlay.model.batch.tiles import Tiles
-from inlay.model.kernels.launch import Cut, block_of, chunks_of, dense, on_device_of, splits_of
+from inlay.model.kernels.launch import LaunchConfig, block_of, chunks_of, dense, on_device_of, splits_of
 
 # Bytes of one number of x -> how the programs are cut; the widest block of outputs that one program holds.
-FORWARD = {2: Cut(64, 4, 3), 4: Cut(32, 4, 2)}
-BACKWARD_WEIGHTS = {2: Cut(64, 4, 3), 4: Cut(32, 4, 2)}
+FORWARD = {2: LaunchConfig(64, 4, 3), 4: LaunchConfig(32, 4, 2)}
+BACKWARD_WEIGHTS = {2: LaunchConfig(64, 4, 3), 4: LaunchConfig(32, 4, 2)}
 WIDEST = {2: 128, 4: 64}
 VECTOR_BLOCK, VECTOR_TOKENS = 128, 32
 VECTOR_PROGRAMS = 2048

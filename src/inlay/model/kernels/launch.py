@@ -1,4 +1,4 @@
-"""How Triton programs are cut and launched: from shapes alone, so that a captured launch is right for every route."""
+"""Launch settings of Triton programs: they follow from shapes alone, so a captured launch is right for every route."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PROGRAMS = 264
 TOKENS_OF_A_SPLIT = 128
 
 
-class Cut(NamedTuple):
-    """How one kind of program is cut: the chunk of the width it works on at once, its warps and its pipeline."""
+class LaunchConfig(NamedTuple):
+    """Launch settings of one kind of program: its chunk of the width, its warps and its pipeline stages."""
 
     block: int
     num_warps: int
@@ -28,17 +28,17 @@ class Cut(NamedTuple):
         return {"num_warps": self.num_warps * (2 if is_wide else 1), "num_stages": self.num_stages}
 
 
-class WeightsCut(NamedTuple):
-    """How the programs of the weights' gradients are cut."""
+class WeightsLaunchConfig(NamedTuple):
+    """Launch settings of the programs for the weights' gradients."""
 
     block: int
-    """the chunk of the width that one program has the gradient of"""
+    """the chunk of the width whose gradient one program computes"""
     num_rows: int
     """tokens it adds at once"""
     num_warps: int
     num_stages: int
     num_programs: int = PROGRAMS
-    """a slot's tokens are split until about so many run"""
+    """a slot's tokens are split until about this many programs run"""
 
 
 def is_available(device: torch.device) -> bool:
@@ -52,12 +52,12 @@ def block_of(size: int, most: int = 128) -> int:
 
 
 def chunks_of(size: int, block: int) -> int:
-    """How many blocks cover a width."""
+    """Number of blocks that cover a width."""
     return -(-size // block)
 
 
 def splits_of(num_programs: int, num_tokens: int, wanted: int = PROGRAMS, fewest: int | None = None) -> int:
-    """Into how many shares of `fewest` tokens or more a slot's are split, of so many programs making about so many."""
+    """Number of shares, of `fewest` tokens or more, that split a slot's tokens to make about `wanted` programs."""
     return max(1, min(round(wanted / num_programs), num_tokens // (fewest or TOKENS_OF_A_SPLIT)))
 
 
@@ -67,11 +67,11 @@ def dense(tensor: Tensor | None) -> Tensor | None:
 
 
 def by_slot(stack: Tensor) -> tuple[Tensor, int]:
-    """A stack whose slots are each without gaps, and how many numbers apart they lie: no copy of a view of a bank."""
+    """A stack whose slots have no gaps inside, and the distance between slots; a bank's views are not copied."""
     stack = stack if stack[:1].is_contiguous() else stack.contiguous()
     return stack, stack.stride(0)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Launches inside go to the tensor's GPU, whichever is current."""
+    """Launch inside on the tensor's GPU, whichever is current."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

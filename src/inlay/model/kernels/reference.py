@@ -32,16 +32,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-NORM_EPS = 1e-5  # of norms inside a bottleneck, as torch's own
+NORM_EPS = 1e-5  # epsilon of the norms inside a bottleneck, torch's default
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What one slot's bottleneck is, besides its weights."""
+class BottleneckShape:
+    """The form of one slot's bottleneck: everything but its weights."""
 
     size: int
     activation: str | None = None
-    """None: none, as in LoRA"""
+    """None: no activation, as in LoRA"""
     scale: float = 1.0
     depth: int = 1
     inner_norm: str = "none"
@@ -55,7 +55,7 @@ class Bottleneck:
 
     down_SDR: Tensor
     up_SRE: Tensor
-    shapes: list[Shape | None]
+    shapes: list[BottleneckShape | None]
     down_bias_SR: Tensor | None = None
     up_bias_SE: Tensor | None = None
     hidden: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -63,22 +63,22 @@ class Bottleneck:
     norm: tuple[Tensor, Tensor] | None = None
     """scale and shift [S, R] of the norm inside"""
     out_norm: tuple[Tensor, Tensor] | None = None
-    """scale and shift [S, E] of the norm behind it"""
+    """scale and shift [S, E] of the norm after it"""
     running: tuple[Tensor, Tensor] | None = None
     """mean and variance [S, R] that batch norm uses outside of training"""
     copies: tuple[Tensor, Tensor] | None = None
     """down and up in the type of the tokens, where a device reads them faster so; the gradients are still theirs"""
 
     tiled: tiled.TiledBottleneck | None = None
-    """the same with what differs between slots as tensors, where routes have tilings"""
+    """the same with per-slot differences as tensors, where routes have tilings"""
 
-    def has_kind(self, shape: Shape) -> bool:
+    def has_kind(self, shape: BottleneckShape) -> bool:
         """Whether a slot of this shape can be set in place: its kinds occur, and it is no deeper than the stacks."""
         kinds = () if self.tiled is None else zip(self.tiled.all_kinds, _kinds_of(shape), strict=True)
         return shape.depth <= len(self.hidden) + 1 and all(name in kind.names for kind, name in kinds)
 
     @torch.no_grad()
-    def set_slot(self, slot: int, shape: Shape | None) -> None:
+    def set_slot(self, slot: int, shape: BottleneckShape | None) -> None:
         """Make a slot of this shape, which must be of a kind that occurs; its weights are set by others."""
         self.shapes[slot] = shape
         if self.tiled is None:
@@ -90,13 +90,13 @@ class Bottleneck:
                 kind.numbers_S[slot] = kind.names.index(name)
 
 
-def _kinds_of(shape: Shape) -> tuple[Any, ...]:
-    """What slots may differ in besides numbers."""
+def _kinds_of(shape: BottleneckShape) -> tuple[Any, ...]:
+    """The settings of a slot's shape that are not numbers."""
     return shape.activation or "none", shape.depth, shape.inner_norm, shape.multiplies
 
 
 class Moments(NamedTuple):
-    """What batch norm saw of one slot's tokens in a training step."""
+    """Statistics of one slot's tokens that batch norm computed in a training step."""
 
     slot: int
     mean_R: Tensor
@@ -106,7 +106,7 @@ class Moments(NamedTuple):
 def to_tiled(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None, *, is_fixed: bool = False) -> Bottleneck:
     """Bottlenecks ready for routes that have a tiling; `mold` has what follows from their shapes, if it is known.
 
-    If they are `is_fixed` none will be of another shape later: what no slot has, such as a factor, is left out.
+    With `is_fixed` no slot will change its shape later: steps that no slot needs, such as a factor, are left out.
     """
     if mold is not None:
         ends, biases = (weights.down_SDR, weights.up_SRE), (weights.down_bias_SR, weights.up_bias_SE)
@@ -160,7 +160,7 @@ def with_copies(weights: Bottleneck, copies: tuple[Tensor, Tensor]) -> Bottlenec
 
 
 def tiled_layout(weights: Bottleneck) -> tiled.TiledBottleneck:
-    """What bottlenecks in tiles have besides their stacks: it holds none of those."""
+    """The layout of tiled bottlenecks without their stacks."""
     assert weights.tiled is not None
     scale_S = weights.tiled.stacks.scale_S
     return replace(
@@ -199,7 +199,7 @@ def bottleneck(
             continue
         update = h
         if shape.inner_norm != "alone":
-            # Down, the norm inside, further layers, up: of every tensor the slot's own columns.
+            # Down, the norm inside, further layers, up: the slot's own columns of every tensor.
             size, activate = shape.size, ACTIVATIONS.get(shape.activation or "", _as_it_is)
             bias = None if down_bias is None else _columns(down_bias[slot], 0, size)
             z = _linear(h, _columns(down[slot], 1, size), bias)
@@ -211,7 +211,7 @@ def bottleneck(
             for w, b in hidden[: shape.depth - 1]:
                 z = activate(_linear(z, _columns(_columns(w[slot], 0, size), 1, size), _columns(b[slot], 0, size)))
             update = _linear(z, _columns(up[slot], 0, size), None if up_bias is None else up_bias[slot])
-        # The norm behind it, and its factor.
+        # The norm after it, and its factor.
         if shape.inner_norm in ("output", "alone"):
             assert out_norm is not None
             update = _layer_norm(update, out_norm[0][slot], out_norm[1][slot], NORM_EPS)
@@ -224,7 +224,7 @@ def bottleneck(
 def _norm_inside(
     z: Tensor,
     slot: int,
-    shape: Shape,
+    shape: BottleneckShape,
     norm: tuple[Tensor, Tensor],
     running: tuple[Tensor, Tensor] | None,
     real: Tensor | None,
@@ -338,8 +338,8 @@ def linear_heads(
 
 
 def add_pairs(logits: Sequence[Tensor], weight_SLF: Tensor, pairs: Sequence[tuple[int, Tensor | None]]) -> list[Tensor]:
-    """The logits of each segment [n, L], with what its slot makes of the features of its pairs [n, F] added; those of
-    segments without any as they are."""
+    """Add each slot's share for the features of its pairs [n, F] to its logits [n, L]; segments without pairs stay as
+    they are."""
     weights = _by_slot(weight_SLF)
     return [
         own if features_BF is None else own + F.linear(features_BF, weights[slot][: own.shape[1]])
@@ -361,7 +361,7 @@ def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options:
 
 
 def attend_joined(qkv_N3HC: Tensor, route: Route, **options: Any) -> Tensor:
-    """As `attend` on a route with a tiling, of queries, keys and values in one tensor; the bias is no trained one."""
+    """`attend` on a route with a tiling, for queries, keys and values in one tensor; the bias gets no gradient."""
     assert route.tiling is not None
     return tiled.attend_joined(qkv_N3HC, route.tiling, **options)
 
@@ -377,8 +377,8 @@ def _by_token(h_BTD: Tensor, values_NE: Tensor) -> Tensor:
 
 
 def _by_segment(values: Tensor, route: Route) -> Iterator[tuple[Segment, Tensor]]:
-    """Each segment and what it has of values that lie segment by segment."""
-    # Slices would each fill as many zeros as there are values in backward, so that time went with the square of slots.
+    """Each segment with its part of values that lie segment by segment."""
+    # Not by slices: in backward each would fill a tensor of all values with zeros, quadratic in the number of slots.
     sizes = [stop - start for _, start, stop in route.segments]
     return zip(route.segments, (values,) if len(sizes) == 1 else values.split(sizes), strict=True)
 

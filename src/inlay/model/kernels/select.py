@@ -1,4 +1,4 @@
-"""Each row's own of several results: every kind that occurs is computed for all rows, and each row keeps its own.
+"""Selection of each row's own result: every kind that occurs is computed for all rows, and each row keeps its own.
 
 For passes of any mix of slots (compiled, captured, exported), where nothing may depend on which rows are there.
 
@@ -15,12 +15,12 @@ from torch import Tensor
 
 
 def pick(names: Sequence[Any], numbers_B: Tensor, compute: Callable[[Any], Tensor]) -> Tensor:
-    """What `compute` gives for each row's own name; `numbers_B` are places in `names`."""
+    """Select each row's result of `compute` by its name; `numbers_B` are indices in `names`."""
     return pick_numbered(dict(enumerate(names)), numbers_B, compute)
 
 
 def pick_numbered(names: dict[int, Any], numbers_B: Tensor, compute: Callable[[Any], Tensor]) -> Tensor:
-    """What `compute` gives for the name of each row's number; a row of no number here has any."""
+    """Select each row's result of `compute` by its number; a row whose number is not in `names` gets any of them."""
     (_, first), *others = names.items()
     result = compute(first)
     for number, name in others:
@@ -30,7 +30,7 @@ def pick_numbered(names: dict[int, Any], numbers_B: Tensor, compute: Callable[[A
 
 
 class Gather:
-    """The rows' slots, and what each row has of its slot: in an exported graph the slot is an input."""
+    """The rows' slots, and gathers of their parameters: in an exported graph the slot is an input."""
 
     def __init__(self, slots_B: Tensor) -> None:
         self.slots_B = slots_B
@@ -53,7 +53,7 @@ class Gather:
         return self._numbers(values).reshape(-1, *[1] * (x.dim() - 1))
 
     def pick(self, kinds: Sequence[Any], compute: Callable[[Any], Tensor]) -> Tensor:
-        """What `compute` gives for each row's own kind, by slot; a slot of the kind None takes any."""
+        """Select each row's result of `compute` by its slot's kind; a slot of the kind None gets any."""
         names = [*dict.fromkeys(kind for kind in kinds if kind is not None)]
         if len(names) == 1:
             return compute(names[0])

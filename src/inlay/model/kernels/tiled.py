@@ -2,8 +2,8 @@
 
 `reference.py` has the definitions; tests hold these equal to them. A plain bottleneck goes through one fused program;
 other forms are composed of grouped products. Where slots differ in kind (activation, depth, a norm inside), every kind
-that occurs is computed and each token keeps its own. Nothing here reads what a route holds: a compiled or captured pass
-is right for every mix.
+that occurs is computed and each token keeps its own. Nothing here depends on a route's values: a compiled or captured
+pass is right for every mix.
 
 Shape letters: S slots, N packed tokens, D width, E output width, R bottleneck.
 """
@@ -25,15 +25,15 @@ from inlay.model.kernels.select import pick
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """Which of several kinds each slot is of."""
+    """The kind of each slot, of several that occur."""
 
     names: tuple[Any, ...]
-    """those that occur"""
+    """the kinds that occur"""
     numbers_S: Tensor
     """the place of each slot's kind among them"""
 
     def pick(self, compute: Callable[[Any], Tensor], tiling: Tiling) -> Tensor:
-        """What `compute` gives for each token's own kind."""
+        """Select each token's result of `compute` by its slot's kind."""
         if len(self.names) == 1:
             return compute(self.names[0])
         return pick(self.names, self.numbers_S[tiling.slots_N], compute)
@@ -48,7 +48,7 @@ def make_kinds(kinds: Sequence[Any], default: Any, device: torch.device) -> Kind
 
 @dataclass(frozen=True, eq=False)
 class TiledBottleneck:
-    """The stacked bottlenecks of one site with what differs between slots as tensors."""
+    """The stacked bottlenecks of one site, with the differences between slots as tensors."""
 
     stacks: fused.Stacks
     activations: Kinds
@@ -63,7 +63,7 @@ class TiledBottleneck:
     """one fused program does it: no norm inside, no further layers, one activation, at most `fused.MAX_SIZE` wide"""
     out_norm: tuple[Tensor, Tensor] | None = None
     is_scaled: bool = True
-    """whether updates are multiplied by a factor; not, if that of every slot is 1"""
+    """whether updates are multiplied by a factor; False if every slot's is 1"""
 
     @property
     def all_kinds(self) -> tuple[Kinds, Kinds, Kinds, Kinds]:
@@ -82,7 +82,7 @@ class Drop:
 
 
 def adapt(h_ND: Tensor, weights: TiledBottleneck, tiling: Tiling, drop: Drop | None = None) -> Tensor:
-    """h, dropped, and what each token's own bottleneck makes of that, added. Only a plain one drops by itself."""
+    """Add to h, after dropout, the update of each token's own bottleneck. Only plain bottlenecks drop by themselves."""
     if not weights.is_plain:
         assert drop is None
         return h_ND + update(h_ND, weights, tiling)
@@ -132,7 +132,7 @@ def _norm_by_token(z_NR: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Te
 
 
 def _norm_by_column(z_NR: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
-    """Batch norm outside of training, by what it saw there."""
+    """Batch norm outside of training, by its running statistics."""
     assert weights.running is not None
     mean, var = (stack_SR[tiling.slots_N] for stack_SR in weights.running)
     return _scaled(z_NR.float(), mean, var, weights, tiling).to(z_NR.dtype)
@@ -147,7 +147,7 @@ def _scaled(wide: Tensor, mean: Tensor, var: Tensor, weights: TiledBottleneck, t
 
 
 def _out_norm(kind: str, update_NE: Tensor, weights: TiledBottleneck, tiling: Tiling) -> Tensor:
-    """Layer norm of what a bottleneck gives, where it has one there."""
+    """Layer norm of a bottleneck's output, where it has one there."""
     from inlay.model.kernels.reference import NORM_EPS
 
     if kind not in ("output", "alone"):
@@ -205,7 +205,7 @@ def attend(
 def attend_joined(
     qkv_N3HC: Tensor, tiling: Tiling, *, scaling: float, dropout: float = 0.0, bias_HW: Tensor | None = None
 ) -> Tensor:
-    """As `attend`, of queries, keys and values side by side."""
+    """`attend` for queries, keys and values side by side."""
     seed = torch.randint(2**62, (1,), device=qkv_N3HC.device) if dropout else None
     return fused_attention.joined_attention(
         *(qkv_N3HC, tiling.starts_B, tiling.stops_B, bias_HW, scaling, tiling.max_length, dropout, seed),

@@ -15,7 +15,7 @@ from inlay.model.parts.pal import PALS
 from inlay.model.parts.part import Part
 
 PARTS: tuple[Part, ...] = (BOTTLENECK, PALS, LORA, DORA, BIASES, FACTORS, NORMS, OWN_WEIGHTS, HYPERNET, HEAD)
-"""In the order in which they act where several stand at one place."""
+"""The parts in the order in which they act at one place."""
 
 
 def find_part(name: str) -> Part:

@@ -1,7 +1,7 @@
 """Bottleneck adapters: down, an activation, up, with a residual connection, at the sites of blocks.
 
 `x + scale·up(act(down(x)))` behind a sublayer (sequential) or beside it (parallel), with more layers, a norm inside or
-behind it where the method says so. Adapters of several sites may be one (`sharing`).
+after it where the method says so. Adapters of several sites may be one (`sharing`).
 
 Shape letters: S slots, D width, R bottleneck.
 """
@@ -21,7 +21,7 @@ from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy, Site
 from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels import reference as kernels
-from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, Moments, Shape
+from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape, Moments
 from inlay.model.kernels.select import Gather
 from inlay.model.kernels.tiled import Drop
 from inlay.model.parts.part import (
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from inlay.model.bank.forward import BankForward
 
 BLOCK = ("down", "down_bias", "up", "up_bias")
-"""what every bottleneck has"""
+"""the tensors of every bottleneck"""
 OUT_NORM = ("out_scale", "out_shift")
-"""the norm behind it"""
-_MOMENTUM = 0.1  # of running statistics, as torch's batch norm; their variance is the biased one, as in training
+"""the norm after it"""
+_MOMENTUM = 0.1  # rate of running statistics, as in torch's batch norm; their variance is biased, as in training
 _SALTS = {"attention": 0, "feedforward": 1, "output": 2}  # tell the dropout of a block's places apart
 
 
@@ -62,7 +62,7 @@ class BottleneckPart(Part):
 
     @property
     def out_norms(self) -> str:
-        """The pattern of the names of the norms behind them."""
+        """The pattern of the names of the norms after them."""
         return "adapter.*.out_*"
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
@@ -92,7 +92,7 @@ class BottleneckPart(Part):
             yield TensorSpec(f"{name}.up_bias", (width,), "zeros")
 
     def norm_behind(self, anatomy: Anatomy, key: str) -> Iterator[TensorSpec]:
-        """The norm behind the adapter at a site.
+        """The norm after the adapter at a site.
 
         Its scale begins at one, as published, on T5, whose states are far larger than what it then adds. An encoder's
         are of size one, and drown in it: there it begins small.
@@ -114,7 +114,9 @@ class BottleneckPart(Part):
         assert method.size is not None
         assert method.scale is not None
         multiplies = method.combine == "multiply"
-        shape = Shape(method.size, method.activation, method.scale, method.depth, method.inner_norm, multiplies)
+        shape = BottleneckShape(
+            method.size, method.activation, method.scale, method.depth, method.inner_norm, multiplies
+        )
         return {(method.form, key): shape for key in adapter_groups(anatomy, method)}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterator[Placed]:
@@ -142,7 +144,7 @@ def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
 
 
 def sharing_step(sharing: str, num_layers: int) -> int:
-    """How many layers share one adapter; 0: none do."""
+    """The number of layers that share one adapter; 0: none do."""
     match = re.fullmatch(r"every-([1-9]\d*)", sharing)
     if match:
         return int(match[1])
@@ -161,7 +163,7 @@ def _group_of(site: Site, sharing: str, num_layers: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _stacked(name: str, stacks: Stacks, shapes: list[Shape | None]) -> Bottleneck:
+def _stacked(name: str, stacks: Stacks, shapes: list[BottleneckShape | None]) -> Bottleneck:
     """The bank's stacks of one adapter."""
     depth = max(shape.depth for shape in shapes if shape)
 
@@ -170,7 +172,7 @@ def _stacked(name: str, stacks: Stacks, shapes: list[Shape | None]) -> Bottlenec
 
     out_norm = pair(*OUT_NORM)
     down, up = stacks.get(f"{name}.down"), stacks.get(f"{name}.up")
-    if down is None or up is None:  # a norm alone at every slot: nothing is read of what stands before it
+    if down is None or up is None:  # slots have the norm only: the bottleneck before it is not read
         assert out_norm is not None
         num_slots, width = out_norm[0].shape
         down, up = (out_norm[0].new_zeros(num_slots, *shape) for shape in ((width, 8), (8, width)))
@@ -189,7 +191,7 @@ def _stacked(name: str, stacks: Stacks, shapes: list[Shape | None]) -> Bottlenec
 
 @dataclass(frozen=True, eq=False)
 class SequentialAdapter(SlotOperation):
-    """Adapters behind a sublayer: they read what it gives. At a block's norm they read what the norm gives."""
+    """Adapters after a sublayer: they read its output. At a block's norm they read the norm's output."""
 
     weights: Bottleneck
     form = "sequential"
@@ -200,7 +202,7 @@ class SequentialAdapter(SlotOperation):
         return at.unlay(kernels.bottleneck(at.lay(y), self.weights, at.route, at.moments_of(self), is_added=True))
 
     def update(self, h: Tensor, at: BankForward) -> Tensor:
-        """What each row's own adapter makes of h."""
+        """The update of h by each row's own adapter."""
         if at.gather is not None:
             return gathered_update(h, self.weights, at.gather)
         return at.unlay(kernels.bottleneck(at.lay(h), self.weights, at.route, at.moments_of(self)))
@@ -209,7 +211,7 @@ class SequentialAdapter(SlotOperation):
         return at.seed is not None and kernels.drops(self.weights, at.route)
 
     def drop_and_add(self, place: str, rate: float, y: Tensor, at: BankForward) -> Tensor:
-        """As `on_output` of y after dropout, in one program."""
+        """Apply dropout to y and add the adapter's update, in one program."""
         assert at.seed is not None
         drop = Drop(rate, at.seed, _SALTS[place])
         return at.unlay(kernels.dropped_and_adapted(at.lay(y), self.weights, at.route, drop))
@@ -228,7 +230,7 @@ class SequentialAdapter(SlotOperation):
 
 
 class ParallelAdapter(SequentialAdapter):
-    """Adapters beside a sublayer: they read what it reads."""
+    """Adapters beside a sublayer: they read the sublayer's input."""
 
     reads_input = True
     form = "parallel"
@@ -252,7 +254,7 @@ def gathered_update(h: Tensor, weights: Bottleneck, gather: Gather) -> Tensor:
         is_deep = [None if shape is None else shape.depth > index for shape in shapes]
         z = gather.pick(is_deep, lambda deep, deeper=deeper, z=z: deeper if deep else z)  # type: ignore[misc]
     update = gather.plus(z @ gather.own(weights.up_SRE), weights.up_bias_SE)
-    behind = {"output": update, "alone": h}  # what the norm behind it reads
+    behind = {"output": update, "alone": h}  # kind of the norm after it -> its input
     update = gather.pick(norms, lambda norm: _norm_behind(behind[norm], weights, gather) if norm in behind else update)
     scales = [0.0 if shape is None else shape.scale for shape in shapes]
     update = update if set(scales) == {1.0} else update * gather.value(scales, update)
@@ -260,7 +262,7 @@ def gathered_update(h: Tensor, weights: Bottleneck, gather: Gather) -> Tensor:
     return gather.pick(multiplies, lambda does: h * update if does else update)
 
 
-def _activate(z: Tensor, shapes: Sequence[Shape | None], gather: Gather) -> Tensor:
+def _activate(z: Tensor, shapes: Sequence[BottleneckShape | None], gather: Gather) -> Tensor:
     if not any(shape.activation for shape in shapes if shape is not None):
         return z  # LoRA
     names = [None if shape is None else shape.activation for shape in shapes]

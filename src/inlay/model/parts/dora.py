@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.kernels.reference import Bottleneck, Shape
+from inlay.model.kernels.reference import Bottleneck, BottleneckShape
 from inlay.model.parts.lora import LoraPart, LowRankUpdate
 from inlay.model.parts.part import Occupants, Placed, SlotOperation, Stacks, TensorSpec
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
     from inlay.model.bank.forward import BankForward
 
-_SMALLEST = 1e-20  # of a squared norm: weights that an update takes away altogether
+_SMALLEST = 1e-20  # least squared norm, for updates that cancel the weights
 
 
 class DoraPart(LoraPart):
@@ -92,7 +92,7 @@ class Redirected(SlotOperation):
     form = "dora"
 
     @torch.no_grad()
-    def set_slot(self, slot: int, shape: Shape | None) -> None:
+    def set_slot(self, slot: int, shape: BottleneckShape | None) -> None:
         super().set_slot(slot, shape)
         self.scale_S[slot] = 0.0 if shape is None else shape.scale
         self.is_own_S[slot] = shape is not None

@@ -1,4 +1,4 @@
-"""The head's tensors: what reads the states a pass leaves, with a layer before it and a mix of layers where asked for.
+"""The head's tensors: a linear layer on the states of a pass; a layer before it and a mix of layers are options.
 
 Shape letters: L outputs, D width.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WEIGHT, BIAS = "head.weight", "head.bias"
 """the layer that gives the outputs"""
 PAIR_WEIGHT = "head.pair_weight"
-"""what reads v, |u − v|, u · v and the cosine of a pair that is read apart; `WEIGHT` reads u"""
+"""the weights of v, |u − v|, u · v and the cosine of a pair that is read apart; `WEIGHT` is for u"""
 HIDDEN_WEIGHT, HIDDEN_BIAS = "head.hidden.weight", "head.hidden.bias"
 """the layer before it"""
 MIX, MIX_SCALE = "head.mix", "head.mix_scale"
@@ -36,7 +36,7 @@ class HeadPart(Part):
     prefix = "head."
 
     def of(self, anatomy: Anatomy, head: HeadSpec) -> Iterator[TensorSpec]:
-        """What this head has of its own."""
+        """The tensors of this head."""
         width = anatomy.hidden_size
         if head.is_written:
             return

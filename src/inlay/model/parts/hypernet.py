@@ -37,11 +37,11 @@ from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.part import Part, TensorSpec
 
 EMBEDDED = 64
-"""What the heads read, and how layers and places are embedded."""
+"""The width of the heads' input, and of the embeddings of layers and places."""
 LINEAR_STD = 1e-2
-"""how linear layers begin, as published"""
+"""initial std of linear layers, as published"""
 SMALL_STD = 1e-3
-"""how heads begin whose 0.08 (0.01·√64) a backbone's states would drown in"""
+"""initial std of the heads on encoders: with LINEAR_STD their output (0.01·√64 = 0.08) would swamp the hidden states"""
 _NORM_EPS = 1e-5
 _PLACES = ("attention", "feedforward")
 _EMBEDDING = "task.embedding"
@@ -53,7 +53,7 @@ class Group:
 
     name: str
     keys: tuple[str, ...]
-    """of the sites"""
+    """the keys of the sites"""
     layers: tuple[int, ...]
     """the layer of each site within its stack"""
     num_layers: int
@@ -63,7 +63,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Hypernet:
-    """What a hypernetwork is, besides its weights."""
+    """The form of a hypernetwork: everything but its weights."""
 
     groups: tuple[Group, ...]
     width: int
@@ -76,11 +76,11 @@ class Hypernet:
     writes: str = "both"
     """blocks, norms, or both"""
     norm_std: float = LINEAR_STD
-    """how the heads that write norms begin"""
+    """initial std of the heads that write norms"""
 
     @property
     def parts(self) -> dict[str, tuple[int, ...]]:
-        """What is written for every site: name -> shape."""
+        """The tensors that are generated for every site: name -> shape."""
         shapes = ((self.width, self.size), (self.size,), (self.size, self.width), (self.width,))
         blocks: dict[str, tuple[int, ...]] = dict(zip(BLOCK, shapes, strict=True))
         norms: dict[str, tuple[int, ...]] = dict.fromkeys(OUT_NORM, (self.width,))
@@ -88,7 +88,7 @@ class Hypernet:
 
     @property
     def read_size(self) -> int:
-        """The width of what the heads read."""
+        """The width of the heads' input."""
         return EMBEDDED if self.projector else self._input_size
 
     @property
@@ -96,11 +96,11 @@ class Hypernet:
         return self.task_size + 2 * EMBEDDED * self.is_shared
 
     def task_tensors(self) -> Iterator[TensorSpec]:
-        """What each task has of its own."""
+        """The tensors that each task has of its own."""
         yield TensorSpec(_EMBEDDING, (self.task_size,), "gaussian", 1.0)
 
     def tensors(self) -> Iterator[TensorSpec]:
-        """What all tasks share, in a fixed order."""
+        """The tensors that all tasks share, in a fixed order."""
         if not self.is_shared:
             yield from self._projector("hyper")
         for group in self.groups:
@@ -146,7 +146,7 @@ def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_GAZ: Tenso
 
 
 def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_GAZ: Tensor) -> Tensor:
-    """What HyperFormer++'s heads read [G, J, A, E]: task, layer and place together, normalised."""
+    """The input of HyperFormer++'s heads [G, J, A, E]: task, layer and place together, normalised."""
     name, device = f"hyper.{group.name}", tasks_GAZ.device
     layers_GJE = shared[f"{name}.layers"][:, numbers_on(device, group.layers)]
     places = tuple(_PLACES.index(place) for place in group.places)
@@ -200,12 +200,12 @@ class HypernetPart(Part):
         net = self.network(anatomy, method)
         yield from net.task_tensors()
         yield from net.tensors()
-        if method.writes == "blocks":  # the norms behind them are trained as they are
+        if method.writes == "blocks":  # the norms after them are trained as they are
             for key in (key for group in net.groups for key in group.keys):
                 yield from BOTTLENECK.norm_behind(anatomy, key)
 
     def network(self, anatomy: Anatomy, method: ResolvedMethod) -> Hypernet:
-        """What the hypernetwork of this method is on a backbone."""
+        """The hypernetwork of this method on a backbone."""
         assert method.size is not None
         assert method.task_size is not None
         assert method.projector is not None
@@ -218,8 +218,8 @@ class HypernetPart(Part):
             if own:
                 keys, places = tuple(site.key for site in own), tuple(site.place for site in own)
                 groups.append(Group(name, keys, tuple(site.layer - layers[0] for site in own), len(layers), places))
-        # What HyperFormer++'s heads read is of size one, and what they write of 0.08: on T5, as published, a small part
-        # of its states. An encoder's would change by their own size, layer by layer.
+        # The input of HyperFormer++'s heads has size one, their output 0.08: on T5, as published, a small part of its
+        # states. An encoder's states would change by their own size, layer by layer.
         is_small = self.shares_heads and not anatomy.has_decoder
         return Hypernet(
             tuple(groups),
@@ -238,17 +238,17 @@ HYPERNET = HypernetPart()
 
 @dataclass(frozen=True, eq=False)
 class Expander:
-    """How the stacks of a training bank become those its slots read."""
+    """Expands parameters shared by a run's tasks into ordinary per-slot stacks."""
 
     net: Hypernet | None
-    """what writes their adapters, if anything does"""
+    """the hypernetwork that generates their adapters, if there is one"""
     shared: tuple[str, ...]
     """patterns of the tensors that the slots of a run share"""
     slots_per_run: int
 
     @property
     def is_generated(self) -> bool:
-        """Whether a hypernetwork writes for the slots asked for alone; otherwise all slots are there anyway."""
+        """Whether a hypernetwork generates adapters for the slots asked for only; otherwise all slots are expanded."""
         return self.net is not None
 
     def expand(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
@@ -282,14 +282,14 @@ class Expander:
 
 
 def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
-    """What each slot has of what its run shares."""
+    """Repeat a tensor that a run shares for each of its slots."""
     if len(stack_G) == 1:
         return stack_G.expand(len(runs), *stack_G.shape[1:])
     if runs == tuple(range(len(stack_G))):
         return stack_G
     often = len(runs) // len(stack_G)
     if runs == tuple(run for run in range(len(stack_G)) for _ in range(often)):
-        # Of all slots: the gradient of an expanded tensor is a sum in order, that of an indexed one is not.
+        # Expand to all slots: the gradient of an expanded tensor is summed in a fixed order, unlike an indexed one's.
         return stack_G.unsqueeze(1).expand(-1, often, *stack_G.shape[1:]).flatten(0, 1)
     return stack_G[numbers_on(stack_G.device, runs)]
 

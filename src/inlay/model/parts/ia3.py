@@ -44,7 +44,7 @@ FACTORS = FactorPart()
 
 
 def scales_input(linear: LinearSite) -> bool:
-    """Whether (IA)³ scales what this layer reads (the wide activations) rather than what it gives (keys, values)."""
+    """Whether (IA)³ scales this layer's input (the wide activations) rather than its output (keys, values)."""
     return linear.name in ("project", "contract")
 
 

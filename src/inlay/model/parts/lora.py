@@ -14,7 +14,7 @@ from torch import Tensor
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.bank.resolved import ResolvedMethod
 from inlay.model.kernels import reference as kernels
-from inlay.model.kernels.reference import Bottleneck, Shape
+from inlay.model.kernels.reference import Bottleneck, BottleneckShape
 from inlay.model.parts.bottleneck import gathered_update
 from inlay.model.parts.part import (
     Occupants,
@@ -51,7 +51,7 @@ class LoraPart(Part):
 
     def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
         assert method.size is not None
-        shape = Shape(method.size, scale=1.0 if method.scale is None else method.scale)
+        shape = BottleneckShape(method.size, scale=1.0 if method.scale is None else method.scale)
         return {(self.form, linear.key): shape for linear in adapted_linears(anatomy, method)}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterator[Placed]:
@@ -67,7 +67,7 @@ LORA = LoraPart()
 
 @dataclass(frozen=True, eq=False)
 class LowRankUpdate(SlotOperation):
-    """A low-rank update of what a linear layer gives."""
+    """A low-rank update of a linear layer's output."""
 
     weights: Bottleneck
     form = "lora"

@@ -1,4 +1,4 @@
-"""A slot's own copy of the backbone's weights: full fine-tuning, or that of the top layers.
+"""A slot's own copy of the backbone's weights: fine-tuning of all layers, or of the top ones.
 
 Such a slot shares no forward pass with another: its weights take the place of the backbone's for the whole pass.
 """
@@ -34,7 +34,7 @@ class OwnWeightsPart(Part):
             )
         for parameter in anatomy.parameters:
             is_outside = not 0 <= parameter.layer < anatomy.num_layers
-            # Fine-tuning every layer trains the embeddings too; what stands above the top layer is trained with it.
+            # Fine-tuning every layer trains the embeddings too; the weights above the top layer are trained with it.
             reaches = len(layers) == anatomy.num_layers or parameter.layer > max(layers)
             is_trained = reaches if is_outside else parameter.layer in layers
             if is_trained:

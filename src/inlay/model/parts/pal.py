@@ -62,7 +62,7 @@ def pal_size(anatomy: Anatomy) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ProjectedAttention(Operation):
-    """Projected attention of what a block reads, added to what its feed-forward sublayer gives."""
+    """Projected attention of a block's input, added to the output of its feed-forward sublayer."""
 
     weights: kernels.Projected
     reads_block = True

@@ -1,11 +1,11 @@
-"""The common ground of the parts: what a part is, its tensors with their first values, and its operation at a place.
+"""The base of the parts: the class `Part`, its tensors with their initial values, and its operation at a place.
 
-A part is one kind of task parameters, and its file has all that is known of them: names and shapes, first values, what
-an empty slot has, how the bank's stacks of them are arranged, what they do to the backbone's states, and the same for
+A part is one kind of task parameters, and its file has all that is known of them: names and shapes, initial values,
+values of an empty slot, the arrangement of a bank's stacks, the operation on the backbone's states, and the same for
 rows that gather their parameters (ONNX). Nothing outside this folder spells the name of a task's tensor.
 
-A part acts at hooks of the backbone: `linear` (a linear layer), `output` (what a sublayer gives) and `norm` (a layer
-norm). What stands beside a whole block is added to its last output.
+A part acts at hooks of the backbone: `linear` (a linear layer), `output` (a sublayer's output) and `norm` (a layer
+norm). An operation beside a whole block is added to the block's last output.
 
 Shape letters: S slots, D width.
 """
@@ -25,15 +25,15 @@ from torch import Tensor
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.bank.resolved import ResolvedMethod
-from inlay.model.kernels.reference import Bottleneck, Moments, Shape
+from inlay.model.kernels.reference import Bottleneck, BottleneckShape, Moments
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
     from inlay.model.bank.forward import BankForward
 
 Stacks = Mapping[str, Tensor]
-SiteShapes = Mapping[tuple[str, str], Shape]
-"""What one slot is at each site: (form, site) -> its bottleneck there."""
+SiteShapes = Mapping[tuple[str, str], BottleneckShape]
+"""The bottlenecks of one slot: (form, site) -> its shape."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TensorSpec:
     torch's linear layers), "zeros", "ones", or "backbone" (copied from it)"""
     std: float = 0.0
     part: str = "adapters"
-    """what `plan` counts it under: adapters, norms, biases, weights or head"""
+    """the group that `plan` counts it under: adapters, norms, biases, weights or head"""
     ranks: tuple[int, ...] = ()
     """the axes that are as long as the slot's size, and padded to the bank's"""
     is_trained: bool = True
@@ -66,9 +66,9 @@ class TensorSpec:
 
 
 def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
-    """The values that a tensor of a slot begins with, if they are not the backbone's: by the seed, and the task's name.
+    """Draw the initial values of a tensor that does not begin as the backbone's, by the seed and the task's name.
 
-    What tasks of a run share is drawn without a name.
+    Tensors that tasks of a run share are drawn without a name.
     """
     if item.start in ("zeros", "ones"):
         return torch.full(item.shape, float(item.start == "ones"))
@@ -137,7 +137,7 @@ class Part:
     """One kind of task parameters."""
 
     prefix: ClassVar[str]
-    """how the names of its tensors begin"""
+    """the prefix of its tensors' names"""
     is_compact: ClassVar[bool] = False
     """a serving bank may hold its matrices in bf16"""
     is_stacked: ClassVar[bool] = True
@@ -146,7 +146,7 @@ class Part:
     """why no exported graph holds it, and what to do instead; None if it has a gathered form"""
 
     def owns(self, name: str) -> bool:
-        """Whether a tensor is one of its own."""
+        """Whether a tensor belongs to this part."""
         return name.startswith(self.prefix)
 
     @property
@@ -155,7 +155,7 @@ class Part:
         return f"{self.prefix}*"
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
-        """Its tensors in a slot of this method, in a fixed order."""
+        """The part's tensors in a slot of this method, in a fixed order."""
         raise NotImplementedError
 
     def places(self, anatomy: Anatomy, method: ResolvedMethod, name: str) -> list[str]:
@@ -167,7 +167,7 @@ class Part:
         return ""
 
     def neutral(self, name: str, backbone: Backbone) -> Tensor | float:
-        """Return what an empty slot has."""
+        """The values of an empty slot."""
         return 0.0
 
     def own(self, name: str, backbone: Backbone) -> Tensor:
@@ -175,11 +175,11 @@ class Part:
         raise AssertionError(f"`{name}` is nothing that the backbone has")
 
     def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
-        """Return what a slot of this method is at each site, where slots of one bank may differ in more than size."""
+        """The bottleneck of a slot at each site, for parts whose slots may differ in more than size."""
         return {}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterable[Placed]:
-        """Its operations at the hooks of the backbone, on a bank's stacks."""
+        """The part's operations at the hooks of the backbone, on a bank's stacks."""
         return ()
 
 
@@ -189,34 +189,34 @@ class Occupants:
 
     methods: tuple[ResolvedMethod, ...]
     """each once"""
-    shapes: Mapping[tuple[str, str], list[Shape | None]]
+    shapes: Mapping[tuple[str, str], list[BottleneckShape | None]]
     """(form, site) -> each slot's bottleneck there; only sites where a slot has one"""
     are_expanded: bool
     """adapters that slots share stand at every site"""
 
 
 class Operation:
-    """A part's stacks at one place of the backbone, and what they do there. The wrappers' pass calls it as `at`."""
+    """A part's stacks at one place of the backbone, and their operations. The wrappers' pass is passed in as `at`."""
 
     reads_input: ClassVar[bool] = False
-    """it stands beside a sublayer, and reads what that reads"""
+    """it stands beside a sublayer, and reads the sublayer's input"""
     reads_block: ClassVar[bool] = False
     """it stands beside a whole block, also one with weights of its own"""
 
     def on_input(self, site: LinearSite, x: Tensor, at: BankForward) -> Tensor:
-        """Return what a linear layer reads."""
+        """Change the input of a linear layer."""
         return x
 
     def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: BankForward) -> Tensor:
-        """Return what a linear layer gives; x is what it reads."""
+        """Change the output y of a linear layer; x is its input."""
         return y
 
     def on_output(self, place: str, y: Tensor, at: BankForward) -> Tensor:
-        """Return what a sublayer gives."""
+        """Change the output of a sublayer."""
         return y
 
     def on_norm(self, x: Tensor, inner: Any, at: BankForward) -> Tensor:
-        """Return what a layer norm gives for what it reads."""
+        """Compute a layer norm of x."""
         return inner(x)
 
     def drops(self, at: BankForward) -> bool:
@@ -230,7 +230,7 @@ class SlotOperation(Operation):
     form: str
     weights: Bottleneck
 
-    def set_slot(self, slot: int, shape: Shape | None) -> None:
+    def set_slot(self, slot: int, shape: BottleneckShape | None) -> None:
         """Make a slot of this shape, which must be of a kind that occurs; its weights are set by others."""
         self.weights.set_slot(slot, shape)
 
@@ -239,7 +239,7 @@ class SlotOperation(Operation):
         raise NotImplementedError
 
     def settle(self, seen: Sequence[Moments]) -> None:
-        """Take up what was noted of a training pass, when it ends."""
+        """Update running statistics with those noted in a training pass, when it ends."""
 
 
 @dataclass(frozen=True)
@@ -249,5 +249,5 @@ class Placed:
     hook: str
     """linear, output or norm"""
     key: str
-    """of the linear layer, site or norm"""
+    """the key of the linear layer, site or norm"""
     operation: Operation

@@ -30,9 +30,9 @@ from inlay.model import (
     CacheDepth,
     CachedStates,
     Capacity,
+    GraphRecorder,
     HeadSpec,
     PackedRows,
-    Recorder,
     ResolvedMethod,
     Tiles,
     apply_heads,
@@ -165,7 +165,7 @@ class CompiledStepper(Stepper):
         """who is stepped together in the step that was laid out early, by its key and the token budget then"""
         self._formula = torch.compile(slot_update.formula, backend=BACKEND, dynamic=False)
         self._is_captured = bank.backbone.device.type == "cuda"
-        self._recorder = Recorder()
+        self._recorder = GraphRecorder()
         self._longest = 0
         self._most_rows = 0
         self._mix = Mix()

@@ -38,7 +38,7 @@ def store_tokens(ptr, x, n, stride, length, D: tl.constexpr, WIDE: tl.constexpr)
 
 @triton.jit
 def score(x, y, i, j, length, scaling, bias, W):
-    """What tokens i give tokens j before the softmax; -inf where j is beyond the row.
+    """The scores of tokens j for tokens i before the softmax; -inf where j is beyond the row.
 
     x and y are q and k with i down and j across, or k and q with i across and j down.
     """
@@ -144,7 +144,7 @@ def attention_forward(
 def pair(
     x, y, g, w, i, j, lse, length, scaling, bias, W, seed, pair_place, dropout, MAX_LENGTH: tl.constexpr
 ):  # fmt: skip
-    """Of tokens i and j: the weights, the weights as they met v, and the gradients of the weights.
+    """The weights of tokens i and j, the weights after dropout, and the gradients of the weights.
 
     x, y, g, w are q, k, do, v with i down and j across, or k, q, v, do with i across and j down. Nothing is replaced
     where i is beyond the row: q and do are zero there, so that the gradients of its scores are.

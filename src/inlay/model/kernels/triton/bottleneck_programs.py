@@ -1,14 +1,15 @@
 """Triton programs of the fused bottleneck: down, activation, up, scale and residual in one pass over a tile.
 
-What always holds is what `grouped_programs.py` says. z is the pre-activation, kept for backward; the activation is
+The invariants of `grouped_programs.py` hold. z is the pre-activation, kept for backward; the activation is
 computed again there, and so is the mask of dropout. h is what dropout is applied to: where its rate (THRESHOLD, in
 65536ths) is not zero, everything below reads d = dropout(h) in h's stead. The weights of a slot are dense; the slots
 lie `stride` numbers apart. STAGES is said to the loops that add a residual: by itself the pipeline prefetches what
 products read, and each step would wait for the residual's numbers.
 
-In a loop, what a program computes itself (the dropped h) stands on the right of a product, never on the left. On the
-left it would stay in registers, and Triton writes the next step's numbers into them while the product still reads the
-last one's (triton-lang/triton#9433): rarely, and then anything comes out. On the right it goes through shared memory.
+In a loop, a tensor that the program computes itself (the dropped h) stands on the right of a product, never on the
+left. On the left it would stay in registers, and Triton writes the next step's numbers into them while the product
+still reads the last one's (triton-lang/triton#9433): rarely, and then anything comes out. On the right it goes through
+shared memory.
 
 Shape letters: N tokens of a tile, D width read, R bottleneck, E width written.
 """
@@ -170,7 +171,7 @@ def bottleneck_backward_tokens(
     BLOCK_D: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """One tile: the activations again, the gradient of z, and that of h unless its pointer is None."""
+    """One tile: the activations again, the gradient of z, and the gradient of h unless its pointer is None."""
     start = tl.load(starts_ptr + tl.program_id(0))
     num_tokens = tl.load(stops_ptr + tl.program_id(0)) - start
     if num_tokens <= 0:

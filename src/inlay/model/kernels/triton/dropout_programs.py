@@ -35,7 +35,7 @@ def load_keys(seed_ptr, salt, THRESHOLD: tl.constexpr):
 
 @triton.jit
 def kept_scale(THRESHOLD: tl.constexpr):
-    """What dropout multiplies by what it keeps, so that the mean stays."""
+    """The factor of kept elements, which preserves the mean."""
     return 65536.0 / (65536 - THRESHOLD)
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 P = tl.constexpr(0.3275911 * 0.7071067811865476)
-"""of formula 7.1.26, for x instead of x/√2"""
+"""p of formula 7.1.26, for x instead of x/√2"""
 HALF_LOG2E = tl.constexpr(0.7213475204444817)
 
 

@@ -1,6 +1,6 @@
 """Triton programs of the grouped products, one program per tile of tokens or per slot; needs triton to be imported.
 
-What always holds: a token outside of a program's range is read as zero and never written, so a NaN stays in its slot;
+Invariants: a token outside of a program's range is read as zero and never written, so a NaN stays in its slot;
 sums are float32; float32 products are exact ones (no TF32).
 
 Shape letters: N tokens of a tile, D width read, E width written. No `from __future__ import annotations` here:
@@ -45,7 +45,7 @@ def accumulate(
 ):
     """A block of x^T y and the sum of y's columns, over `num_tokens` tokens from `start`; x as dropout leaves it.
 
-    Computed as y^T x: what a program makes itself must stand on the right (see the head of `fused_programs.py`).
+    Computed as y^T x: a tensor that the program computes must stand on the right (see `bottleneck_programs.py`).
     """
     rows = tl.arange(0, BLOCK_N)
     d = first_d + tl.arange(0, BLOCK_D)

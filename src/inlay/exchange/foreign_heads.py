@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inlay.data import CLASSIFICATION, KINDS, find_kind_of_head
 from inlay.errors import BadData, Unsupported
-from inlay.exchange.folder import Leaving, Weights
+from inlay.exchange.folder import TaskToExport, Weights
 from inlay.model import CLASSIFIERS, Backbone, HeadSpec, find_family
 from inlay.model import head as head_part
 
@@ -107,14 +107,14 @@ def read_labels(ids: Any, num_outputs: int) -> tuple[str, ...]:
     return tuple(sorted(ids, key=lambda label: ids[label]))
 
 
-def fold_targets(task: Leaving) -> Linear:
-    """The output layer, which in other libraries gives a number itself and not its standard score."""
+def fold_targets(task: TaskToExport) -> Linear:
+    """The output layer with the target's scale folded in: other libraries expect the number, not its standard score."""
     std, mean = task.head.target_std, task.head.target_mean
     return task.tensors[head_part.WEIGHT] * std, task.tensors[head_part.BIAS] * std + mean
 
 
 def describe_decisions(head: HeadSpec) -> str:
-    """What a README says of how logits become answers; nothing where that is the usual way."""
+    """Describe for a README how logits become answers; "" where that is done the usual way."""
     said = ""
     if head.temperature != 1:
         divided = f"For probabilities Inlay divides the logits by its temperature, {head.temperature:.6g}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from inlay.studies.judge.rows import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task
+from inlay.studies.judge.report_rows import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task
 from inlay.studies.judge.scores import joint_of
 from inlay.studies.run.records import FAILED, Record, count_layers
 from inlay.studies.spec.arms import ARM_KINDS

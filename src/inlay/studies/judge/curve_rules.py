@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from inlay.studies.judge.bounds import MeanWithError, deviations, difference, estimate, mean_of_all, show
-from inlay.studies.judge.rows import name_task
+from inlay.studies.judge.report_rows import name_task
 from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.series import (
     Ablation,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inlay.studies.judge.pairs import Paired, pair
 from inlay.studies.judge.published import PublishedTable
-from inlay.studies.judge.rows import NOT_AVERAGED, has_one_setting, name_task
+from inlay.studies.judge.report_rows import NOT_AVERAGED, has_one_setting, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks
 from inlay.studies.judge.scores import Cell, Row, column_row
 

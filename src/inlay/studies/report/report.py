@@ -19,7 +19,7 @@ from inlay.store import write_atomically
 from inlay.studies.judge.claims import JudgedClaim, describe_agreement, judge_claims
 from inlay.studies.judge.coverage import Coverage, list_missing, split_planned
 from inlay.studies.judge.published import Published, read_published
-from inlay.studies.judge.rows import name_column, name_task
+from inlay.studies.judge.report_rows import name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, score_study
 from inlay.studies.judge.scores import network_of
 from inlay.studies.judge.verdicts import NONE

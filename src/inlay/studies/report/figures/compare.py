@@ -12,7 +12,7 @@ from typing import Any
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.pairs import pair
-from inlay.studies.judge.rows import group_tasks, name_column, name_task
+from inlay.studies.judge.report_rows import group_tasks, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks
 from inlay.studies.report.chart import (
     INK,

@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.pairs import pair
-from inlay.studies.judge.rows import METRICS, RowSpec, has_joint_runs, name_column, name_task
+from inlay.studies.judge.report_rows import METRICS, RowSpec, has_joint_runs, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks
 from inlay.studies.judge.scores import Row, mean_of, network_of
 from inlay.studies.judge.series import list_series, planned_numbers

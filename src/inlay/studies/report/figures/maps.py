@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError
-from inlay.studies.judge.rows import name_task
+from inlay.studies.judge.report_rows import name_task
 from inlay.studies.judge.scored import ScoredStudy, needs_backbone
 from inlay.studies.judge.series import Ablation, Step, read_ablations, read_embeddings, read_steps
 from inlay.studies.report.chart import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inlay.studies.judge.bounds import MeanWithError
-from inlay.studies.judge.rows import name_column, name_task
+from inlay.studies.judge.report_rows import name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone
 from inlay.studies.judge.scores import Cell, mean_of
 from inlay.studies.judge.series import median_parameters, planned_keys, series_keys

@@ -22,7 +22,7 @@ Span = tuple[int, int]
 
 
 def list_spans(num_layers: int) -> list[Span]:
-    """Every contiguous span of layers: n·(n + 1)/2 of them."""
+    """List every contiguous span of layers: n·(n + 1)/2 of them."""
     return [(first, last) for first in range(num_layers) for last in range(first, num_layers)]
 
 
@@ -34,7 +34,7 @@ def score_spans(
     metric: str | None = None,
     on_rows: Callable[[int], object] = lambda _: None,
 ) -> dict[Span | None, float]:
-    """The dev score of a finished run without the adapters of each span of layers; under None that of the whole.
+    """Return the dev score of a finished run without the adapters of each span of layers; under None that of the whole.
 
     The score is accuracy for tasks with classes, whatever they were selected by (a majority classifier has a Matthews
     correlation of 0, which says nothing of what is left), and the task's own metric elsewhere, unless `metric` says
@@ -67,7 +67,7 @@ def _require_adapters(spec: SlotSpec, backbone: Backbone) -> None:
 
 
 def _gate_spans(spec: SlotSpec, tensors: dict[str, Tensor], backbone: Backbone, spans: Sequence[Span | None]) -> Bank:
-    """A bank with a slot for every span: the same task, without the adapters of the span's layers."""
+    """Return a bank with a slot for every span: the same task, without the adapters of the span's layers."""
     whole = Bank(backbone, 1)
     whole.put(0, spec, tensors)
     bank = whole.repeated(0, len(spans))

@@ -75,7 +75,7 @@ def choose_entries(plan: StudyPlan, records: Iterable[Record], places: StudyDirs
 
 
 def _rank(entry: Entry) -> tuple[float, bool, bool]:
-    """All of GLUE's metrics are better when higher."""
+    """Return all of GLUE's metrics are better when higher."""
     return (entry.record.dev[entry.record.metric], entry.is_written, entry.has_weights)
 
 

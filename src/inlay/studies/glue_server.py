@@ -51,7 +51,7 @@ SUBMISSION = {
 
 
 def answer_test(backbone: Backbone, run_folder: Path, task: Task, config: DataConfig) -> list[str | float]:
-    """A finished run's answer to every row of its task's unlabelled test file, in order: labels, or numbers.
+    """Return a finished run's answer to every row of its task's unlabelled test file, in order: labels, or numbers.
 
     `config` says where GLUE lies; the task's name says which set. A set whose test file is missing is a `Missing`.
     """
@@ -64,7 +64,7 @@ def answer_test(backbone: Backbone, run_folder: Path, task: Task, config: DataCo
 
 
 def read_test(task: str, config: DataConfig) -> Split:
-    """The rows of a GLUE set's test file, in order, without labels."""
+    """Read the rows of a GLUE set's test file, in order, without labels."""
     table = _open(_find_name(task), config).read("test")
     pairs = table.column("pair") if "pair" in table.header.names else None
     return Split(table.column("text"), pairs, None, table.lines, table.header.path)
@@ -113,7 +113,7 @@ def pack_submission(folder: Path) -> tuple[Path, list[str]]:
 
 
 def glue_name(task: str) -> str:
-    """The name under which the server knows a study's task, if it does."""
+    """Return the name under which the server knows a study's task, if it does."""
     return task.removeprefix("glue/").lower()
 
 

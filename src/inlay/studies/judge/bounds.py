@@ -44,7 +44,7 @@ class MeanWithError(NamedTuple):
 
 
 def estimate(scores: Iterable[float], rows: float | None = 0.0) -> MeanWithError:
-    """Mean and standard error of the mean: the sample's standard deviation over √n."""
+    """Return mean and standard error of the mean: the sample's standard deviation over √n."""
     values = list(scores)
     sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return MeanWithError(statistics.fmean(values), sem, len(values), len(values) - 1, rows)
@@ -66,7 +66,7 @@ def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None =
 
 
 def combine(values: Sequence[MeanWithError], weights: Sequence[float]) -> MeanWithError:
-    """A weighted sum of estimates whose seeds do not depend on each other.
+    """Return a weighted sum of estimates whose seeds do not depend on each other.
 
     They are scored on the same rows, where methods err together. So a sum's error of rows is at most the sum of their
     errors (all weights of one sign), and a difference's at most that of independent rows.
@@ -102,22 +102,22 @@ def satterthwaite(variances: Sequence[float], freedoms: Sequence[int | None]) ->
 
 
 def negated(value: MeanWithError) -> MeanWithError:
-    """The same with the other sign: what is lost, for what is gained."""
+    """Return the same with the other sign: what is lost, for what is gained."""
     return value._replace(mean=-value.mean)
 
 
 def difference(first: MeanWithError, second: MeanWithError) -> MeanWithError:
-    """One less another whose seeds do not depend on its own."""
+    """Return one less another whose seeds do not depend on its own."""
     return combine([first, second], [1.0, -1.0])
 
 
 def mean_of_all(values: Sequence[MeanWithError]) -> MeanWithError:
-    """The mean of estimates whose seeds do not depend on each other."""
+    """Return the mean of estimates whose seeds do not depend on each other."""
     return combine(values, [1 / len(values)] * len(values))
 
 
 def deviations(values: Sequence[MeanWithError]) -> list[MeanWithError]:
-    """Each estimate less the mean of all."""
+    """Return each estimate less the mean of all."""
     share = 1 / len(values)
     found = []
     for number, value in enumerate(values):
@@ -156,7 +156,7 @@ def tail(value: MeanWithError, distance: float, *, new_rows: bool = False) -> fl
 
 
 def moderate(values: Sequence[MeanWithError]) -> list[MeanWithError]:
-    """Estimates of several tasks of which one may be picked: none is surer than tasks are on average.
+    """Return estimates of several tasks of which one may be picked: none is surer than tasks are on average.
 
     Two or three seeds are equal by chance on one of many tasks, which then looks sure. So a task has its own variance
     or the mean of all tasks' variances, whichever is larger; its degrees of freedom are those of that mean.
@@ -176,7 +176,7 @@ def moderate(values: Sequence[MeanWithError]) -> list[MeanWithError]:
 
 
 def show(value: MeanWithError | float | None, *, signed: bool = False) -> str:
-    """A number of points with its standard error: `86.2 ± 0.3`; a dash where there is none."""
+    """Return a number of points with its standard error: `86.2 ± 0.3`; a dash where there is none."""
     if value is None:
         return ABSENT
     found = value if isinstance(value, MeanWithError) else MeanWithError(value)

@@ -73,7 +73,7 @@ class Planned:
         return is_own and is_read and (is_answered or "answers" not in read)
 
     def pretend(self, number: int) -> Record:
-        """A record such as this run would have, as far as the rows of a table are made by it."""
+        """Return a record such as this run would have, as far as the rows of a table are made by it."""
         values: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
         values |= {"id": str(number), "arm": self.arm, "task": self.task, "seed": self.seed, "axes": dict(self.axes)}
         return Record(**{**values, "config": dict(self.settings), "extra": {}})
@@ -174,14 +174,14 @@ def _pretend_rows(study: Study, planned: Sequence[Planned], *, is_shown: bool) -
 
 
 def match_rows(keys: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The rows that are meant; a `*` in a name stands for anything."""
+    """Return the rows that are meant; a `*` in a name stands for anything."""
     return [key for key in keys if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)]
 
 
 def split_planned(
     study: Study, records: Iterable[Record], old_starts: Collection[str] = ()
 ) -> tuple[list[Record], list[Record]]:
-    """The records of a study's settings, with whichever seed, and those of settings that it has not.
+    """Return the records of a study's settings, with whichever seed, and those of settings that it has not.
 
     So are those that go on from one of `old_starts`: runs of settings that their own study has not.
     """
@@ -252,7 +252,7 @@ def _list_row_settings(study: Study, task: str) -> dict[str, Any]:
 
 
 def _list_answers(given: Iterable[str]) -> set[str]:
-    """The answers, as `label=text`, that are not the label itself: of a run alone a record has those too."""
+    """List the answers, as `label=text`, that are not the label itself: of a run alone a record has those too."""
     return {item for item in given if len(set(item.split("=", 1))) > 1}
 
 

@@ -29,7 +29,7 @@ class Gaps:
 
 
 def find_gaps(scored: ScoredStudy, key: str) -> Gaps | None:
-    """Both over the same tasks, from the first published table that has the two rows; None where none has."""
+    """Find both over the same tasks, from the first published table that has the two rows; None where none has."""
     reference = scored.reference
     for table in scored.published.tables if reference is not None and key != reference else ():
         assert reference is not None
@@ -47,7 +47,7 @@ def find_gaps(scored: ScoredStudy, key: str) -> Gaps | None:
 
 
 def _gap_tasks(scored: ScoredStudy, table: PublishedTable, key: str) -> list[str]:
-    """The tasks on which a row can be held against the reference, both ours and as this table has them."""
+    """Return the tasks on which a row can be held against the reference, both ours and as this table has them."""
     arms = (key, scored.reference or "")
     return [
         task
@@ -57,7 +57,7 @@ def _gap_tasks(scored: ScoredStudy, table: PublishedTable, key: str) -> list[str
 
 
 def published_gap(scored: ScoredStudy, table: PublishedTable, key: str, tasks: Sequence[str]) -> float | None:
-    """The row less the reference as published: over exactly these tasks, or over the source's own."""
+    """Return the row less the reference as published: over exactly these tasks, or over the source's own."""
     row, reference = table.row(key), scored.reference
     if row is None or row.is_difference or reference is None or key == reference:
         return None
@@ -67,7 +67,7 @@ def published_gap(scored: ScoredStudy, table: PublishedTable, key: str, tasks: S
 
 
 def own_mean(table: PublishedTable, key: str) -> float | None:
-    """The mean over its own tasks that a source prints for a row, where it prints nothing else."""
+    """Return the mean over its own tasks that a source prints for a row, where it prints nothing else."""
     return next((table.value(key, column) for column in table.columns if column.startswith("mean:")), None)
 
 
@@ -88,7 +88,7 @@ def averaged_rows(scored: ScoredStudy, table: PublishedTable) -> tuple[dict[str,
 
 
 def describe_ends(scored: ScoredStudy, keys: Collection[str], tasks: Collection[str] | None = None) -> list[str]:
-    """The rows whose learning rate is the greatest that was tried, or the least, on more tasks than by chance.
+    """Return the rows whose learning rate is the greatest that was tried, or the least, on more tasks than by chance.
 
     What such a row comes to with a rate beyond that end is not known. Tasks are those given, or all that count in a
     mean; where they are one run they have one rate, which is at an end too easily to be said.

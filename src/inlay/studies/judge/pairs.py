@@ -55,7 +55,7 @@ def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | N
 
 
 def _pair(row: Row, other: Row, numbers: Mapping[str, int | None]) -> Paired | None:
-    """The difference over tasks, each with as many settings as `numbers` say; None: as chosen."""
+    """Return the difference over tasks, each with as many settings as `numbers` say; None: as chosen."""
     differences: dict[str, dict[int, float]] = {}
     errors: dict[str, float | None] = {}
     for task, number in numbers.items():
@@ -89,7 +89,7 @@ def _common_settings(first: Cell, second: Cell) -> int | None:
 
 
 def _limit(cell: Cell, number: int | None) -> _Side:
-    """A cell as the expected best of `number` of its settings, drawn at random; as it is where that is None."""
+    """Return a cell as the expected best of `number` of its settings, drawn at random; as it is where that is None."""
     if number is None or number >= len(cell.candidates):
         return _Side(cell.scores, {seed: _shares(runs, 1.0) for seed, runs in cell.runs.items()})
     # The i-th best is the best of those drawn if it is drawn and none of the i before it is.
@@ -136,7 +136,7 @@ def _cancel(runs: Sequence[tuple[Record, float]]) -> bool:
 def _match_seeds(
     first: Cell, second: Cell, first_scores: Mapping[int, float], second_scores: Mapping[int, float]
 ) -> list[Mapping[int, float]]:
-    """The scores of two cells by seed; a cell that no seed draws has the other's seeds."""
+    """Return the scores of two cells by seed; a cell that no seed draws has the other's seeds."""
     scores = (first_scores, second_scores)
     is_fixed = (first.is_fixed, second.is_fixed)
     seeds = next((own for own, fixed in zip(scores, is_fixed, strict=True) if not fixed), first_scores)

@@ -58,7 +58,7 @@ class PublishedTable:
     """the columns (`task:metric`) that this mean is over, where they are known: ours is taken over the same"""
 
     def row(self, arm: str) -> PublishedRow | None:
-        """The row that compares with an arm of ours."""
+        """Return the row that compares with an arm of ours."""
         return next((row for row in self.rows if row.arm == arm), None)
 
     def value(self, arm: str, column: str) -> float | None:
@@ -67,7 +67,7 @@ class PublishedTable:
         return row.cells[self.columns.index(column)] if row is not None and column in self.columns else None
 
     def mean(self, arm: str, columns: Iterable[str]) -> float | None:
-        """The mean of the printed cells under these columns; None unless all of them are printed."""
+        """Return the mean of the printed cells under these columns; None unless all of them are printed."""
         values = [self.value(arm, column) for column in columns]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if values and len(known) == len(values) else None
@@ -81,7 +81,7 @@ class Published:
     tables: tuple[PublishedTable, ...] = ()
 
     def value(self, arm: str, column: str) -> float | None:
-        """The first printed value for an arm under `task:metric`, in any table."""
+        """Return the first printed value for an arm under `task:metric`, in any table."""
         return next((value for table in self.tables if (value := table.value(arm, column)) is not None), None)
 
     @property
@@ -91,7 +91,7 @@ class Published:
 
 
 def read_published(folder: Path, name: str) -> Published:
-    """The published values of `folder/NAME.toml`; for an empty name none."""
+    """Read the published values of `folder/NAME.toml`; for an empty name none."""
     if not name:
         return Published("")
     path = folder / f"{name}.toml"

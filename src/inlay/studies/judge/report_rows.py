@@ -63,7 +63,7 @@ class RowSpec:
 
 
 def find_setting(study: Study, record: Record, name: str) -> Any:
-    """The value of a setting that a record's run had; of a number of samples its arm's."""
+    """Find the value of a setting that a record's run had; of a number of samples its arm's."""
     if name == SAMPLE:
         return study.arms[record.arm].sample if record.arm in study.arms else None
     section = find_section(name)
@@ -74,7 +74,7 @@ def find_setting(study: Study, record: Record, name: str) -> Any:
 
 
 def find_number(study: Study, record: Record, name: str) -> float | None:
-    """The number that a setting is: 64 of a size, 3 of the layers `-3:`; None where it is none."""
+    """Find the number that a setting is: 64 of a size, 3 of the layers `-3:`; None where it is none."""
     value = find_setting(study, record, name)
     if isinstance(value, str):
         digits = re.search(r"\d+", value)
@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 
 def make_rows(study: Study, rule: RowRule, records: Sequence[Record]) -> list[RowSpec]:
-    """The rows of a rule that have records: one, or one for every value of a setting."""
+    """Make the rows of a rule that have records: one, or one for every value of a setting."""
     found = select(records, lambda record: is_taken(study, rule, record))
     named = rule.each or next(iter(re.findall(r"\{(\w+)\}", rule.label)), "")
     numbers = {record.id: find_number(study, record, named) for record in found} if named else {}
@@ -112,7 +112,7 @@ def make_rows(study: Study, rule: RowRule, records: Sequence[Record]) -> list[Ro
 
 
 def _fill(label: str, name: str, numbers: Sequence[float]) -> str:
-    """A label with its number, or the range of several; without any, what is in brackets is left out."""
+    """Fill a label with its number, or the range of several; without any, what is in brackets is left out."""
     if not name:
         return label
     if not numbers:

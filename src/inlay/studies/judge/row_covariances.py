@@ -53,7 +53,7 @@ def _digest(gold: Floats) -> bytes:
 
 
 def add_covariances(records: Sequence[Record], runs: Path) -> list[Record]:
-    """The records of runs whose influences are kept, with covariances; those that do not change are left out."""
+    """Return the records of runs whose influences are kept, with covariances; those that do not change are left out."""
     groups: dict[tuple[str, str, bytes], dict[str, Mapping[str, Floats]]] = {}
     for record in records:
         if record.status == FINISHED and (runs / record.id / FILE).is_file():

@@ -46,7 +46,7 @@ def score_error(metric: str, scores: Mapping[str, float], rows: int | None) -> f
 
 
 def _confusion(scores: Mapping[str, float]) -> Floats | None:
-    """Shares of rows (true and false positives, false and true negatives) of a task of two classes.
+    """Return shares of rows (true and false positives, false and true negatives) of a task of two classes.
 
     With W the share of wrong rows and F the F1, 2TP / (2TP + W) = F gives the true positives. Matthews' coefficient
     then tells how the wrong rows are divided, up to which part are the false positives, which neither error depends
@@ -88,7 +88,7 @@ _OF_SHARES = {"f1": _f1, "matthews": _matthews}
 
 
 def _delta_error(metric: str, shares: Floats, rows: int) -> float:
-    """The error of a function of the shares of a multinomial draw, to first order."""
+    """Return the error of a function of the shares of a multinomial draw, to first order."""
     slopes = _slopes(metric, shares)
     return math.sqrt(max(float(shares @ slopes**2 - (shares @ slopes) ** 2), 0.0) / rows)
 
@@ -140,7 +140,7 @@ def _correlation_influence(first: Floats, second: Floats) -> Floats:
 
 
 def covariances(influences: Sequence[Floats]) -> Floats:
-    """The covariances of the metrics of several runs on the same rows."""
+    """Return the covariances of the metrics of several runs on the same rows."""
     stacked = np.stack(influences)
     return np.atleast_2d(np.cov(stacked)) / stacked.shape[1]
 

@@ -53,7 +53,7 @@ class ScoredStudy:
         return next((spec.label for spec in self.specs if spec.key == key), None) or name_row(self.study, key)
 
     def find_row(self, key: str) -> Row:
-        """The cells of a row, or of runs that a rule takes for claims alone; none where nothing was run."""
+        """Find the cells of a row, or of runs that a rule takes for claims alone; none where nothing was run."""
         if key in self.rows:
             return self.rows[key]
         rules = [rule for rule in self.study.report.rows if rule.key == key and not rule.is_shown]
@@ -65,7 +65,7 @@ class ScoredStudy:
         return next(row[task].metric for row in self.rows.values() if task in row)
 
     def column(self, task: str) -> str:
-        """The task and its metric, as published columns are named."""
+        """Return the task and its metric, as published columns are named."""
         return f"{task}:{self.metric(task)}"
 
     def is_tested(self, task: str) -> bool:

@@ -111,7 +111,7 @@ def average_columns(
     networks: Mapping[str, frozenset[str]],
     row_errors: Mapping[str, float | None],
 ) -> MeanWithError:
-    """The mean of columns (name -> seed -> score); `networks` are the runs that each column's scores come from.
+    """Return the mean of columns (name -> seed -> score); `networks` are the runs that each column's scores come from.
 
     Columns that share networks vary together, so they become one group: their mean for each seed that all have. The
     errors of rows add up within a task, whose columns are scored on the same rows, and are independent across tasks.
@@ -130,7 +130,7 @@ def average_columns(
 
 
 def _average_row_errors(errors: Mapping[str, float | None]) -> float | None:
-    """The error of rows of a mean of columns, called `TASK`, `TASK:METRIC` or `TASK@SAMPLES`."""
+    """Return the error of rows of a mean of columns, called `TASK`, `TASK:METRIC` or `TASK@SAMPLES`."""
     by_task: dict[str, float] = {}
     for name, error in errors.items():
         if error is None:
@@ -141,7 +141,7 @@ def _average_row_errors(errors: Mapping[str, float | None]) -> float | None:
 
 
 def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
-    """Numbers of the columns, those together that share a network, if only by way of others."""
+    """Join numbers of the columns, those together that share a network, if only by way of others."""
     found: list[tuple[frozenset[str], list[int]]] = []
     for number, own in enumerate(networks):
         touched = [item for item in found if item[0] & own]
@@ -152,7 +152,7 @@ def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
 
 
 def choose(records: Iterable[Record], report_on: str = "dev", metric: str | None = None) -> Row:
-    """A row of a table: for each task the scores of the setting that was best on dev.
+    """Choose a row of a table: for each task the scores of the setting that was best on dev.
 
     `metric` is what is shown, and on dev also what chooses; default: each record's own. A task without a finished run,
     or without the split that is reported, has no cell.
@@ -236,7 +236,7 @@ def _is_own_copy(record: Record) -> bool:
 
 
 def network_of(record: Record) -> str:
-    """The run that a record is of; one of several tasks, or a sequence of them, has a record for each."""
+    """Return the run that a record is of; one of several tasks, or a sequence of them, has a record for each."""
     return joint_of(record).get("run") or record.id.partition("-")[0]
 
 
@@ -248,7 +248,7 @@ def joint_of(record: Record) -> Mapping[str, Any]:
 def _rank(
     settings: Mapping[str, Sequence[Record]], metric: str | None, diverged: frozenset[str]
 ) -> list[Sequence[Record]]:
-    """The runs of each setting that could be chosen, the best on dev first."""
+    """Return the runs of each setting that could be chosen, the best on dev first."""
     found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
     # A seed counts once it has all tasks; before any has, that with the most of them.
     tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
@@ -268,7 +268,7 @@ def _rank(
 
 
 def _diverged(records: Iterable[Record]) -> frozenset[str]:
-    """The settings of which a run diverged wherever it was tried."""
+    """Return the settings of which a run diverged wherever it was tried."""
     tried: dict[tuple[str, str, int], set[str]] = {}
     for record in records:
         tried.setdefault((_setting(record), record.task, record.seed), set()).add(record.status)
@@ -289,7 +289,7 @@ def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tu
 
 
 def keep_best(records: Iterable[Record], metric: str | None = None, *, over_tasks: bool = False) -> list[Record]:
-    """The finished runs of the setting that is best on dev: for each task, or one for all tasks together."""
+    """Return the finished runs of the setting that is best on dev: for each task, or one for all tasks together."""
     by_task: dict[str, list[Record]] = {}
     for record in records:
         by_task.setdefault("" if over_tasks else record.task, []).append(record)
@@ -297,7 +297,7 @@ def keep_best(records: Iterable[Record], metric: str | None = None, *, over_task
 
 
 def rank_settings(records: Sequence[Record], metric: str | None = None) -> list[Sequence[Record]]:
-    """The finished runs of each setting, all tasks together, the best on dev first."""
+    """Return the finished runs of each setting, all tasks together, the best on dev first."""
     settings: dict[str, list[Record]] = {}
     for record in records:
         if record.status == FINISHED and _score(record, "dev", metric) is not None:
@@ -306,7 +306,7 @@ def rank_settings(records: Sequence[Record], metric: str | None = None) -> list[
 
 
 def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str | None) -> tuple[Candidate, ...]:
-    """One task's scores at settings that were ranked over several tasks, in their order."""
+    """List one task's scores at settings that were ranked over several tasks, in their order."""
     groups = ([record for record in group if record.task == task] for group in ranked)
     return tuple(_candidate(group, metric) for group in groups if group)
 
@@ -344,7 +344,7 @@ def _score(record: Record, split: str, metric: str | None) -> float | None:
 
 
 def mean_of(row: Row, tasks: Iterable[str]) -> MeanWithError | None:
-    """The mean over tasks; None unless the row has all of them."""
+    """Return the mean over tasks; None unless the row has all of them."""
     wanted = list(tasks)
     if not wanted or not all(task in row for task in wanted):
         return None
@@ -356,7 +356,7 @@ def mean_of(row: Row, tasks: Iterable[str]) -> MeanWithError | None:
 
 
 def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
-    """A row whose cells are columns (task, metric), as `task:metric`; None unless it has all of them."""
+    """Return a row whose cells are columns (task, metric), as `task:metric`; None unless it has all of them."""
     wanted = list(columns)
     if not all(task in row and metric in row[task].by_metric for task, metric in wanted):
         return None
@@ -367,13 +367,13 @@ def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
 
 
 def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
-    """The tasks that every one of these rows has: what a mean can be compared over."""
+    """Return the tasks that every one of these rows has: what a mean can be compared over."""
     held = list(rows)
     return [task for task in tasks if held and all(task in row for row in held)]
 
 
 def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list[Record]:
-    """The records of a row, each run once though it may stand in several arms."""
+    """Return the records of a row, each run once though it may stand in several arms."""
     found: dict[tuple[str, str], Record] = {}
     for record in records:
         if accepts(record):

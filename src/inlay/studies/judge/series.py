@@ -92,7 +92,7 @@ class Ablation:
         return estimate(scores.values(), self._row_error(scores))
 
     def decrease(self, first: int, last: int) -> MeanWithError:
-        """Points lost, paired by seed."""
+        """Return points lost, paired by seed."""
         return self._less(self.whole, self.spans[first, last])
 
     def less(self, span: Span, other: Span) -> MeanWithError:
@@ -132,7 +132,7 @@ def lower_part(item: Ablation) -> int:
 
 
 def read_ablations(records: Iterable[Record], tasks: Sequence[str]) -> list[Ablation]:
-    """The ablations among records, in the order of tasks: of each task the setting that is best on dev."""
+    """Read the ablations among records, in the order of tasks: of each task the setting that is best on dev."""
     by_task: dict[str, list[Record]] = {}
     for record in keep_best(record for record in records if record.extra.get("spans")):
         by_task.setdefault(record.task, []).append(record)
@@ -156,7 +156,7 @@ def _read_ablation(task: str, records: Sequence[Record]) -> Ablation:
 
 
 def read_spans(content: Mapping[str, float] | Sequence[Sequence[float]]) -> dict[Span | None, float]:
-    """Spans from JSON: {"0-11": 0.37, "whole": 0.84}, or [[0, 11, 0.37], …]."""
+    """Read spans from JSON: {"0-11": 0.37, "whole": 0.84}, or [[0, 11, 0.37], …]."""
     pairs = content.items() if isinstance(content, Mapping) else [(f"{a:g}-{b:g}", value) for a, b, value in content]
     spans: dict[Span | None, float] = {}
     for key, value in pairs:
@@ -191,7 +191,7 @@ def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
 
 
 def forgotten(steps: Sequence[Step]) -> dict[str, MeanWithError]:
-    """Points each earlier task lost between the step that taught it and the last one; none for the last task."""
+    """Return points each earlier task lost between the step that taught it and the last one; none for the last task."""
     if not steps:
         return {}
     last = steps[-1].scores
@@ -215,15 +215,15 @@ class Embeddings:
     """[tasks, width] before they were trained; None where that is not known"""
 
     def alike(self, kinds: Mapping[str, str]) -> tuple[list[Likeness], list[Likeness]]:
-        """The cosine of every pair of tasks: of those of one kind, and of the others."""
+        """Return the cosine of every pair of tasks: of those of one kind, and of the others."""
         return _find_alike(self.tasks, self.vectors, kinds)
 
     def gap(self, kinds: Mapping[str, str]) -> float | None:
-        """The mean cosine within kinds less that between them; None where there are no pairs of both."""
+        """Return the mean cosine within kinds less that between them; None where there are no pairs of both."""
         return _find_gap(self.tasks, self.vectors, kinds)
 
     def first_gap(self, kinds: Mapping[str, str]) -> float | None:
-        """The same before training: of a draw by chance."""
+        """Return the same before training: of a draw by chance."""
         return None if self.starts is None else _find_gap(self.tasks, self.starts, kinds)
 
     @property

@@ -67,7 +67,7 @@ UNKNOWN = Finding(Chances(1.0, 1.0), Chances(1.0, 1.0))
 
 
 def fact(is_true: bool) -> Finding:
-    """A condition that no draw decides."""
+    """Return a condition that no draw decides."""
     test = Chances(0.0, 1.0, is_fact=True) if is_true else Chances(1.0, 0.0, is_fact=True)
     return Finding(test, test)
 
@@ -104,7 +104,7 @@ def _test(value: MeanWithError, distance: float, *, new_rows: bool, is_strict: b
 
 
 def all_of(findings: Sequence[Finding]) -> Finding:
-    """Several conditions as one: all must be confirmed; one that is broken breaks it."""
+    """Return several conditions as one: all must be confirmed; one that is broken breaks it."""
     if not findings:
         return UNKNOWN
     return Finding(_all_of([item.new for item in findings]), _all_of([item.here for item in findings]))
@@ -117,17 +117,17 @@ def _all_of(tests: Sequence[Chances]) -> Chances:
 
 
 def any_of(findings: Sequence[Finding]) -> Finding:
-    """Several conditions of which one is enough; all must be broken to break it."""
+    """Return several conditions of which one is enough; all must be broken to break it."""
     return negate(all_of([negate(item) for item in findings]))
 
 
 def negate(finding: Finding) -> Finding:
-    """The opposite of a condition."""
+    """Return the opposite of a condition."""
     return Finding(*(Chances(test.refute, test.confirm, test.is_fact) for test in finding))
 
 
 def bracket(findings: Sequence[Finding]) -> Finding:
-    """A condition on a quantity that several estimates bracket: said only where each of them says it."""
+    """Return a condition on a quantity that several estimates bracket: said only where each of them says it."""
     new, here = (
         Chances(max(test.confirm for test in tests), max(test.refute for test in tests))
         for tests in zip(*findings, strict=True)
@@ -136,13 +136,13 @@ def bracket(findings: Sequence[Finding]) -> Finding:
 
 
 def judge_pair(paired: Paired, test: Callable[[MeanWithError], Finding]) -> Finding:
-    """A condition on a difference: as chosen, and with equally many settings where one row had more."""
+    """Return a condition on a difference: as chosen, and with equally many settings where one row had more."""
     sides = [paired, *([paired.equal] if paired.equal else [])]
     return bracket([test(side.estimate) for side in sides])
 
 
 def never_broken(finding: Finding) -> Finding:
-    """A condition that numbers which break it may break by how they were made: it can only be confirmed."""
+    """Return a condition that numbers which break it may break by how they were made: it can only be confirmed."""
     return Finding(*(Chances(test.confirm, 1.0) for test in finding))
 
 
@@ -173,7 +173,7 @@ def verdict(
     *,
     is_tested: bool | None = None,
 ) -> ClaimVerdict:
-    """The verdict on a claim; what would be said of these dev rows alone is added where it differs.
+    """Return the verdict on a claim; what would be said of these dev rows alone is added where it differs.
 
     `is_tested` says that it counts among those that could have been judged wrongly, though its numbers say nothing.
     """
@@ -219,7 +219,7 @@ def not_planned(scored: ScoredStudy, *rows: str) -> ClaimVerdict | None:
 
 
 def gap_text(paired: Paired, what: str) -> str:
-    """A difference as a sentence's part, with its bounds."""
+    """Return a difference as a sentence's part, with its bounds."""
     tasks, pairs = len(paired.by_task), paired.num_pairs
     text = f"{what}: {show(paired.estimate, signed=True)} points over {tasks} task{'s' * (tasks > 1)}"
     text += f" ({pairs} pair{'s' * (pairs > 1)}{unsure(paired.estimate)})"

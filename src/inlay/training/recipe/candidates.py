@@ -52,7 +52,7 @@ def list_changes(run: Run, asked: RunConfig) -> list[Change]:
 
 
 def make_candidate(run: Run, asked: RunConfig, change: Change, backbone: Backbone, store: Store | None = None) -> Run:
-    """The run that has all of `run`'s settings but these."""
+    """Make the run that has all of `run`'s settings but these."""
     # A rate that is given would close the recipe, so all that it says is given too.
     known = find_recipe(run.task, asked, backbone, has_sources=bool(asked.train.start))
     config = dataclasses.replace(asked, train=dataclasses.replace(asked.train, **known))
@@ -133,7 +133,7 @@ def count_epochs_at_most(epochs: Sequence[int], rungs: Sequence[Rung]) -> int:
 
 
 def _count_before(run: Run, parts: Durations) -> float:
-    """Seconds before the first epoch: a probe, and a contrastive start with another after it."""
+    """Count seconds before the first epoch: a probe, and a contrastive start with another after it."""
     train = run.config.train
     if train.head_start != "probe":
         return 0.0

@@ -90,14 +90,14 @@ class FoldScores:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The scores as data."""
+        """Return the scores as data."""
         about = {"metric": self.metric, "mean": self.means, **self.to_manifest()}
         runs = [dataclasses.asdict(fold) for fold in self.folds]
         return {**about, "runs": runs, "report": self.pooled.to_json()}
 
 
 def make_fold_runs(run: Run, num_folds: int, backbone: Backbone, store: Store | None = None) -> FoldRuns:
-    """The runs that cross-validate `run`; rows are dealt out by the seed of its split."""
+    """Make the runs that cross-validate `run`; rows are dealt out by the seed of its split."""
     folds = make_folds(run.task, num_folds, run.config.data.split_seed)
     return FoldRuns(folds, [make_run(task, run.config, backbone, store) for task in folds.tasks])
 
@@ -134,7 +134,7 @@ def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone
 
 
 def _answer_left_out(run: Run, result: Result, backbone: Backbone) -> Any:
-    """The answers of a finished fold, computed once and kept; its weights go when they are."""
+    """Return the answers of a finished fold, computed once and kept; its weights go when they are."""
     assert result.folder is not None, "`fit` reads results from their folders"
     path = result.folder / LEFT_OUT
     if not path.is_file():
@@ -170,7 +170,7 @@ def _read_answers(path: Path, run: Run) -> Any:
 
 
 def _join(outputs: Sequence[Any]) -> Any:
-    """The outputs of all folds, one after another."""
+    """Join the outputs of all folds, one after another."""
     if isinstance(outputs[0], np.ndarray):
         return np.concatenate(outputs)
     return [output for own in outputs for output in own]

@@ -40,7 +40,7 @@ class Rung:
 
 
 def make_rungs(num_candidates: int, num_epochs: int) -> tuple[Rung, ...]:
-    """Rungs at a quarter and at half of the epochs, rounded up: half of the candidates go on, then one.
+    """Make rungs at a quarter and at half of the epochs, rounded up: half of the candidates go on, then one.
 
     Two candidates have the second rung only: a quarter tells little, and ends nobody whose end saves much.
     """
@@ -109,7 +109,7 @@ class Contest:
         return lost
 
     def choose(self, standings: Mapping[str, Standing]) -> list[str]:
-        """Candidates from the one to publish to the worst; those that diverged are last.
+        """Choose candidates from the one to publish to the worst; those that diverged are last.
 
         Within chance of the best score comes first who was not halved away, then the first of the runs.
         """

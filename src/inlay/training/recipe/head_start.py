@@ -54,7 +54,7 @@ class FittedHead:
 
 
 def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
-    """A head for the slot of `member`, fitted to what the slot gives now of its training rows."""
+    """Fit a head for the slot of `member`, fitted to what the slot gives now of its training rows."""
     run = member.run
     width = bank.backbone.hidden_size * (4 if run.spec.head.has_towers else 1)
     rows = draw_rows(len(member.train), _MOST_NUMBERS // width)
@@ -78,7 +78,7 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
 
 
 def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
-    """Training rows that may be labelled wrongly, by the folds that chose the strength of the linear model."""
+    """Find training rows that may be labelled wrongly, by the folds that chose the strength of the linear model."""
     if not KINDS[task.kind].finds_label_errors:
         return {}
     rows = task.train.take(honest.rows)
@@ -97,14 +97,14 @@ def _find_temperature(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 def draw_rows(num_rows: int, most: int) -> np.ndarray:
-    """All rows, or as many of them by chance, in their order; the same whenever it is asked."""
+    """Draw all rows, or as many of them by chance, in their order; the same whenever it is asked."""
     if num_rows <= most:
         return np.arange(num_rows)
     return np.sort(np.random.default_rng(0).permutation(num_rows)[:most])
 
 
 def keep_part(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """The tensors of a slot between its start and its end, by the share of the change that is kept."""
+    """Return the tensors of a slot between its start and its end, by the share of the change that is kept."""
     return {name: torch.lerp(start[name], tensor, share) for name, tensor in end.items()}
 
 
@@ -119,7 +119,7 @@ class Honest:
 
 
 def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> Honest:
-    """The linear model of a task's training rows, no surer than it is right about rows it was not fitted to."""
+    """Fit the linear model of a task's training rows, no surer than it is right about rows it was not fitted to."""
     targets = task.train.targets
     assert targets is not None
     most = _MOST_VALIDATED
@@ -142,7 +142,7 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
 
 
 def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:
-    """The model, or one of the cosine of both texts alone where that is better on rows left out.
+    """Return the model, or one of the cosine of both texts alone where that is better on rows left out.
 
     A backbone that was tuned for similar texts knows more by it than few rows can teach.
     """

@@ -56,7 +56,7 @@ def _fit_classes(rows: Any, targets: np.ndarray, strength: float, num_labels: in
 
 
 def _fit_labels(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
-    """One against the rest, for every label by itself."""
+    """Fit one against the rest, for every label by itself."""
     found = [_fit_label(rows, applies, strength) for applies in targets.T > 0]
     weights, bias = np.concatenate([item[0] for item in found]), np.concatenate([item[1] for item in found])
     return Linear(weights, bias, all(item[2] for item in found))
@@ -133,7 +133,7 @@ class Scale:
         return cls(rows.mean(axis=0), np.maximum(widths, _NARROWEST * float(np.median(widths)) or 1.0))
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
-        """The rows on this scale."""
+        """Return the rows on this scale."""
         return (rows - self.means) / self.widths
 
 
@@ -166,7 +166,7 @@ def cross_validate(
 
 
 def choose_strength(metric: str, tried: Mapping[float, Validated]) -> Validated:
-    """The best; of equal ones the first, which is the simplest."""
+    """Choose the best; of equal ones the first, which is the simplest."""
     first, *others = tried.values()
     for found in others:
         if is_better(metric, found.score, first.score):
@@ -175,7 +175,7 @@ def choose_strength(metric: str, tried: Mapping[float, Validated]) -> Validated:
 
 
 def fit_raw(kind: str, rows: np.ndarray, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
-    """A linear model fitted to standardised rows, for rows as they are."""
+    """Fit a linear model fitted to standardised rows, for rows as they are."""
     scale = Scale.of(rows)
     model = fit_linear(kind, scale.apply(rows), targets, strength, num_labels)
     weights = model.weights / scale.widths

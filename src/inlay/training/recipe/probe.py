@@ -65,7 +65,7 @@ class ProbeResult:
     """rows of train and dev that may be labelled wrongly; None for numbers"""
 
     def to_json(self) -> dict[str, Any]:
-        """The probe as data."""
+        """Return the probe as data."""
         return asdict(self)
 
 
@@ -161,7 +161,7 @@ class _Reader:
         self.pooling = pooling or ("mean" if backbone.is_seq2seq else backbone.default_pooling)
 
     def read(self, split: Split, reading: str) -> np.ndarray:
-        """The features of a split's rows [n, features]."""
+        """Read the features of a split's rows [n, features]."""
         if reading != _TOWERS:
             return self._vectors(split)
         assert split.pairs is not None

@@ -42,7 +42,7 @@ FEW_DEV_ROWS = 200
 
 
 def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_sources: bool) -> dict[str, Any]:
-    """The settings of training that a run of one task, or a part of one of several, resolves to."""
+    """Find the settings of training that a run of one task, or a part of one of several, resolves to."""
     train, method = config.train, find_method(config.method.name)
     is_open = train.lr is None and not method.is_joint
     head_start = _find_head_start(task, config, backbone, is_open=is_open and not has_sources)
@@ -72,7 +72,7 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
 
 
 def _find_factor(kind: str, num_rows: int, *, has_probe: bool) -> float:
-    """The rate in those of the method, whose own suit thousands of rows and a fresh head."""
+    """Find the rate in those of the method, whose own suit thousands of rows and a fresh head."""
     if has_probe:
         return FACTOR if num_rows <= MOST_FOR_FACTOR else 1.0
     return FRESH_FACTOR if KINDS[kind].raises_fresh_rate and num_rows <= MOST_FOR_FRESH else 1.0
@@ -104,7 +104,7 @@ def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
 
 
 def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: bool) -> int:
-    """Steps of a contrastive start: as asked, or where rows are few."""
+    """Find steps of a contrastive start: as asked, or where rows are few."""
     asked = config.train.contrast
     if asked:
         if not KINDS[task.kind].is_classifier:
@@ -139,7 +139,7 @@ def _find_blend(train: TrainConfig, contrast: int) -> float | None:
 
 
 def choose_blend(score: float) -> float:
-    """The share that is kept of a contrastive start, by the probe's score on rows that it was not fitted to.
+    """Choose the share that is kept of a contrastive start, by the probe's score on rows that it was not fitted to.
 
     Labels that hardly follow from the texts are learnt by heart, and that is all that is learnt.
     """

@@ -78,7 +78,7 @@ class Totals:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every count as data."""
+        """Return every count as data."""
         return {
             "num_tasks": self.num_tasks,
             "trained": self.trained,
@@ -120,7 +120,7 @@ def count_totals(
 
 
 def _bare(item: TensorSpec) -> str:
-    """The tensor's name without its task's, which stands before it in a run of several."""
+    """Return the tensor's name without its task's, which stands before it in a run of several."""
     return item.name.rpartition("/")[2]
 
 

@@ -52,7 +52,7 @@ class JointRun:
         return count_joint_steps(self.num_rows, self.config)
 
     def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
-        """All its tensors: what is shared once, what each task has of its own under the task's name."""
+        """Return all its tensors: what is shared once, what each task has of its own under the task's name."""
         shared = [item for item in self.spec.layout(anatomy) if item.is_shared]
         return shared + [
             dataclasses.replace(item, name=f"{part.name}/{item.name}")
@@ -63,12 +63,12 @@ class JointRun:
 
 
 def identify_joint(parts: Sequence[tuple[str, str]], joint: JointConfig, lineage: Sequence[Mapping[str, Any]]) -> str:
-    """The id of a run of these tasks, each by its name and the id of its part."""
+    """Return the id of a run of these tasks, each by its name and the id of its part."""
     return digest({"parts": parts, "joint": settled(joint), "start": lineage})[:16]
 
 
 def count_joint_steps(num_rows: int, config: RunConfig) -> int:
-    """The steps of a run over so many rows (or windows) of all its tasks together."""
+    """Count the steps of a run over so many rows (or windows) of all its tasks together."""
     return config.joint.steps or -(-num_rows // config.train.batch_size) * config.train.num_epochs
 
 

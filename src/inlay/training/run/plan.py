@@ -87,7 +87,7 @@ class RunPlan:
         return self.inlay.trained_parameters / self.backbone_parameters
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as data."""
+        """Return the plan as data."""
         return {
             **dataclasses.asdict(self),
             "trained_share": self.trained_share,
@@ -219,7 +219,7 @@ class StepCost:
 
 
 def measure_step_cost(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False) -> StepCost:
-    """The cost of a run's steps, from one or two over a few of its rows.
+    """Measure the cost of a run's steps, from one or two over a few of its rows.
 
     Only those rows are read, so that it takes a moment for any run. On a CPU time goes with tokens, and beside them
     with the parameters that a step updates: two small steps tell both apart. A GPU is shown a batch.
@@ -270,7 +270,7 @@ class JointPlan:
     memory_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as data."""
+        """Return the plan as data."""
         return {**dataclasses.asdict(self), "totals": self.totals.to_json()}
 
 
@@ -329,7 +329,7 @@ _MEASURED = {"cpu": ((1, 4), 1, 1), "cuda": ((32,), 3, 5)}
 
 
 def _time_steps(run: AnyRun, backbone: Backbone, settings: CohortSettings) -> tuple[float, float]:
-    """Seconds of a step, and the characters of its texts."""
+    """Return seconds of a step, and the characters of its texts."""
     _, num_warm, num_timed = _MEASURED[backbone.device.type]
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
         cohort = Cohort([run], backbone, settings)
@@ -341,7 +341,7 @@ def _time_steps(run: AnyRun, backbone: Backbone, settings: CohortSettings) -> tu
 
 
 def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
-    """A run of so few steps over so few rows; what it would start from makes no step longer."""
+    """Return a run of so few steps over so few rows; what it would start from makes no step longer."""
     parts = [_cut(part, num_rows, num_steps) for part in run.parts]
     if not isinstance(run, JointRun):
         return parts[0]
@@ -351,7 +351,7 @@ def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
 
 
 def _cut(run: Run, most: int, num_steps: int) -> Run:
-    """A run of so many steps over a few rows, evenly chosen by length."""
+    """Return a run of so many steps over a few rows, evenly chosen by length."""
     train, dev = run.task.train, run.task.dev
     lengths = [len(text) for text in train.texts]
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -402,13 +402,13 @@ def _step_at(cohort: Cohort, member: Member, cursor: int, device: torch.device) 
 
 
 def _prefix_at(member: Member, cursor: int, device: torch.device) -> float:
-    """Seconds for the layers of a batch that are computed once; none if there are none."""
+    """Return seconds for the layers of a batch that are computed once; none if there are none."""
     member.progress.cursor = cursor
     return _timed(lambda: member.prefixes(member.next_batch()), device) if member.is_reusing else 0.0
 
 
 def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
-    """One step of fine-tuning a copy of the whole backbone, on the same batch."""
+    """Return one step of fine-tuning a copy of the whole backbone, on the same batch."""
     model = copy.deepcopy(backbone.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
@@ -428,7 +428,7 @@ def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
 
 
 def _measure_dev(cohort: Cohort, member: Member, most: int) -> float:
-    """Seconds to score the dev rows once, from an even sample of at most so many."""
+    """Measure seconds to score the dev rows once, from an even sample of at most so many."""
     chosen = np.unique(np.linspace(0, len(member.dev.ids) - 1, min(most, len(member.dev.ids))).astype(int))
     rows = make_rows(map(member.dev.window, chosen.tolist()), member.slot)
     seconds = _timed(lambda: infer(cohort.bank, rows), cohort.backbone.device)

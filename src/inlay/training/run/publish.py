@@ -88,12 +88,12 @@ def _spelling(run: Run) -> dict[str, Any]:
 
 
 def _lineage(run: Run) -> dict[str, Any]:
-    """The versions a run started from; nothing where it started fresh."""
+    """Return the versions a run started from; nothing where it started fresh."""
     return {"from": list(run.start.lineage)} if run.start.lineage else {}
 
 
 def _origin(run: Run) -> dict[str, Any]:
-    """The run of several tasks that it was one of."""
+    """Return the run of several tasks that it was one of."""
     return {"joint": dict(run.origin)} if run.origin else {}
 
 
@@ -140,7 +140,7 @@ def _sidecar(result: Result) -> dict[str, Any]:
 
 
 def current_commit() -> str:
-    """The commit of the Inlay checkout in use, or "" where it runs from an installed package."""
+    """Return the commit of the Inlay checkout in use, or "" where it runs from an installed package."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()

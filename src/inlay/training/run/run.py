@@ -119,7 +119,7 @@ class Run:
 
 
 def count_steps(num_rows: int, train: TrainConfig) -> int:
-    """The steps of a run over so many rows (or windows), by the rule of `train.steps`."""
+    """Count the steps of a run over so many rows (or windows), by the rule of `train.steps`."""
     if not train.num_epochs:
         return 0
     if train.steps == "bert":  # whose batches go on across epochs: none is smaller than the others
@@ -341,7 +341,7 @@ def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dic
 
 
 def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bool) -> str:
-    """A trained copy of the pooler reads what the pooler reads: the first token."""
+    """Return a trained copy of the pooler reads what the pooler reads: the first token."""
     if config.hidden != "pooler":
         return backbone.resolve_pooling(config.pooling, takes_noise=takes_noise)
     backbone.resolve_pooling("pooler", takes_noise=True)  # refuses a backbone that has none
@@ -424,7 +424,7 @@ def write_result(folder: Path, result: Result) -> None:
 
 
 def read_probe_head(folder: Path) -> dict[str, Tensor]:
-    """The head that a run began with as a linear probe; nothing where it began fresh."""
+    """Read the head that a run began with as a linear probe; nothing where it began fresh."""
     path = folder / PROBE_HEAD
     try:
         return decode_tensors(path.read_bytes()) if path.is_file() else {}
@@ -459,7 +459,7 @@ def read_result(folder: Path) -> Result | None:
 
 
 def damaged(path: Path, reason: str) -> StoreDamaged:
-    """The error of a run's file that is not as the run wrote it."""
+    """Return the error of a run's file that is not as the run wrote it."""
     # A folder with a result is not trained again, so the folder has to go first.
     return StoreDamaged(
         f"{path}: {reason}", f"restore it from a copy, or delete `{path.parent}` and train the run again"
@@ -480,7 +480,7 @@ class Trained:
 
 
 def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
-    """A finished run's best weights and what they are of; refuses a folder of other rows or another backbone."""
+    """Read a finished run's best weights and what they are of; refuses a folder of other rows or another backbone."""
     result = read_result(folder)
     if result is None or not result.tensors:
         raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")

@@ -70,7 +70,7 @@ class Start:
 
 
 def inherit(start: Sequence[str], store: Store) -> RunConfig:
-    """The defaults with the method, and the way the backbone is read, of the first version a run starts from."""
+    """Return the defaults with the method, and the way the backbone is read, of the first version a run starts from."""
     manifest = store.manifest(_resolve(start[0], store))
     spec = _read_spec(manifest)
     choices = {item.name: item.metadata["choices"] for item in dataclasses.fields(TrainConfig)}
@@ -137,7 +137,7 @@ def reads_alike(mine: TrainConfig, its: TrainConfig) -> bool:
 
 
 def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[str, Tensor]:
-    """The head of a trained task for a new one, row by row: a label begins as the one that means the same.
+    """Take the head of a trained task for a new one, row by row: a label begins as the one that means the same.
 
     `own` has the tensors of the trained task and `its` its labels, as it was resolved. Labels mean the same where the
     same is written for them, their names or what `data.answers` says. Nothing, if one of the new task has no such row.
@@ -225,7 +225,7 @@ def _why_fresh_head(source: StartSource, head: HeadSpec, task: Task) -> str | No
 
 
 def _rescaled(source: StartSource, head: HeadSpec) -> dict[str, Tensor]:
-    """The source's tensors, its head giving numbers on this task's scale: the same answers as before."""
+    """Return the source's tensors, its head giving numbers on this task's scale: the same answers as before."""
     own, tensors = source.spec.head, dict(source.tensors)
     if own.kind == head.kind and find_head(head.kind).is_scaled and not head.is_written:
         for name in _OUTPUTS & tensors.keys():

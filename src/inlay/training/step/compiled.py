@@ -236,7 +236,7 @@ class CompiledStepper(Stepper):
         return self._climb(sum(tokens[run] for run in runs)) <= self.token_budget
 
     def _climb(self, num_tokens: int) -> int:
-        """The rung of a step; a finer one where the token budget would not hold it otherwise."""
+        """Return the rung of a step; a finer one where the token budget would not hold it otherwise."""
         coarse = round_up_tokens(num_tokens, is_varied=self._bank.slots_per_run > 1)
         return coarse if coarse <= self.token_budget else round_up_tokens(num_tokens)
 
@@ -365,7 +365,7 @@ class CompiledStepper(Stepper):
         return program.rung.capacity.num_tokens <= self._most_captured
 
     def _try_to_capture(self, program: Program) -> Any:
-        """The step as a graph; None, from then on, if it may be launched and this torch cannot."""
+        """Return the step as a graph; None, from then on, if it may be launched and this torch cannot."""
         try:
             return self._recorder.capture(lambda: self._compute(program))
         except RuntimeError as error:
@@ -386,7 +386,7 @@ class CompiledStepper(Stepper):
         program.seen_2S.copy_(torch.stack(seen))
 
     def _losses(self, program: Program) -> Tensor:
-        """The loss of every slot [S]."""
+        """Return the loss of every slot [S]."""
         weights = self._bank.weights_of(0)  # a run that trains the backbone's own is alone
         hidden_ND = self._bank.backbone.hidden_layers(program.batch, weights)[-1].squeeze(0)
         slots_B = program.rung.parts["row_slots"]
@@ -407,7 +407,7 @@ class CompiledStepper(Stepper):
         return self._add_up(program, losses_B)
 
     def _add_up(self, program: Program, losses_B: Tensor) -> Tensor:
-        """The loss of every slot [S], of those of the first rows; those behind them are padding."""
+        """Return the loss of every slot [S], of those of the first rows; those behind them are padding."""
         weights_B, slots_B = program.weights_B[: len(losses_B)], program.rung.parts["row_slots"][: len(losses_B)]
         # Not times the weight: a row of padding counts nothing, whatever its loss is.
         losses_B = torch.where(weights_B > 0, losses_B * weights_B, 0.0)
@@ -432,7 +432,7 @@ class CompiledStepper(Stepper):
 
 
 def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:
-    """Each vector after dropout at its own rate."""
+    """Return each vector after dropout at its own rate."""
     return vectors * (torch.rand_like(vectors) >= rates.unsqueeze(1)) / (1 - rates.unsqueeze(1))
 
 
@@ -442,7 +442,7 @@ def _trains_embeddings(bank: Bank) -> bool:
 
 
 def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:
-    """Slots in groups of about as many tokens each: the heaviest first, each to the lightest group."""
+    """Return slots in groups of about as many tokens each: the heaviest first, each to the lightest group."""
     loads, groups = [0] * num_groups, [set[int]() for _ in range(num_groups)]
     for slot in sorted(tokens, key=lambda slot: -tokens[slot]):
         lightest = loads.index(min(loads))

@@ -46,7 +46,7 @@ class Stepper:
         limits: Mapping[int, float],
         look_ahead: LookAhead = lambda: None,
     ) -> dict[int, StepStats]:
-        """One step of every active run at its rate; a loss above its limit moves nothing.
+        """Return one step of every active run at its rate; a loss above its limit moves nothing.
 
         `look_ahead` says what the step after it will be, for whoever can make something of that early.
         """
@@ -54,7 +54,7 @@ class Stepper:
         return self._slot_update.apply(active, losses_S, grads_SP, rates, limits)
 
     def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
-        """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot.
+        """Return the losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot.
 
         Where several processes train together each computes its own rows, and gets the sums over all of them.
         """
@@ -89,7 +89,7 @@ class Stepper:
         return losses_S, grads_SP
 
     def _share(self, member: Member, batch: np.ndarray) -> np.ndarray:
-        """The rows of a batch that this process computes; one that must be whole is the first one's."""
+        """Return the rows of a batch that this process computes; one that must be whole is the first one's."""
         if member.progress.stage == CONTRAST:
             return batch if self._world.is_first else batch[:0]
         return self._world.share(batch, member.slot)

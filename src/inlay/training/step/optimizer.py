@@ -109,7 +109,7 @@ class SlotOptimizer:
                 tensor[index] = changed
 
     def columns(self, rates: Mapping[int, float], limits: Mapping[int, float]) -> list[list[float]]:
-        """The rows of COLUMNS for a step of the slots named in `rates`, which counts as taken."""
+        """Return the rows of COLUMNS for a step of the slots named in `rates`, which counts as taken."""
         found = [[0.0, 0.0, 1.0, 1.0, 1.0, 0.0, math.inf, math.inf] for _ in self._settings]
         for slot, rate in rates.items():
             self.num_steps[slot] += 1
@@ -128,7 +128,7 @@ class SlotOptimizer:
         return 1 - beta ** self.num_steps[slot] if variant.corrects_bias else 1.0
 
     def _send_limits(self) -> Tensor:
-        """The largest norm of each slot's gradients, where they are; it changes when a slot changes hands."""
+        """Return the largest norm of each slot's gradients, where they are; it changes when a slot changes hands."""
         limits = [run.clip_norm or math.inf for run in self._settings]
         return torch.tensor(limits, device=self.bank.values_SP.device)
 
@@ -143,7 +143,7 @@ def _move(p: Tensor, m: Tensor, v: Tensor, g: Tensor, decays: Tensor, columns: S
 
 
 def _sum_squares(grads_SP: Tensor) -> Tensor:
-    """The sum of the squares of each row [S], on a CPU some columns at a time."""
+    """Return the sum of the squares of each row [S], on a CPU some columns at a time."""
     pieces = grads_SP.split(_PIECE, 1) if grads_SP.device.type == "cpu" else (grads_SP,)
     return torch.stack([piece.square().sum(1) for piece in pieces]).sum(0)
 
@@ -157,7 +157,7 @@ Stored = tuple[Tensor, Tensor, Tensor]
 
 
 def advance(stored: Stored, grads_SP: Tensor, losses_S: Tensor, columns_CS: Tensor, decays_P: Tensor) -> Tensor:
-    """The step of `SlotOptimizer` and the clipping before it, of tensors alone: for a compiled or captured step.
+    """Return the step of `SlotOptimizer` and the clipping before it, of tensors alone: for a compiled or captured step.
 
     `stored` are values and moments, changed in place; `columns_CS` has the rows of COLUMNS. A slot whose loss or norm
     is not finite, or whose loss is above its limit, does not move. Returns the norms [S] before clipping.
@@ -220,7 +220,7 @@ def _replace(stored: Stored, g: Tensor, moves_S1: Tensor, columns_CS: Tensor, de
 
 
 def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:
-    """The rate of step `step` (from 0) of `num_steps`."""
+    """Return the rate of step `step` (from 0) of `num_steps`."""
     if not num_steps:
         return 0.0
     warmup_steps = int(train.warmup * num_steps)

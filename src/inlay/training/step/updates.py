@@ -179,5 +179,5 @@ class JointUpdate(SlotUpdate):
         return slot // self._slots_per_run
 
     def _frozen(self, active: Sequence[Member]) -> set[int]:
-        """The runs that train nothing but what a task has of its own."""
+        """Return the runs that train nothing but what a task has of its own."""
         return {self._run_of(member.slot) for member in active if member.run.config.joint.trained == "task"}

@@ -295,7 +295,7 @@ def read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
 
 
 def mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[Place]:
-    """The mean over tasks at each step that all of them have, over the seeds that all of them have there."""
+    """Return the mean over tasks at each step that all of them have, over the seeds that all of them have there."""
     if not set(tasks) <= curves.keys():
         return []
     places = []

@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "inlay"
 
-# room -> rooms it may import (DESIGN.md, "Arrows"); a room may always import itself
+# room -> rooms it may import (docs/architecture.md, "Arrows"); a room may always import itself
 LEAVES = {"errors", "settings", "processes", "caches", "threads", "lazy"}
 ROOMS = {"model", "data", "store"}
 ARROWS = {

@@ -1,6 +1,6 @@
 """The tables of a study, ours beside the published values, as cells of text.
 
-A table of scores has a line for each row of `judge/report_rows.py` and, under the same columns, a line for what was published.
+A table of scores has a line for each row of `judge/report_rows.py` and one for published values under the same columns.
 Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
 last columns compare with full fine-tuning pair by pair, over the same columns as the means; where fewer of them were
 published, a second comparison is over these. What a half-done study lacks is left out and named in a note.

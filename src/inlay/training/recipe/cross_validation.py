@@ -25,7 +25,7 @@ from inlay.training.evaluate import judge_split
 from inlay.training.run.run import PROBE_HEAD, WEIGHTS, Result, Run, damaged, make_run
 
 LEFT_OUT = "left_out.json"
-"""The file in a fold's folder that has its outputs for the rows it left out."""
+"""The file in a fold's folder with the fold's outputs for the rows it left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone
     """
     scores, outputs, probabilities = [], [], []
     for run, result in zip(planned.runs, results, strict=True):
-        answers = _answer_left_out(run, result, backbone)  # as the metrics take them
+        answers = _answer_left_out(run, result, backbone)  # in the form metrics take
         task, left = run.task, run.task.test
         assert left is not None
         assert left.targets is not None
@@ -134,7 +134,7 @@ def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone
 
 
 def _answer_left_out(run: Run, result: Result, backbone: Backbone) -> Any:
-    """Return the answers of a finished fold, computed once and kept; its weights go when they are."""
+    """Return a finished fold's answers to the rows it left out, computed once and kept; then drop its weights."""
     assert result.folder is not None, "`fit` reads results from their folders"
     path = result.folder / LEFT_OUT
     if not path.is_file():

@@ -1,7 +1,7 @@
 """Adam for stacked parameters: every slot with its own learning rate, step count, clip norm and variant.
 
 One formula serves AdamW and the original BERT's Adam: `p ← p − lr·(m̂ / (√v̂ + ε) + λ·p)`, where BERT's leaves out the
-bias correction (m̂ = m, v̂ = v) and has ε = 1e-6 (docs/methods.md). A slot that is not named in a step does not move at all:
+bias correction (m̂ = m, v̂ = v) and has ε = 1e-6 (docs/methods.md). A slot that is not named in a step does not move:
 zero gradients would still move it by momentum and decay.
 
 Shape letters: S slots, P parameters of a slot, side by side.
